@@ -1,0 +1,127 @@
+"""Every exception that hvd_cluster raises on purpose, as one tree.
+
+::
+
+    RuntimeError
+    ├── HorovodInternalError        a collective failed; an elastic job restores and goes on
+    ├── HostsUpdatedInterrupt       the set of hosts changed; an elastic job re-initialises
+    └── LaunchError                 workers could not be started or did not finish
+        ├── NotEnoughSlotsError     the cluster has fewer places than the job needs
+        ├── StartTimeoutError       the places exist, but no worker reported in time
+        └── WorkerFailedError       a worker raised, exited or was killed
+    ValueError
+    ├── NotInitializedError         an operation before ``hvd.init()``
+    └── DataError                   the data, its schema or its store does not fit the job
+    ImportError
+    ├── HorovodVersionMismatchError kept for programs that catch it; never raised here
+    └── MissingExtraError           an optional dependency is not installed
+    ConnectionError
+    └── AuthenticationError         a peer does not hold the job's secret
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHUT_DOWN_TEXT = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution."
+)
+NOT_INITIALIZED_TEXT = "Horovod has not been initialized; use hvd.init()."
+DUPLICATE_NAME_TEXT = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+    "currently being processed.  If you want to request another tensor, use a different tensor name."
+)
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed: a peer died, the ranks disagreed, or the job was shut down."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of an elastic job changed.
+
+    Args:
+        skip_sync: True when hosts were only removed, so the surviving state is still equal on all ranks.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """The framework differs from the one built against. A pure-Python package never raises it."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(name, version, installed_version)
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
+
+    def __str__(self) -> str:
+        return f"built with {self.name} {self.version}, but {self.installed_version} is installed"
+
+
+class NotInitializedError(ValueError):
+    """``hvd.init()`` has not been called, or ``hvd.shutdown()`` has."""
+
+    def __init__(self, text: str = NOT_INITIALIZED_TEXT) -> None:
+        super().__init__(text)
+
+
+class DataError(ValueError):
+    """The data, its schema or its store does not fit the job; the text names the column or path."""
+
+
+class LaunchError(RuntimeError):
+    """Workers could not be started, or did not all finish."""
+
+
+class NotEnoughSlotsError(LaunchError):
+    """The cluster has fewer places for workers than the job needs."""
+
+
+class StartTimeoutError(LaunchError, TimeoutError):
+    """No worker, or not every worker, reported within the start timeout."""
+
+
+class WorkerFailedError(LaunchError):
+    """A worker raised, exited or was killed.
+
+    Args:
+        text: the whole story: the user's traceback first, then rank, host and log location.
+        rank: the rank that failed first, or None when no rank could be told.
+        exit_code: its exit code; negative is the number of the signal that ended it; None after an exception.
+    """
+
+    def __init__(self, text: str, rank: int | None = None, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        self.rank = rank
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self), self.rank, self.exit_code))
+
+
+class AuthenticationError(ConnectionError):
+    """A peer could not prove that it holds the job's secret."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed.
+
+    Args:
+        package: the package that is missing.
+        extra: the extra of hvd-cluster that installs it.
+        purpose: what it is needed for, as the end of "needed ...".
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(package, extra, purpose)
+        self.package = package
+        self.extra = extra
+        self.purpose = purpose
+
+    def __str__(self) -> str:
+        return f"{self.package} is not installed, but is needed {self.purpose}: pip install 'hvd-cluster[{self.extra}]'"

@@ -1,0 +1,119 @@
+"""Every knob, in one table: its name in the environment, its default, its unit and its rule.
+
+An argument beats the environment, the environment beats the default. Nothing else in the package reads a
+``HOROVOD_*`` knob from the environment; who this worker is comes from :mod:`hvd_cluster.topology`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+MIB = 1024 * 1024
+
+
+def _flag(text: str) -> bool:
+    value = text.strip().lower()
+    if value in {"1", "true", "yes", "on"}:
+        return True
+    if value in {"", "0", "false", "no", "off"}:
+        return False
+    raise ValueError("is neither 0 nor 1")
+
+
+def _at_least_zero_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("must be >= 0")
+    return value
+
+
+def _at_least_zero(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError("must be >= 0")
+    return value
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("must be > 0")
+    return value
+
+
+def _knob(name: str, default: T, parse: Callable[[str], T]) -> T:
+    """A dataclass field that remembers its environment variable and how to read it."""
+    return field(default=default, metadata={"env": name, "parse": parse})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker's engine and the launchers are told, already parsed and checked."""
+
+    #: Bytes of one fused bucket; 0 turns fusion off.
+    fusion_threshold_bytes: int = _knob("HOROVOD_FUSION_THRESHOLD", 128 * MIB, _at_least_zero_int)
+    #: Milliseconds that small requests may wait for company before they are negotiated.
+    cycle_time_ms: float = _knob("HOROVOD_CYCLE_TIME", 1.0, _at_least_zero)
+    #: Number of requests whose signature is remembered, so that they travel as a short id; 0 turns the cache off.
+    cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int)
+    #: Keep grouped requests out of buckets of other requests.
+    disable_group_fusion: bool = _knob("HOROVOD_DISABLE_GROUP_FUSION", False, _flag)
+    #: Seconds for connecting a transport and for one collective of it.
+    gloo_timeout_s: float = _knob("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, _above_zero)
+    #: Network interface for the data sockets; empty lets the rendezvous choose the one that reaches the driver.
+    gloo_interface: str = _knob("HOROVOD_GLOO_IFACE", "", str)
+    #: Path of the timeline, "DYNAMIC" to start it at run time, or empty for none.
+    timeline: str = _knob("HOROVOD_TIMELINE", "", str)
+    #: Mark the start of every cycle in the timeline.
+    timeline_mark_cycles: bool = _knob("HOROVOD_TIMELINE_MARK_CYCLES", False, _flag)
+    #: Never warn about tensors that some ranks submitted and others did not.
+    stall_check_disable: bool = _knob("HOROVOD_STALL_CHECK_DISABLE", False, _flag)
+    #: Seconds until a tensor that waits for other ranks is reported.
+    stall_warning_s: float = _knob("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0, _above_zero)
+    #: Seconds until such a tensor aborts the job; 0 means never.
+    stall_shutdown_s: float = _knob("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _at_least_zero)
+    #: Allow process sets to be added and removed after ``init``.
+    dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag)
+    #: The job may lose and gain workers.
+    elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
+    #: Seconds that a launcher waits for all workers to report.
+    start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
+    #: The same on Spark, where executors may have to be allocated first.
+    spark_start_timeout_s: float = _knob("HOROVOD_SPARK_START_TIMEOUT", 600.0, _above_zero)
+    #: Worker, log and timeline messages at or above this level.
+    log_level: str = _knob("HOROVOD_LOG_LEVEL", "warning", str)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Settings from the environment, with ``overrides`` (by field name; None means "not given") on top.
+
+        Raises:
+            ValueError: one or more variables cannot be read; all of them are named.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        wrong: list[str] = []
+        for knob in fields(cls):
+            text = environ.get(knob.metadata["env"])
+            if overrides.get(knob.name) is not None or text is None:
+                continue
+            try:
+                values[knob.name] = knob.metadata["parse"](text)
+            except ValueError as error:
+                wrong.append(f"{knob.metadata['env']}={text!r}: {error}")
+        if wrong:
+            raise ValueError("cannot read these settings from the environment: " + "; ".join(wrong))
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        return cls(**values)
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that carry what differs from the defaults to a worker."""
+        return {
+            knob.metadata["env"]: str(int(value)) if isinstance(value, bool) else str(value)
+            for knob in fields(self)
+            if (value := getattr(self, knob.name)) != knob.default
+        }

@@ -1,0 +1,243 @@
+"""Who this worker is: the one value that a launcher hands to it.
+
+:class:`Topology` travels as environment variables. :meth:`Topology.from_env` reads our own (``HOROVOD_*``) and those of
+torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, so that a script finds its place whoever started it; with none
+of them it is alone, a world of one.
+
+:func:`export` is the only place in the package that writes the environment of the running process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+
+SECRET_VARIABLE = "_HOROVOD_SECRET_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The place of one worker in its world."""
+
+    #: Index over all workers, 0 .. size - 1.
+    rank: int = 0
+    #: Number of workers.
+    size: int = 1
+    #: Index over the workers of this host.
+    local_rank: int = 0
+    #: Number of workers on this host.
+    local_size: int = 1
+    #: Index of this host among the hosts that have a worker of this local_rank.
+    cross_rank: int = 0
+    #: Number of hosts that have a worker of this local_rank.
+    cross_size: int = 1
+    #: Name or address under which the other hosts reach this one.
+    host: str = "127.0.0.1"
+    #: "host:port" of the job's key-value store; empty when the launcher is not ours.
+    rendezvous: str = ""
+    #: The job's secret; signs every message of the job. Never printed.
+    secret: bytes = field(default=b"", repr=False)
+    #: Counts the worlds of an elastic job.
+    generation: int = 0
+    #: Distinguishes jobs that run side by side.
+    job_id: str = ""
+    #: "host:port" for torch.distributed's own rendezvous (MASTER_ADDR, MASTER_PORT), on the host of rank 0.
+    master: str = ""
+    #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, or "" for nobody.
+    launcher: str = ""
+
+    def __post_init__(self) -> None:
+        for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+            if not 0 <= getattr(self, index) < getattr(self, count):
+                raise ValueError(
+                    f"{index}={getattr(self, index)} is not in 0 .. {count}-1 with {count}={getattr(self, count)}"
+                )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Topology:
+        """Read the topology from the environment of whichever launcher started this process.
+
+        Raises:
+            ValueError: a launcher's variables are there but incomplete or contradictory.
+        """
+        environ = os.environ if environ is None else environ
+        for marker, read in _READERS.items():
+            if environ.get(marker, "") != "":
+                try:
+                    return read(environ)
+                except KeyError as missing:
+                    raise ValueError(
+                        f"{marker} is set, but {missing.args[0]} is not: the launch is incomplete"
+                    ) from None
+        return cls()
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that carry this topology: ours, those that Horovod scripts read, and torchrun's."""
+        rendezvous_host, rendezvous_port = split_address(self.rendezvous)
+        master_host, master_port = split_address(self.master)
+        variables = {
+            "HOROVOD_RANK": self.rank,
+            "HOROVOD_SIZE": self.size,
+            "HOROVOD_LOCAL_RANK": self.local_rank,
+            "HOROVOD_LOCAL_SIZE": self.local_size,
+            "HOROVOD_CROSS_RANK": self.cross_rank,
+            "HOROVOD_CROSS_SIZE": self.cross_size,
+            "HOROVOD_HOSTNAME": self.host,
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
+            "HOROVOD_GENERATION": self.generation,
+            "HOROVOD_JOB_ID": self.job_id,
+            SECRET_VARIABLE: self.secret.hex(),
+            "RANK": self.rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_size,
+            "GROUP_RANK": self.cross_rank,
+            "MASTER_ADDR": master_host,
+            "MASTER_PORT": master_port,
+        }
+        return {name: str(value) for name, value in variables.items() if value != ""}
+
+    def with_master(self, host: str, port: int) -> Topology:
+        """The same place, with torch.distributed's rendezvous at ``host:port``."""
+        return replace(self, master=join_address(host, port))
+
+
+def export(variables: Mapping[str, str | None], environ: MutableMapping[str, str] | None = None) -> None:
+    """Write ``variables`` into the environment; a value of None removes the variable."""
+    environ = os.environ if environ is None else environ
+    for name, value in variables.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """The host and the port of ``host:port``; two empty strings for an empty address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
+
+
+def _ours(environ: Mapping[str, str]) -> Topology:
+    address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
+    return Topology(
+        rank=int(environ["HOROVOD_RANK"]),
+        size=int(environ["HOROVOD_SIZE"]),
+        local_rank=int(environ["HOROVOD_LOCAL_RANK"]),
+        local_size=int(environ["HOROVOD_LOCAL_SIZE"]),
+        cross_rank=int(environ["HOROVOD_CROSS_RANK"]),
+        cross_size=int(environ["HOROVOD_CROSS_SIZE"]),
+        host=environ.get("HOROVOD_HOSTNAME", "127.0.0.1"),
+        rendezvous=join_address(address, int(environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])) if address else "",
+        secret=bytes.fromhex(environ.get(SECRET_VARIABLE, "")),
+        generation=int(environ.get("HOROVOD_GENERATION", "0")),
+        job_id=environ.get("HOROVOD_JOB_ID", ""),
+        master=_master(environ),
+        launcher="hvd_cluster",
+    )
+
+
+def _torchrun(environ: Mapping[str, str]) -> Topology:
+    local_size = int(environ["LOCAL_WORLD_SIZE"])
+    return Topology(
+        rank=int(environ["RANK"]),
+        size=int(environ["WORLD_SIZE"]),
+        local_rank=int(environ["LOCAL_RANK"]),
+        local_size=local_size,
+        cross_rank=int(environ["GROUP_RANK"]),
+        cross_size=int(environ.get("GROUP_WORLD_SIZE", int(environ["WORLD_SIZE"]) // local_size)),
+        host=environ.get("HOSTNAME", "127.0.0.1"),
+        job_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        generation=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        master=_master(environ),
+        launcher="torchrun",
+    )
+
+
+def _reader_of(
+    launcher: str, rank: str, size: str, local_rank: str, local_size: str
+) -> Callable[[Mapping[str, str]], Topology]:
+    """A reader for launchers that state the local indices and deal equal, contiguous blocks of ranks to hosts."""
+
+    def read(environ: Mapping[str, str]) -> Topology:
+        workers, here = int(environ[size]), int(environ[local_size])
+        return Topology(
+            rank=int(environ[rank]),
+            size=workers,
+            local_rank=int(environ[local_rank]),
+            local_size=here,
+            cross_rank=int(environ[rank]) // here,
+            cross_size=-(-workers // here),
+            host=environ.get("HOSTNAME", "127.0.0.1"),
+            master=_master(environ),
+            launcher=launcher,
+        )
+
+    return read
+
+
+def _slurm(environ: Mapping[str, str]) -> Topology:
+    tasks = _slurm_tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
+    node, local_rank = int(environ["SLURM_NODEID"]), int(environ["SLURM_LOCALID"])
+    peers = [index for index, count in enumerate(tasks) if count > local_rank]
+    return Topology(
+        rank=int(environ["SLURM_PROCID"]),
+        size=int(environ["SLURM_NTASKS"]),
+        local_rank=local_rank,
+        local_size=tasks[node],
+        cross_rank=peers.index(node),
+        cross_size=len(peers),
+        host=environ.get("SLURMD_NODENAME", "127.0.0.1"),
+        job_id=f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}",
+        master=_master(environ),
+        launcher="slurm",
+    )
+
+
+def _slurm_tasks_per_node(text: str) -> list[int]:
+    """``"2(x3),1"`` means three nodes of two tasks and one node of one."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r} cannot be read")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _master(environ: Mapping[str, str]) -> str:
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return join_address(host, int(port)) if host and port else ""
+
+
+#: The variable that tells a launcher's presence -> the reader of its variables, most specific first.
+_READERS: dict[str, Callable[[Mapping[str, str]], Topology]] = {
+    "HOROVOD_RANK": _ours,
+    "TORCHELASTIC_RUN_ID": _torchrun,
+    "OMPI_COMM_WORLD_RANK": _reader_of(
+        "openmpi",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "JSM_NAMESPACE_RANK": _reader_of(
+        "lsf",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "JSM_NAMESPACE_LOCAL_SIZE",
+    ),
+    "PMI_RANK": _reader_of("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "SLURM_STEP_TASKS_PER_NODE": _slurm,
+}
