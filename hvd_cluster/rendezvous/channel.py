@@ -1,0 +1,121 @@
+"""A signed, message-wise connection over a stream socket, for code that may block."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import socket
+import threading
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.session import Session
+
+_READ_BYTES = 1 << 18
+
+
+class Channel:
+    """Signed messages over a connected TCP or Unix stream socket. Make one with :meth:`connect` or :meth:`accept`.
+
+    Any number of threads may send; one thread receives. What :meth:`recv` returns was signed with the job's secret, so
+    it may be unpickled.
+    """
+
+    def __init__(self, sock: socket.socket, session: Session) -> None:
+        self._socket = sock
+        self._session = session
+        self._messages: collections.deque[bytes] = collections.deque()
+        self._send_lock = threading.Lock()
+
+    @classmethod
+    def connect(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
+        """Open the conversation as the end that connected.
+
+        Raises:
+            AuthenticationError: the peer does not hold ``secret``, or did not prove it within ``timeout_s``.
+        """
+        return cls._establish(sock, Session(secret, accepts=False), timeout_s)
+
+    @classmethod
+    def accept(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
+        """Open the conversation as the end that accepted; raises as :meth:`connect` does."""
+        return cls._establish(sock, Session(secret, accepts=True), timeout_s)
+
+    @classmethod
+    def _establish(cls, sock: socket.socket, session: Session, timeout_s: float) -> Channel:
+        channel = cls(sock, session)
+        sock.settimeout(timeout_s)
+        try:
+            channel._flush()
+            while not session.established:
+                data = sock.recv(_READ_BYTES)
+                if not data:
+                    raise AuthenticationError(
+                        "the peer closed the connection instead of proving that it holds the secret"
+                    )
+                channel._messages.extend(session.feed(data))
+                channel._flush()
+        except TimeoutError:
+            raise AuthenticationError(
+                f"the peer did not prove within {timeout_s:g} s that it holds the secret"
+            ) from None
+        sock.settimeout(None)
+        return channel
+
+    def send(self, message: bytes) -> None:
+        """Send one message; blocks while the peer is slow.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        with self._send_lock:
+            self._session.seal(message)
+            self._flush()
+
+    def recv(self) -> bytes:
+        """The next message.
+
+        Raises:
+            EOFError: the peer closed the connection, or died.
+            AuthenticationError: a message without the job's signature arrived.
+            TimeoutError: :meth:`settimeout` was given and passed.
+        """
+        while not self._messages:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except ConnectionResetError as error:
+                raise EOFError("the peer reset the connection") from error
+            if not data:
+                raise EOFError("the peer closed the connection")
+            self._messages.extend(self._session.feed(data))
+        return self._messages.popleft()
+
+    @property
+    def has_message(self) -> bool:
+        """True when :meth:`recv` would return at once, without reading the socket (which a selector cannot see)."""
+        return bool(self._messages)
+
+    @property
+    def local_host(self) -> str:
+        """The address of this end: the one of this host's addresses that reaches the peer. Empty on a Unix socket."""
+        address = self._socket.getsockname()
+        return str(address[0]) if isinstance(address, tuple) else ""
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Let :meth:`recv` and :meth:`send` raise ``TimeoutError`` after ``timeout_s`` seconds of silence."""
+        self._socket.settimeout(timeout_s)
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector; see :attr:`has_message`."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the connection; the peer sees the end. May be called twice, and from another thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _flush(self) -> None:
+        pending = bytes(self._session.outgoing)
+        self._session.outgoing.clear()
+        if pending:
+            self._socket.sendall(pending)

@@ -1,0 +1,139 @@
+"""A worker's end of the job's key-value store."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
+from hvd_cluster.topology import split_address
+
+#: How much longer than its own timeout a request waits for the server to say so.
+_GRACE_S = 10.0
+
+
+class KeyValueClient:
+    """A connection to the job's :class:`~hvd_cluster.rendezvous.server.KeyValueServer`.
+
+    It serves one request at a time: a thread that waits in :meth:`get` keeps others waiting, so threads that wait for
+    different keys need a client each.
+
+    Args:
+        address: "host:port" of the server.
+        secret: the job's secret.
+        timeout_s: seconds for connecting, and for requests that give none of their own.
+
+    Raises:
+        ConnectionError: nobody answers at ``address``, or it does not hold ``secret`` (AuthenticationError).
+    """
+
+    def __init__(self, address: str, secret: bytes, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._channel = _connect(address, secret, timeout_s)
+
+    @property
+    def local_host(self) -> str:
+        """The address of this host that reaches the server, so probably the other workers too."""
+        return self._channel.local_host
+
+    def clone(self) -> KeyValueClient:
+        """Another connection to the same server."""
+        return KeyValueClient(self.address, self._secret, self.timeout_s)
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store ``value`` and wake whoever waits for ``key``."""
+        self._ask(Command.SET, key.encode(), value)
+
+    def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """The value of ``key``; waits until it is set, else raises ``TimeoutError``."""
+        return self.get_many([key], timeout_s)[0]
+
+    def get_many(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
+        """The values of all ``keys``; waits until all are set, else raises ``TimeoutError`` naming the missing ones."""
+        return self._wait_for(Command.GET, keys, timeout_s)
+
+    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
+        """Wait until all ``keys`` are set, else raise ``TimeoutError`` naming the missing ones."""
+        self._wait_for(Command.WAIT, keys, timeout_s)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add ``amount`` to the number at ``key`` (0 when absent) and return the sum."""
+        return int(self._ask(Command.ADD, key.encode(), str(amount).encode())[0])
+
+    def append(self, key: str, value: bytes) -> None:
+        """Append ``value`` to the bytes at ``key``."""
+        self._ask(Command.APPEND, key.encode(), value)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set ``key`` to ``desired`` if it holds ``expected`` (empty: or is absent); return what it holds now."""
+        return self._ask(Command.SWAP, key.encode(), expected, desired)[0]
+
+    def delete(self, key: str) -> bool:
+        """Remove ``key``; False when it was not there."""
+        return self._ask(Command.DELETE, key.encode())[0] == b"1"
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """True when all ``keys`` are set."""
+        return self._ask(Command.CHECK, *(key.encode() for key in keys))[0] == b"1"
+
+    def num_keys(self) -> int:
+        """How many keys the store holds."""
+        return int(self._ask(Command.COUNT)[0])
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        self._channel.close()
+
+    def _wait_for(self, command: Command, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._ask(command, str(int(limit_s * 1000)).encode(), *(key.encode() for key in keys), limit_s=limit_s)
+
+    def _ask(self, *request: bytes, limit_s: float | None = None) -> list[bytes]:
+        with self._lock:
+            self._channel.settimeout((self.timeout_s if limit_s is None else limit_s) + _GRACE_S)
+            try:
+                self._channel.send(pack(request))
+                answer, *fields = unpack(self._channel.recv())
+            except (EOFError, OSError) as error:
+                # After a reply was missed the next one would be taken for it.
+                self._channel.close()
+                raise ConnectionError(
+                    f"the rendezvous at {self.address} is gone ({error}): the launcher of this job has ended or died"
+                ) from error
+        if answer == Answer.TIMEOUT:
+            missing = ", ".join(field.decode() for field in fields[:5]) + (" ..." if len(fields) > 5 else "")
+            raise TimeoutError(f"after {limit_s:g} s these keys are still missing from the rendezvous: {missing}")
+        if answer == Answer.REFUSED:
+            raise ValueError(f"the rendezvous refused a request: {fields[0].decode()}")
+        return fields
+
+
+def _connect(address: str, secret: bytes, timeout_s: float) -> Channel:
+    host, port = split_address(address)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline_s - time.monotonic()))
+            break
+        except (ConnectionRefusedError, socket.gaierror) as error:
+            # The server may be on its way up, and a name may not be known yet on a fresh pod.
+            if time.monotonic() + 0.2 >= deadline_s:
+                raise ConnectionError(f"nobody answers at the rendezvous {address}: {error}") from error
+            time.sleep(0.1)
+        except TimeoutError as error:
+            raise ConnectionError(
+                f"no answer from the rendezvous {address} within {timeout_s:g} s: is the port open between the hosts?"
+            ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        return Channel.connect(sock, secret, timeout_s)
+    except AuthenticationError as error:
+        sock.close()
+        raise AuthenticationError(f"the rendezvous at {address}: {error}") from None

@@ -1,0 +1,98 @@
+"""A signed, message-wise connection that never blocks, for event loops: the store's server and the engine's tree."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+
+from hvd_cluster.rendezvous.session import Session
+
+_READ_BYTES = 1 << 18
+
+
+class Link:
+    """Signed messages over a non-blocking stream socket.
+
+    The loop calls :meth:`receive` when the socket can be read and :meth:`flush` when it can be written; :attr:`events`
+    says which of the two to wait for.
+    """
+
+    def __init__(self, sock: socket.socket, secret: bytes, *, accepts: bool) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            # Messages are small and somebody waits for each of them.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._session = Session(secret, accepts=accepts)
+        self._early: list[bytes] = []
+
+    @property
+    def established(self) -> bool:
+        """True once the peer has proved that it knows the secret."""
+        return self._session.established
+
+    @property
+    def events(self) -> int:
+        """What a selector should wait for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._session.outgoing else 0)
+
+    def send(self, message: bytes) -> None:
+        """Queue one message and write what the socket takes now. Messages before the handshake wait for it.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        if not self._session.established:
+            self._early.append(message)
+            return
+        self._session.seal(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes now; raises ``OSError`` when the connection is gone."""
+        outgoing = self._session.outgoing
+        while outgoing:
+            try:
+                num_bytes = self._socket.send(outgoing)
+            except (BlockingIOError, InterruptedError):
+                return
+            del outgoing[:num_bytes]
+
+    def receive(self) -> list[bytes]:
+        """The messages that have arrived completely.
+
+        Raises:
+            EOFError: the peer closed the connection, or died.
+            AuthenticationError: the peer does not know the secret, or a message was altered.
+        """
+        messages: list[bytes] = []
+        while True:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            if not data:
+                if messages:
+                    break  # hand over what came before the end; the next call reports the end
+                raise EOFError("the peer closed the connection")
+            messages += self._session.feed(data)
+            if len(data) < _READ_BYTES:
+                break
+        if self._early and self._session.established:
+            for message in self._early:
+                self._session.seal(message)
+            self._early.clear()
+        with contextlib.suppress(OSError):  # a broken connection shows itself at the next read
+            self.flush()
+        return messages
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        self._socket.close()

@@ -1,0 +1,111 @@
+"""The job's key-value store: one thread that serves every worker of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import struct
+import threading
+import time
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.link import Link
+from hvd_cluster.rendezvous.protocol import pack, unpack
+from hvd_cluster.rendezvous.table import KeyValueTable
+
+logger = logging.getLogger(__name__)
+
+
+class KeyValueServer:
+    """Serves a :class:`KeyValueTable` to whoever proves that it holds the job's secret.
+
+    It runs from construction to :meth:`close`, and is a context manager.
+
+    Args:
+        secret: the job's secret.
+        host: the address to listen on; "127.0.0.1" when all workers are on this host, "0.0.0.0" otherwise.
+        port: the port to listen on; 0 takes a free one, see :attr:`port`.
+    """
+
+    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._secret = secret
+        self._listener = socket.create_server((host, port), family=_family(host), backlog=512)
+        self._listener.setblocking(False)
+        #: The port on which the server listens.
+        self.port: int = self._listener.getsockname()[1]
+        self._bell, self._bell_far_end = socket.socketpair()
+        self._table: KeyValueTable[Link] = KeyValueTable()
+        self._links: set[Link] = set()
+        self._thread = threading.Thread(target=self._serve, name="hvd-rendezvous", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; connected workers see the end of their connection. May be called twice."""
+        if self._thread.is_alive():
+            self._bell.send(b"x")
+            self._thread.join()
+        self._bell.close()
+
+    def __enter__(self) -> KeyValueServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._bell_far_end, selectors.EVENT_READ)
+            while True:
+                deadline_s = self._table.next_deadline_s
+                timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                ready = [key.fileobj for key, _ in selector.select(timeout_s)]
+                if self._bell_far_end in ready:
+                    break
+                for source in ready:
+                    if source is self._listener:
+                        self._welcome(selector)
+                    elif isinstance(source, Link):
+                        self._hear(selector, source)
+                self._deliver(self._table.expire(time.monotonic()))
+                for link in self._links:
+                    selector.modify(link, link.events)
+            for link in self._links:
+                link.close()
+            self._listener.close()
+            self._bell_far_end.close()
+
+    def _welcome(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            sock, _ = self._listener.accept()
+            link = Link(sock, self._secret, accepts=True)
+            link.flush()
+            self._links.add(link)
+            selector.register(link, link.events)
+
+    def _hear(self, selector: selectors.BaseSelector, link: Link) -> None:
+        try:
+            for message in link.receive():
+                self._deliver(self._table.apply(link, unpack(message), time.monotonic()))
+            return
+        except EOFError:
+            pass  # a worker that has finished, or died: its launcher knows which
+        except AuthenticationError as error:
+            logger.warning("the rendezvous refused a connection: %s", error)
+        except (ValueError, struct.error) as error:
+            logger.warning("the rendezvous closed a connection that sent an unreadable request: %s", error)
+        selector.unregister(link)
+        self._links.discard(link)
+        self._table.forget(link)
+        link.close()
+
+    def _deliver(self, answers: list[tuple[Link, list[bytes]]]) -> None:
+        for link, reply in answers:
+            with contextlib.suppress(OSError):  # its end shows at the next read
+                link.send(pack(reply))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

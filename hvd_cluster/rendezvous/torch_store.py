@@ -1,0 +1,74 @@
+"""The key-value store as torch's process groups want it.
+
+torch's own TCPStore authenticates nobody; a process group built on this one meets only workers of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from hvd_cluster.rendezvous.client import KeyValueClient
+
+
+class AuthenticatedStore(Store):
+    """A ``torch.distributed.Store`` over a :class:`KeyValueClient`, which it does not own.
+
+    Keep a reference as long as a process group uses it: torch holds only the C++ half of the object, and without the
+    Python half every call fails with "Not implemented".
+
+    Args:
+        client: the connection to use.
+        prefix: put before every key, so that each process group has keys of its own.
+    """
+
+    def __init__(self, client: KeyValueClient, prefix: str) -> None:
+        super().__init__()
+        self._client = client
+        self._prefix = prefix
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._client.set(self._prefix + key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._client.get(self._prefix + key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._client.wait(self._prefixed(keys), None if timeout is None else timeout.total_seconds())
+
+    def add(self, key: str, amount: int) -> int:
+        return self._client.add(self._prefix + key, amount)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._client.append(self._prefix + key, _bytes(value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return self._client.compare_set(self._prefix + key, _bytes(expected), _bytes(desired))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._client.check(self._prefixed(keys))
+
+    def delete_key(self, key: str) -> bool:
+        return self._client.delete(self._prefix + key)
+
+    def num_keys(self) -> int:
+        return self._client.num_keys()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._client.get_many(self._prefixed(keys))
+
+    def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def _prefixed(self, keys: list[str]) -> list[str]:
+        return [self._prefix + key for key in keys]
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

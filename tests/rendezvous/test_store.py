@@ -1,0 +1,149 @@
+"""The job's key-value store over real sockets, and as a torch store under a real process group."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def server() -> Iterator[KeyValueServer]:
+    with KeyValueServer(SECRET) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: KeyValueServer) -> Iterator[KeyValueClient]:
+    client = KeyValueClient(f"127.0.0.1:{server.port}", SECRET)
+    yield client
+    client.close()
+
+
+def test_values_numbers_and_swaps(client: KeyValueClient) -> None:
+    client.set("a", b"\x00\xff")
+    assert client.get("a") == b"\x00\xff"
+    assert (client.add("n", 2), client.add("n", -5)) == (2, -3)
+    client.append("log", b"1")
+    client.append("log", b"2")
+    assert client.get_many(["log", "a"]) == [b"12", b"\x00\xff"]
+    assert client.compare_set("lock", b"", b"me") == b"me"
+    assert client.compare_set("lock", b"", b"you") == b"me"
+    assert client.compare_set("lock", b"me", b"you") == b"you"
+    assert client.compare_set("nothing", b"me", b"you") == b"me"
+    assert client.check(["a", "n"])
+    assert not client.check(["a", "nothing"])
+    assert client.delete("a")
+    assert not client.delete("a")
+    assert client.num_keys() == 3
+
+
+def test_a_reader_waits_until_the_key_is_set(server: KeyValueServer, client: KeyValueClient) -> None:
+    def set_later() -> None:
+        other = client.clone()
+        time.sleep(0.1)
+        other.set("late", b"here")
+        other.close()
+
+    thread = threading.Thread(target=set_later)
+    thread.start()
+    assert client.get("late", timeout_s=10) == b"here"
+    thread.join()
+
+
+def test_a_reader_whose_time_passes_is_told_the_missing_keys(client: KeyValueClient) -> None:
+    client.set("there", b"")
+    with pytest.raises(TimeoutError, match=r"missing from the rendezvous: absent$"):
+        client.get_many(["there", "absent"], timeout_s=0.05)
+    assert client.get("there") == b""  # the connection still works
+
+
+def test_a_client_without_the_secret_is_refused_and_others_are_served_on(
+    server: KeyValueServer, client: KeyValueClient
+) -> None:
+    with pytest.raises(AuthenticationError, match=r"127\.0\.0\.1"):
+        KeyValueClient(f"127.0.0.1:{server.port}", new_secret(), timeout_s=5)
+    client.set("still", b"alive")
+    assert client.get("still") == b"alive"
+
+
+def test_junk_and_silent_connections_do_not_disturb_the_server(server: KeyValueServer, client: KeyValueClient) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as junk,
+        socket.create_connection(("127.0.0.1", server.port)),
+    ):
+        junk.sendall(b"\x80\x04junk" * 1000)
+        client.set("k", b"v")
+        assert client.get("k") == b"v"
+
+
+def test_the_end_of_the_server_is_an_error_that_says_so(server: KeyValueServer, client: KeyValueClient) -> None:
+    server.close()
+    with pytest.raises(ConnectionError, match="is gone"):
+        client.get("k")
+
+
+def test_an_address_where_nobody_listens_is_named() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=address):
+            KeyValueClient(address, SECRET, timeout_s=0.3)
+
+
+def test_a_channel_carries_messages_from_many_threads() -> None:
+    left, right = socket.socketpair()
+    ends: list[Channel] = []
+    thread = threading.Thread(target=lambda: ends.append(Channel.accept(right, SECRET)))
+    thread.start()
+    near = Channel.connect(left, SECRET)
+    thread.join()
+    far = ends[0]
+    senders = [threading.Thread(target=near.send, args=(bytes([i]) * 10_000,)) for i in range(8)]
+    for sender in senders:
+        sender.start()
+    assert sorted(far.recv()[0] for _ in senders) == list(range(8))
+    for sender in senders:
+        sender.join()
+    near.close()
+    with pytest.raises(EOFError):
+        far.recv()
+    far.close()
+
+
+def test_a_gloo_process_group_works_on_the_authenticated_store(server: KeyValueServer) -> None:
+    clients = [KeyValueClient(f"127.0.0.1:{server.port}", SECRET) for _ in range(2)]
+    sums: dict[int, torch.Tensor] = {}
+
+    def work(rank: int) -> None:
+        store = AuthenticatedStore(clients[rank], "pg/")
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=20)
+        group = dist.ProcessGroupGloo(store, rank, 2, options)
+        tensor = torch.full((3,), float(rank + 1))
+        group.allreduce([tensor]).wait()
+        sums[rank] = tensor
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        client.close()
+    assert {rank: tensor.tolist() for rank, tensor in sums.items()} == {0: [3.0] * 3, 1: [3.0] * 3}
+    assert not dist.is_initialized()
