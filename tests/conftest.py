@@ -1,16 +1,8 @@
-"""What every test gets: the command-line options of the suite."""
+"""Loads what every test gets: each file of ``tests/plugins`` is a pytest plugin."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-SPARK_MASTERS = ("local", "local-cluster", "connect", "standalone")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--spark-master",
-        choices=SPARK_MASTERS,
-        default="local",
-        help="the kind of Spark session that the `spark`-marked tests of this run use (one kind per process)",
-    )
+#: ``tests/plugins`` is on the path by pyproject.toml's ``pythonpath``: no folder of the suite is a package.
+pytest_plugins = sorted(file.stem for file in (Path(__file__).parent / "plugins").glob("*.py"))

@@ -1,0 +1,73 @@
+# Every target makes its own environment: .venv, made anew only when pyproject.toml or constraints.txt changes.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+SPARK_KINDS := local local-cluster connect standalone
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Spark DataFrame -> two workers -> fitted model, on the handwritten digits
+	@$(PY) demo/run.py
+
+test: $(READY) ## everything but the slow tests; the Spark tests once per session kind, a process each
+	@failed=0; \
+	$(PYTEST) -m "not spark and not slow" || failed=1; \
+	for kind in $(SPARK_KINDS); do \
+		echo "--- Spark session kind: $$kind"; \
+		$(PYTEST) -m "spark and not slow" --spark-master=$$kind || failed=1; \
+	done; \
+	exit $$failed
+
+# pytest exits with 5 where nothing was selected: not every session kind has a slow test.
+test-slow: $(READY) ## kill loops and soak
+	@failed=0; \
+	$(PYTEST) -m "slow and not spark" || [ $$? -eq 5 ] || failed=1; \
+	for kind in $(SPARK_KINDS); do \
+		$(PYTEST) -m "slow and spark" --spark-master=$$kind || [ $$? -eq 5 ] || failed=1; \
+	done; \
+	exit $$failed
+
+check: $(READY) ## ruff, mypy (strict) and the import layers
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports
+
+wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
+	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist
+
+test-matrix: ## other Spark and Python versions
+	@echo "test-matrix: nothing yet: the second environments (Spark 3.5, petastorm, other Pythons) come with later work."
+
+notebooks: ## the notebooks, executed
+	@echo "notebooks: nothing yet: they come with later work."
+
+docs: ## the guides as HTML
+	@echo "docs: nothing to build yet: docs/*.md read well as they are; the HTML comes with later work."
+
+bench: ## ours and the peers in one run
+	@echo "bench: nothing yet: the benchmarks come with later work."
+
+clean: ## forget the environment and every cache
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# One install command, so that pip sees the package, its extras and the pins together.
+$(READY): pyproject.toml constraints.txt
+	@[ -x $(PY) ] || { \
+		for python in python3.11 python3.12 python3.13 python3.10 python3 python; do \
+			$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && break; \
+			python=; \
+		done; \
+		[ -n "$$python" ] || { echo "No Python 3.10 to 3.13 was found: on Debian, apt-get install python3.11 python3.11-venv"; exit 1; }; \
+		echo "Making $(VENV) with $$($$python --version); the first time takes minutes."; \
+		$$python -m venv $(VENV) || { rm -rf $(VENV); echo "No venv: on Debian, apt-get install python3-venv"; exit 1; }; \
+	}
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,dev]'
+	@touch $@
