@@ -2,4 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.oldpaths.finder import serve as _serve
+
+if TYPE_CHECKING:
+    from hvd_cluster.launch.function import run as run
+
+__all__ = ["__version__", "run"]
 __version__ = "0.1.0"
+
+#: What loads when it is first asked for: `import hvd_cluster` stays light.
+_LAZY = {"run": "hvd_cluster.launch.function"}
+
+# Old paths under our own name (`hvd_cluster.spark.torch`), after every real file.
+_serve("hvd_cluster", first=False)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -117,6 +117,11 @@ def export(variables: Mapping[str, str | None], environ: MutableMapping[str, str
             environ[name] = value
 
 
+def inherited() -> dict[str, str]:
+    """A copy of this process's environment, for a launcher to hand on; what the variables mean is the child's business."""
+    return dict(os.environ)
+
+
 def join_address(host: str, port: int) -> str:
     """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

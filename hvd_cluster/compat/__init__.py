@@ -1,1 +1,41 @@
-"""Old names."""
+"""``import hvd_cluster.compat`` makes ``import horovod...`` resolve to hvd_cluster, here and in workers launched here.
+
+``horovod`` is then a module of its own (``horovod.__version__`` is "0.28.1"); the paths below it forward to ours by
+:mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses: two libraries cannot answer
+for one name, and half of a program on each would wait for the other for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, distribution
+
+from hvd_cluster.oldpaths.carry import shim_folder
+from hvd_cluster.oldpaths.finder import OldPathFinder, serve
+
+
+def real_horovod() -> str:
+    """Where the real Horovod is, in words; "" where there is none."""
+    try:
+        return f"version {distribution('horovod').version} is installed"
+    except PackageNotFoundError:
+        pass
+    loaded = sys.modules.get("horovod")
+    spec = PathFinder.find_spec("horovod") if loaded is None else loaded.__spec__
+    # A folder that happens to be called "horovod" has no origin.
+    if spec is None or spec.origin is None or isinstance(spec.loader, OldPathFinder):
+        return ""
+    return "" if spec.origin.startswith(shim_folder()) else f"it is at {spec.origin}"
+
+
+def _install() -> None:
+    if where := real_horovod():
+        raise ImportError(
+            f"hvd_cluster.compat answers for `import horovod`, but the real Horovod is here: {where}. Uninstall it "
+            "(pip uninstall horovod), or import hvd_cluster's own names, such as hvd_cluster.torch, without compat."
+        )
+    serve("horovod", first=True)
+
+
+_install()

@@ -1,0 +1,63 @@
+"""``hvd_cluster.run``: a function on several workers of this host, with the argument names of ``horovod.run``."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.launch import local
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    start_timeout: float | None = None,
+    disable_cache: bool | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+) -> list[Any]:
+    """Run ``func(*args, **kwargs)`` once on each of ``num_proc`` workers of this host.
+
+    Args:
+        func: any picklable function, also one of a notebook or a script; it calls ``hvd.init()`` itself.
+        num_proc: number of workers. ``np`` is its deprecated name.
+        start_timeout: seconds until every worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
+        disable_cache: negotiate every tensor in full, as ``HOROVOD_CACHE_CAPACITY=0`` does.
+        verbose: 0 keeps the workers' output off this process's.
+        use_gloo, use_mpi: accepted for Horovod's sake; workers always meet through our own rendezvous.
+        executable: the workers' Python; this one by default.
+
+    Returns:
+        What ``func`` returned, by rank.
+
+    Raises:
+        ValueError: the arguments contradict each other.
+        WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
+    """
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other; leave both out")
+    if use_mpi:
+        log.warning("use_mpi is ignored: hvd_cluster needs no MPI, its workers meet through its own rendezvous")
+    if np is not None:
+        warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
+        num_proc = np
+    return local.run(
+        func,
+        tuple(args),
+        dict(kwargs or {}),
+        num_proc,
+        env={"HOROVOD_CACHE_CAPACITY": "0"} if disable_cache else None,
+        executable=executable,
+        start_timeout=start_timeout,
+        verbose=1 if verbose is None else verbose,
+    )

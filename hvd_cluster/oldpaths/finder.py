@@ -1,0 +1,57 @@
+"""The import system's way to the old paths: one finder for each root that we answer for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from hvd_cluster.oldpaths.forwarder import Forwarder
+from hvd_cluster.oldpaths.table import row_of
+
+
+class OldPathFinder(MetaPathFinder, Loader):
+    """Serves ``root`` and every old path below it; nothing of the new place is imported before the old path is."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        below = self._below_root(fullname)
+        row = None if below is None else row_of(below)
+        if row is None or row.module == fullname:  # the new place itself: if its file is missing, so is the module
+            return None
+        return ModuleSpec(fullname, self, origin=row.module or None, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        below = self._below_root(spec.name)
+        row = None if below is None else row_of(below)
+        if below is None or row is None:
+            raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+        return Forwarder(spec.name, below, row)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # So that `try: import horovod.tensorflow` fails where the framework or our module is absent.
+        if module.__spec__ is not None and module.__spec__.origin:
+            importlib.import_module(module.__spec__.origin)
+
+    def _below_root(self, fullname: str) -> str | None:
+        if fullname == self.root:
+            return ""
+        return fullname[len(self.root) + 1 :] if fullname.startswith(f"{self.root}.") else None
+
+
+def serve(root: str, *, first: bool) -> None:
+    """Answer for ``root``, before (``first``) or after what lies on ``sys.path``. Calling it again changes nothing."""
+    if not serves(root):
+        sys.meta_path.insert(0 if first else len(sys.meta_path), OldPathFinder(root))
+
+
+def serves(root: str) -> bool:
+    """Whether this process answers for ``root``."""
+    return any(isinstance(finder, OldPathFinder) and finder.root == root for finder in sys.meta_path)

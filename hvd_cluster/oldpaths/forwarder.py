@@ -1,0 +1,86 @@
+"""The module object that stands at an old path and forwards to the new place."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from hvd_cluster.oldpaths.table import Row, children_of
+
+
+_ABSENT = object()
+
+
+class Forwarder(ModuleType):
+    """A module without content of its own: it shows the names of its row, of its row's module and the modules below.
+
+    What is assigned is assigned where it lives, so that everybody sees a patched ``horovod.torch.allreduce``; deleting an
+    assigned name brings back what was there, which is how ``mock.patch`` and pytest's ``monkeypatch`` undo theirs.
+    """
+
+    def __init__(self, name: str, path: str, row: Row) -> None:
+        super().__init__(name, doc=f"Horovod's {name}, served by {row.module or 'hvd_cluster'}.")
+        vars(self).update(_path=path, _row=row, _replaced={})
+
+    def __getattr__(self, name: str) -> Any:
+        row: Row = vars(self)["_row"]
+        if name in row.names:
+            module, _, attribute = row.names[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        if name == "__all__":
+            return sorted(public for public in dir(self) if not public.startswith("_"))
+        if row.module:
+            try:
+                return getattr(importlib.import_module(row.module), name)
+            except AttributeError:
+                pass
+        if name in children_of(vars(self)["_path"]):
+            try:
+                return importlib.import_module(f"{self.__name__}.{name}")
+            except ImportError as error:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}: {error}") from error
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{self._served_by()}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        home = self._home_of(name)
+        if home is None:
+            super().__setattr__(name, value)
+        else:
+            vars(self)["_replaced"].setdefault(name, getattr(*home, _ABSENT))
+            setattr(*home, value)
+
+    def __delattr__(self, name: str) -> None:
+        home = self._home_of(name)
+        before = vars(self)["_replaced"].pop(name, _ABSENT)
+        if home is None:
+            super().__delattr__(name)
+        elif before is _ABSENT:
+            delattr(*home)
+        else:
+            setattr(*home, before)
+
+    def __dir__(self) -> list[str]:
+        row: Row = vars(self)["_row"]
+        names = {name for name in super().__dir__() if name.startswith("__")} | set(row.names)
+        names |= children_of(vars(self)["_path"])
+        if row.module:
+            module = importlib.import_module(row.module)
+            names |= set(getattr(module, "__all__", None) or dir(module))
+        return sorted(names)
+
+    def _home_of(self, name: str) -> tuple[ModuleType, str] | None:
+        """Where ``name`` lives now; None for a name of this module object alone (dunders, the import system's own)."""
+        row: Row = vars(self)["_row"]
+        if name.startswith("__") or name in children_of(vars(self)["_path"]):
+            return None
+        if name in row.names:
+            module, _, attribute = row.names[name].partition(":")
+            return importlib.import_module(module), attribute
+        if row.module:
+            return importlib.import_module(row.module), name
+        return None
+
+    def _served_by(self) -> str:
+        row: Row = vars(self)["_row"]
+        return f" (it is served by {row.module})" if row.module else " (it is served by hvd_cluster)"

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.oldpaths.table import TABLE, children_of, row_of
+
+# Imports every path of the table below one root, and every name that a row spells out; prints what failed.
+WALK = """
+import importlib, json, sys
+from hvd_cluster.oldpaths.table import TABLE
+root = sys.argv[1]
+if root == "horovod":
+    import hvd_cluster.compat
+failed = {}
+for path, row in TABLE.items():
+    old = ".".join(filter(None, (root, path)))
+    try:
+        module = importlib.import_module(old)
+        for name in row.names if root == "horovod" else ():
+            getattr(module, name)
+    except Exception as error:
+        failed[old] = repr(error)
+print(json.dumps(failed))
+"""
+
+
+@pytest.mark.parametrize("root", ["horovod", "hvd_cluster"])
+def test_every_row_leads_to_something(root: str, tmp_path: Path) -> None:
+    walk = subprocess.run([sys.executable, "-c", WALK, root], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(walk.stdout) == {}
+
+
+def test_a_package_between_rows_has_an_empty_row() -> None:
+    assert row_of("spark.common") is not None
+    assert "spark.common" not in TABLE
+    assert row_of("spark.comm") is None
+
+
+def test_children_are_one_step_below() -> None:
+    assert {"common", "runner", "torch"} <= children_of("")
+    assert "store" in children_of("spark.common")
+    assert children_of("torch.mpi_ops") == set()
