@@ -1,0 +1,1 @@
+"""Starting workers: what all launchers share, the local launcher, and the ``hvdrun`` command."""

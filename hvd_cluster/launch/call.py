@@ -1,0 +1,195 @@
+"""The user's function and its arguments, as bytes that go to the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import inspect
+import linecache
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.errors import LaunchError
+
+_MAX_SOURCE_BYTES = 1 << 20
+_MAX_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What travels; readable before any of the user's classes is imported."""
+
+    #: Name of the function, for messages.
+    name: str
+    #: ``cloudpickle`` of (function, args, kwargs).
+    body: bytes
+    #: Source text of the file or notebook cell that defines the function, for tracebacks where that file is not.
+    source: tuple[str, str] | None
+
+
+def pack(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bytes:
+    """Pickle a call. Functions of a script, a notebook, a test module, lambdas and closures travel by value.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        LaunchError: something in the call cannot be pickled; the text names each variable and its type.
+    """
+    if not callable(fn):
+        raise TypeError(f"the first argument must be a function that the workers can call, not {type(fn).__name__}")
+    call = (fn, tuple(args), dict(kwargs or {}))
+    with _by_value(_unimportable_module(fn)):
+        try:
+            body: bytes = cloudpickle.dumps(call)
+        except Exception as error:
+            raise LaunchError(_unpicklable_text(*call, error)) from error
+    return pickle.dumps(_Packed(_name_of(fn), body, _source_of(fn)))
+
+
+def unpack(packed: bytes) -> Callable[[], Any]:
+    """What :func:`pack` packed, as a function of no arguments. Trusts the bytes: check who sent them first.
+
+    Raises:
+        LaunchError: the function cannot be rebuilt here, for instance because a module is missing.
+    """
+    parcel: _Packed = pickle.loads(packed)
+    if parcel.source is not None:
+        file, text = parcel.source
+        if not Path(file).exists():
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    try:
+        fn, args, kwargs = cloudpickle.loads(parcel.body)
+    except Exception as error:
+        raise LaunchError(
+            f"{parcel.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): every module that it "
+            "uses must be importable there"
+        ) from error
+    return functools.partial(fn, *args, **kwargs)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def _plain_function(fn: Any) -> Any:
+    """The Python function inside partials, bound methods and decorators' wrappers."""
+    while True:
+        inner = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__func__", fn)
+        if inner is fn:
+            return inspect.unwrap(fn) if inspect.isfunction(fn) else fn
+        fn = inner
+
+
+def _source_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
+    code = getattr(_plain_function(fn), "__code__", None)
+    if code is None:
+        return None
+    text = "".join(linecache.getlines(code.co_filename))
+    return (code.co_filename, text) if 0 < len(text) <= _MAX_SOURCE_BYTES else None
+
+
+def _unimportable_module(fn: Callable[..., Any]) -> ModuleType | None:
+    """The module of ``fn`` if a fresh process could not import it: a test module, one that was executed from a path."""
+    module = sys.modules.get(getattr(_plain_function(fn), "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return None  # cloudpickle takes these by value anyway
+    path: Sequence[str] | None = None
+    parts = module.__name__.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        if path is None and name in sys.builtin_module_names:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
+            return module
+        path = list(spec.submodule_search_locations or ())
+    return None
+
+
+@contextlib.contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """Have cloudpickle take the functions and classes of ``module`` by value."""
+    if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _unpicklable_text(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
+) -> str:
+    culprits = list(_culprits(_parts_of(fn), set(), _MAX_DEPTH))
+    culprits += _culprits([(f"argument {index}", value) for index, value in enumerate(args)], set(), _MAX_DEPTH)
+    culprits += _culprits([(f"argument {name!r}", value) for name, value in kwargs.items()], set(), _MAX_DEPTH)
+    listed = "\n".join(f"  - {where}: {_type_name(value)}" for where, value in culprits)
+    found = f"; this cannot be pickled:\n{listed}\n" if listed else ": "
+    return (
+        f"{_name_of(fn)} cannot be sent to the workers{found}({type(error).__name__}: {error})\n"
+        "Create it inside the function, or pass what it is made from (a path, a number, a state_dict) as an argument."
+    )
+
+
+def _parts_of(fn: Any) -> list[tuple[str, Any]]:
+    """What travels with a function, each with a name that its author recognises."""
+    if isinstance(fn, functools.partial):
+        bound = [*enumerate(fn.args), *fn.keywords.items()]
+        return _parts_of(fn.func) + [(f"argument {name!r} of the partial", value) for name, value in bound]
+    if inspect.ismethod(fn):
+        return [("the object that the method is bound to", fn.__self__), *_parts_of(fn.__func__)]
+    if not inspect.isfunction(fn):
+        return [("the callable object", fn)]
+    try:
+        captured = inspect.getclosurevars(fn)
+    except ValueError:  # a cell that is still empty
+        return []
+    names = [(f"captured variable {name!r}", value) for name, value in captured.nonlocals.items()]
+    names += [(f"global variable {name!r}", value) for name, value in captured.globals.items()]
+    defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    return names + [("a default argument", value) for value in defaults]
+
+
+def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    """Those of ``parts`` that cannot be pickled, each followed down to the innermost thing that is to blame."""
+    for where, value in parts:
+        if id(value) in seen or _picklable(value):
+            continue
+        seen.add(id(value))
+        inner = list(_culprits(_inside(where, value), seen, depth - 1)) if depth else []
+        yield from inner or [(where, value)]
+
+
+def _inside(where: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"{where}, item {key!r}", item) for key, item in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(f"{where}, item {index}", item) for index, item in enumerate(value)]
+    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+        return [(f"{where}, {name}", item) for name, item in _parts_of(value)]
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or inspect.isclass(value):
+        return []
+    return [(f"{where}, attribute {name!r} of {_type_name(value)}", item) for name, item in attributes.items()]
+
+
+def _picklable(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - reducing runs user code, which may raise anything; here any failure is the answer
+        return False
+    return True
+
+
+def _type_name(value: Any) -> str:
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,42 @@
+"""The environment that a worker starts with."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+import hvd_cluster
+from hvd_cluster import compat
+from hvd_cluster.topology import Topology
+
+#: Variables by which other launchers tell their processes who they are; a worker of ours is none of theirs.
+_OTHER_LAUNCHERS = ("TORCHELASTIC_",)
+
+
+def worker_environment(topology: Topology, env: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment, with the worker's place on top and ``env`` on top of that (None removes).
+
+    The variables are handed on, not read: what they mean is the worker's business.
+    """
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_LAUNCHERS)}
+    variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // topology.local_size)))
+    variables["PYTHONUNBUFFERED"] = "1"
+    variables.update(_python_path(variables.get("PYTHONPATH", "")))
+    variables.update(getattr(compat, "environment", dict)())
+    variables.update(topology.to_env())
+    for name, value in env.items():
+        if value is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = value
+    return variables
+
+
+def _python_path(present: str) -> dict[str, str]:
+    """Lets a worker import this very package where it is not installed: from a checkout, or from a zip on Spark."""
+    root = str(Path(hvd_cluster.__file__).resolve().parents[1])
+    if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(part for part in (present, root) if part)}

@@ -1,0 +1,46 @@
+"""Ties the life of this process to that of its parent. Also a program: set the tie, then become another program.
+
+    python -I -S leash.py PARENT_PID COMMAND ARGUMENT...
+
+The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, not when its process does. Whoever starts a
+leashed process must therefore fork in a thread that lives as long as the child:
+:class:`hvd_cluster.launch.child.ChildProcess` forks in the very thread that waits for the child. The tie survives exec,
+but no fork: children of the child are not tied. It is set here, after exec, because Python code between fork and exec
+may deadlock where other threads hold locks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def tie_to(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that forked it ends; die now if that has happened already.
+
+    Where the system has no such call (it is Linux's), only the closing of the driver's channel tells of its end.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> None:
+    """Become ``arguments[1:]``, tied to the process ``arguments[0]``."""
+    command = arguments[1:]
+    tie_to(int(arguments[0]))
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,221 @@
+"""Workers on this host: :func:`run` for one call, :class:`Executor` for several."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TextIO
+
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.group import Group
+from hvd_cluster.launch.logs import LinePrinter
+from hvd_cluster.launch.outcome import collect
+from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import Topology, join_address
+
+logger = logging.getLogger(__name__)
+
+_HOST = "127.0.0.1"
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    executable: str | None = None,
+    start_timeout: float | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    prefix_output_with_timestamp: bool = False,
+    on_event: OnEvent | None = None,
+    verbose: int = 1,
+) -> list[Any]:
+    """Run ``fn(*args, **kwargs)`` in ``num_proc`` new processes of this host, one world of them.
+
+    Args:
+        fn: any function that cloudpickle takes; one of a script, a notebook or a closure is fine.
+        args: its positional arguments, the same on every rank.
+        kwargs: its keyword arguments.
+        num_proc: how many workers.
+        env: variables on top of this process's environment; None removes one.
+        executable: the Python of the workers; this process's by default.
+        start_timeout: seconds within which all workers must report; ``Settings.start_timeout_s`` by default.
+        stdout: where the workers' lines go, with ``[rank]<stdout>:`` in front; this process's stdout by default.
+        stderr: likewise.
+        prefix_output_with_timestamp: put the time before each line.
+        on_event: gets the rank and the fields of each :func:`hvd_cluster.launch.progress.report`, from another thread.
+        verbose: 0 logs what the launcher does at level DEBUG, else at INFO.
+
+    Returns:
+        What ``fn`` returned, by rank.
+
+    Raises:
+        ValueError: ``num_proc`` is less than 1.
+        LaunchError: the call cannot be pickled, or the workers cannot be started.
+        StartTimeoutError: not all workers reported in time.
+        WorkerFailedError: a worker raised, exited or was killed; the text begins with the user's traceback.
+    """
+    executor = Executor(
+        num_proc,
+        env=env,
+        executable=executable,
+        start_timeout=start_timeout,
+        stdout=stdout,
+        stderr=stderr,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        on_event=on_event,
+        verbose=verbose,
+    )
+    call = pack(fn, args, kwargs)
+    with executor.workers(call) as group:
+        outcomes = group.ends()
+    return collect(outcomes)
+
+
+class Executor:
+    """The same workers for several calls: they keep what they imported and initialised from call to call.
+
+    A context manager. The workers start at the first :meth:`run`, or at :meth:`start`. A call that raises leaves them;
+    when one of them has died, or hangs after another one's failure, all are replaced at the next call.
+
+    The arguments are those of :func:`run`. One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        num_proc: int = 1,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        executable: str | None = None,
+        start_timeout: float | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        prefix_output_with_timestamp: bool = False,
+        on_event: OnEvent | None = None,
+        verbose: int = 1,
+    ) -> None:
+        if num_proc < 1:
+            raise ValueError(f"num_proc must be at least 1, not {num_proc}: a job needs a worker")
+        self._num_proc = num_proc
+        self._env = dict(env or {})
+        self._executable = executable
+        self._start_timeout_s = Settings.from_env(start_timeout_s=start_timeout).start_timeout_s
+        self._on_line = LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp)
+        self._on_event = on_event or ignore_event
+        self._level = logging.INFO if verbose else logging.DEBUG
+        self._lock = threading.RLock()
+        self._running: ExitStack | None = None
+        self._group: Group[WorkerProcess] | None = None
+
+    def start(self) -> None:
+        """Start the workers and wait until they have reported; nothing happens if they run.
+
+        Raises:
+            StartTimeoutError: not all workers reported in time.
+        """
+        with self._lock:
+            if self._group is not None and self._group.all_live:
+                return
+            self.close()
+            with ExitStack() as stack:
+                self._group = stack.enter_context(self.workers(None))
+                self._running = stack.pop_all()
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Run ``fn(*args, **kwargs)`` on every worker; returns and raises as :func:`run` does."""
+        call = pack(fn, args, kwargs)
+        with self._lock:
+            self.start()
+            assert self._group is not None
+            try:
+                for worker in self._group.workers:
+                    worker.submit(call)
+                outcomes = self._group.reports()
+            except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
+                self.close()
+                raise
+            if not self._group.all_live:
+                self.close()
+        return collect(outcomes)
+
+    def close(self) -> None:
+        """Let the workers exit. May be called twice."""
+        with self._lock:
+            group, self._group = self._group, None
+            running, self._running = self._running, None
+            if running is None or group is None:
+                return
+            with running:
+                for worker in group.workers:
+                    worker.finish()
+                group.let_exit()
+
+    def __enter__(self) -> Executor:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @contextmanager
+    def workers(self, call: bytes | None) -> Iterator[Group[WorkerProcess]]:
+        """A world of workers that have reported in, with a secret, a store and a job id of its own.
+
+        They are gone, whatever happened, when the context ends.
+
+        Args:
+            call: the one call that each of them runs; None to submit calls later.
+        """
+        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
+        placements = place([Seat(index, _HOST, _HOST) for index in range(self._num_proc)])
+        with KeyValueServer(secret, _HOST) as server, ReservedPort(_HOST) as master:
+            topologies = [
+                placement.topology(
+                    rendezvous=join_address(_HOST, server.port),
+                    secret=secret,
+                    master=join_address(_HOST, master.port),
+                    job_id=job_id,
+                )
+                for placement in placements
+            ]
+            logger.log(self._level, "job %s: starting %d workers on this host", job_id, self._num_proc)
+            group = Group[WorkerProcess]()
+            try:
+                group.start(
+                    functools.partial(
+                        _start_worker, topology, call, self._env, self._executable, self._on_line, self._on_event
+                    )
+                    for topology in topologies
+                )
+                group.wait_ready(self._start_timeout_s)
+                yield group
+            finally:
+                group.stop()
+
+
+def _start_worker(
+    topology: Topology,
+    call: bytes | None,
+    env: Mapping[str, str | None],
+    executable: str | None,
+    on_line: LinePrinter,
+    on_event: OnEvent,
+    on_change: Callable[[], None],
+) -> WorkerProcess:
+    return WorkerProcess(
+        topology, call, env=env, executable=executable, on_line=on_line, on_event=on_event, on_change=on_change
+    )

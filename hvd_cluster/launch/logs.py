@@ -1,0 +1,154 @@
+"""A worker's output: bytes from a pipe in, whole lines with the rank in front out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TextIO
+
+logger = logging.getLogger(__name__)
+
+#: Called with a rank, "stdout" or "stderr", and a line without its newline; from several threads at once.
+OnLine = Callable[[int, str, str], None]
+
+#: A longer line is cut into pieces of this size, so that output without newlines cannot fill the memory.
+MAX_LINE_BYTES = 64 * 1024
+#: Lines of a worker that its failure report shows.
+TAIL_LINES = 30
+
+
+class LineSplitter:
+    """Cuts one stream of bytes into lines of text.
+
+    Bytes that are no UTF-8 become U+FFFD. Of a line that rewrites itself with carriage returns (a progress bar), only
+    what a terminal would show at its end is kept.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ``data`` completes."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        lines = [_decode(line) for line in whole]
+        if len(rest) > MAX_LINE_BYTES:
+            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]  # what a progress bar has already overwritten goes first
+        while len(rest) > MAX_LINE_BYTES:
+            lines.append(_decode(rest[:MAX_LINE_BYTES]))
+            rest = rest[MAX_LINE_BYTES:]
+        self._rest = rest
+        return lines
+
+    def flush(self) -> list[str]:
+        """The last line, if the stream ended without a newline."""
+        rest, self._rest = self._rest, b""
+        return [_decode(rest)] if rest else []
+
+
+def _decode(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+
+
+class Tail:
+    """The last lines of one worker, both streams in the order of their arrival."""
+
+    def __init__(self, num_lines: int = TAIL_LINES) -> None:
+        self._lines: deque[str] = deque(maxlen=num_lines)
+
+    def add(self, line: str) -> None:
+        """Remember ``line``, cut to a length that a report can bear."""
+        self._lines.append(line[:1000])
+
+    def text(self) -> str:
+        """The lines, joined."""
+        return "\n".join(self._lines.copy())
+
+
+def prefixed(rank: int, stream: str, line: str, at: float | None = None) -> str:
+    """``[3]<stdout>:line``, with the local time in front if ``at`` (seconds since the epoch) is given."""
+    stamp = "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(at))
+    return f"{stamp}[{rank}]<{stream}>:{line}"
+
+
+class LinePrinter:
+    """Writes the workers' lines to two streams of the driver. Any number of threads may call it.
+
+    Args:
+        stdout: where lines of the workers' stdout go; None for the driver's own, looked up at each line (notebooks
+            replace it from cell to cell).
+        stderr: likewise.
+        with_timestamp: put the time in front of each line.
+        max_lines: lines per rank after which the rest is dropped, with a note; None for no bound.
+    """
+
+    def __init__(
+        self,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        *,
+        with_timestamp: bool = False,
+        max_lines: int | None = None,
+    ) -> None:
+        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._with_timestamp = with_timestamp
+        self._max_lines = max_lines
+        self._num_lines: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._broken = False
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        """Write one line."""
+        with self._lock:
+            self._num_lines[rank] += 1
+            if self._max_lines is not None and self._num_lines[rank] > self._max_lines:
+                if self._num_lines[rank] > self._max_lines + 1:
+                    return
+                line = f"... (more than {self._max_lines} lines; the rest of rank {rank} is not shown)"
+            self._write(stream, prefixed(rank, stream, line, time.time() if self._with_timestamp else None) + "\n")
+
+    def _write(self, stream: str, text: str) -> None:
+        target: TextIO | None = self._streams[stream] or getattr(sys, stream)
+        if target is None or self._broken:
+            return
+        try:
+            try:
+                target.write(text)
+            except UnicodeEncodeError:
+                encoding = target.encoding or "ascii"
+                target.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            target.flush()
+        except (OSError, ValueError) as error:  # the reader has gone, or the stream is closed: the job matters more
+            self._broken = True
+            logger.warning("the workers' output can no longer be written: %s", error)
+
+
+class RankFiles:
+    """Keeps each worker's output in ``folder/rank.<rank>/stdout`` and ``.../stderr`` as well."""
+
+    def __init__(self, folder: str | Path, size: int) -> None:
+        self._files: dict[tuple[int, str], IO[str]] = {}
+        self._folder = Path(folder)
+        self._digits = len(str(size - 1))
+        for rank in range(size):
+            for stream in ("stdout", "stderr"):
+                path = self.path(rank, stream)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._files[rank, stream] = path.open("w", encoding="utf-8", buffering=1)
+
+    def path(self, rank: int, stream: str) -> Path:
+        """Where that output goes."""
+        return self._folder / f"rank.{rank:0{self._digits}d}" / stream
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        """Write one line; each file has one writing thread."""
+        self._files[rank, stream].write(line + "\n")
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()

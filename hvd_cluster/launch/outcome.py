@@ -1,0 +1,234 @@
+"""How one worker ended, and what the driver makes of all of them.
+
+An :class:`Outcome` crosses from the worker to the driver; :func:`collect` turns the outcomes of a job into its results
+or into one :class:`~hvd_cluster.errors.WorkerFailedError` that tells the failure which *caused* the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import site
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+#: What the network libraries say on a rank whose peer has gone; such an error is an echo of the peer's failure.
+_ECHO_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception as text that every process can read, and as the object where it could be pickled."""
+
+    #: The qualified name of its class, without ``builtins``.
+    type_name: str
+    message: str
+    #: As Python prints it, from the user's first own frame on.
+    traceback_text: str
+    #: The exception, cloudpickled; None if it cannot be.
+    pickled: bytes | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorReport:
+        """Describe ``error``, whatever state it is in."""
+        try:
+            pickled = cloudpickle.dumps(error)
+        except Exception:  # noqa: BLE001 - reducing it runs user code, which may raise anything
+            pickled = None
+        try:
+            message = str(error)
+        except Exception as broken:  # noqa: BLE001 - so does __str__
+            message = f"<its __str__ raised {type(broken).__name__}>"
+        return cls(_name_of(type(error)), message, _traceback_text(error), pickled)
+
+    def exception(self) -> BaseException | None:
+        """The exception itself, or None where its class or its arguments do not survive the journey."""
+        if self.pickled is None:
+            return None
+        try:
+            error = cloudpickle.loads(self.pickled)
+        except Exception as why:  # noqa: BLE001 - rebuilding it runs user code, which may raise anything
+            logger.debug("the worker's %s cannot be rebuilt here: %s", self.type_name, why)
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the call on one rank ended."""
+
+    rank: int
+    host: str
+    #: What the function returned, cloudpickled; None unless it returned.
+    value: bytes | None = None
+    #: What the function raised, if it did.
+    error: ErrorReport | None = None
+    #: Exit code of the process where that tells more than ``error``; negative is the number of a signal.
+    exit_code: int | None = None
+    #: ``time.time()`` on the worker's host when the function ended, or here when the process was found dead.
+    finished_at: float = 0.0
+    #: The last lines of the worker's output.
+    output_tail: str = ""
+    #: The launcher ended this worker because of another one, or because the user asked.
+    stopped: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """The function returned, and its result has arrived."""
+        return self.error is None and self.value is not None
+
+    @property
+    def is_echo(self) -> bool:
+        """Not a cause: the launcher stopped this worker, or it noticed that a peer had gone."""
+        if self.ok or self.stopped:
+            return True
+        if self.error is None:
+            return False
+        if self.error.type_name.rpartition(".")[2] == HorovodInternalError.__name__:
+            return True
+        return any(text in self.error.message for text in _ECHO_TEXTS)
+
+    def ending(self) -> str:
+        """How it ended, as the end of a sentence about the rank."""
+        if self.ok:
+            return "finished"
+        if self.stopped:
+            return "was stopped by the launcher"
+        if self.error is not None and self.exit_code is None:
+            return f"raised {self.error.type_name}"
+        return describe_exit(self.exit_code)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """The fate of a process, as the end of a sentence: "exited with code 3", "was killed by signal 9 (SIGKILL...)"."""
+    if exit_code is None:
+        return "ended without an exit code"
+    if exit_code == 0:
+        return "exited with code 0 before its function returned"
+    if exit_code > 0:
+        return f"exited with code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = "a real-time signal"
+    hint = {"SIGKILL": ": killed, perhaps out of memory", "SIGSEGV": ": it crashed in native code"}.get(name, "")
+    return f"was killed by signal {-exit_code} ({name}{hint})"
+
+
+def first_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The failure that came first, or None if all is well.
+
+    A rank that merely noticed the end of another one loses against every real cause, whatever the clocks say: news of a
+    death may reach a survivor's collective before it reaches the launcher.
+    """
+    failures = [outcome for outcome in outcomes if not outcome.ok]
+    return min(failures, key=lambda outcome: (outcome.stopped, outcome.is_echo, outcome.finished_at), default=None)
+
+
+def collect(outcomes: Sequence[Outcome]) -> list[Any]:
+    """The return values in the order of the ranks.
+
+    Raises:
+        WorkerFailedError: a worker failed. The text begins with the user's own traceback; ``__cause__`` is the user's
+            exception where it could be brought over.
+        LaunchError: a result arrived but cannot be unpickled here.
+    """
+    failed = first_failure(outcomes)
+    if failed is not None:
+        cause = failed.error.exception() if failed.error is not None else None
+        raise WorkerFailedError(failure_text(failed, outcomes), failed.rank, failed.exit_code) from cause
+    return [_value(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
+
+
+def failure_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """The whole story of a failed job: traceback, rank and host, how the others ended, the last output."""
+    parts: list[str] = []
+    if failed.error is not None:
+        parts.append(failed.error.traceback_text.rstrip("\n"))
+    parts.append(f"Rank {failed.rank} on host {failed.host} {failed.ending()}." + _others_text(failed, outcomes))
+    if failed.output_tail:
+        lines = "\n".join(f"  {line}" for line in failed.output_tail.splitlines())
+        parts.append(f"Last output of rank {failed.rank}:\n{lines}")
+    return "\n\n".join(parts)
+
+
+def _others_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """A sentence like "Of the others, rank 1 finished; ranks 2, 3 raised ValueError." behind a space; may be empty."""
+    by_ending: dict[str, list[int]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
+        if outcome.rank != failed.rank:
+            by_ending.setdefault(outcome.ending(), []).append(outcome.rank)
+    endings = [f"{'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} {how}" for how, ranks in by_ending.items()]
+    return f" Of the others, {'; '.join(endings)}." if endings else ""
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5": a job may have hundreds of ranks."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _value(outcome: Outcome) -> Any:
+    try:
+        return cloudpickle.loads(outcome.value)
+    except Exception as why:  # unpickling runs user code and imports, which may raise anything
+        raise LaunchError(
+            f"the result of rank {outcome.rank} cannot be unpickled here ({type(why).__name__}: {why}): return plain "
+            "data, or objects whose module the driver can import"
+        ) from why
+
+
+def _name_of(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ in {"builtins", "__main__"} else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _traceback_text(error: BaseException) -> str:
+    story = traceback.TracebackException.from_exception(error)
+    for link in _chain(story, set()):
+        frames = list(link.stack)
+        link.stack = traceback.StackSummary.from_list(frames[_first_own_frame(frames) :])
+    if isinstance(error, LaunchError):
+        story.stack.clear()  # our own words about the call: where in this package they were said is of no interest
+    return "".join(story.format())
+
+
+def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterator[traceback.TracebackException]:
+    """``story`` and every exception that it came from."""
+    if story is None or id(story) in seen:
+        return
+    seen.add(id(story))
+    yield story
+    yield from _chain(story.__cause__, seen)
+    yield from _chain(story.__context__, seen)
+
+
+def _first_own_frame(frames: Sequence[traceback.FrameSummary]) -> int:
+    """Index of the first frame of the user's own files; else of the first one that is not ours; else 0."""
+    foreign = (_PACKAGE, *_library_folders())
+    for outside in (foreign, (_PACKAGE,)):
+        for index, frame in enumerate(frames):
+            if not frame.filename.startswith(outside) and not frame.filename.startswith("<frozen "):
+                return index
+    return 0
+
+
+def _library_folders() -> tuple[str, ...]:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.update(site.getsitepackages())
+    return tuple(folder for folder in folders if folder)

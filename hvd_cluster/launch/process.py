@@ -1,0 +1,234 @@
+"""One worker of this host, as a child of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.child import ChildProcess
+from hvd_cluster.launch.environment import worker_environment
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.message import END, Event, Order, Ready
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+#: Called with a rank and the fields of one of its progress reports.
+OnEvent = Callable[[int, dict[str, Any]], None]
+
+_HANDSHAKE_TIMEOUT_S = 3600.0  # how long a worker may take to start is for the group to decide
+
+
+def ignore_event(rank: int, event: dict[str, Any]) -> None:
+    """An ``on_event`` that drops everything."""
+
+
+class WorkerProcess:
+    """A Python process that runs calls and reports their outcomes.
+
+    It lives in a process group of its own. It dies with this process (see :mod:`hvd_cluster.launch.leash`), and what it
+    started dies with it.
+
+    Args:
+        topology: its place in the world, its secret included.
+        call: what :func:`hvd_cluster.launch.call.pack` returned: the process runs it and exits. None: it waits for
+            :meth:`submit`, as often as you like, until :meth:`finish`.
+        env: variables on top of this process's environment and the topology; None removes one.
+        executable: the Python to run; this one by default.
+        cwd: its working directory; this process's by default.
+        on_line: gets every line of its output, from another thread.
+        on_event: gets its progress reports, from another thread.
+        on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
+
+    Raises:
+        OSError: the executable cannot be started.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        call: bytes | None = None,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        executable: str | None = None,
+        cwd: str | None = None,
+        on_line: OnLine,
+        on_event: OnEvent = ignore_event,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.topology = topology
+        self.rank = topology.rank
+        #: The interpreter runs and waits for orders.
+        self.ready = False
+        #: The outcome of the last call; None while it runs.
+        self.reported: Outcome | None = None
+        #: How the process ended; None while it lives.
+        self.outcome: Outcome | None = None
+        self._on_event = on_event
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._orders: list[bytes] = []
+        self._channel: Channel | None = None
+        self._stopping = False
+        self._same_python = executable is None
+
+        self._socket, far_end = socket.socketpair()
+        self._thread = threading.Thread(target=self._converse, name=f"hvd-worker-{self.rank}", daemon=True)
+        command = [executable or sys.executable, "-m", "hvd_cluster.launch.worker"]
+        self._child = ChildProcess(
+            self.rank,
+            [*command, str(far_end.fileno()), str(os.getpid())],
+            worker_environment(topology, env or {}),
+            cwd=cwd,
+            pass_fds=[far_end.fileno()],
+            on_line=on_line,
+            on_exit=self._exited,
+        )
+        self._thread.start()
+        try:
+            self._child.start()
+        except OSError:
+            self._hang_up()
+            raise
+        finally:
+            far_end.close()
+        if call is not None:
+            self.submit(call)
+            self.finish()
+
+    @property
+    def pid(self) -> int:
+        """The process's id, which is also its group's."""
+        return self._child.pid
+
+    @property
+    def output_tail(self) -> str:
+        """The last lines of its output so far."""
+        return self._child.tail.text()
+
+    def submit(self, call: bytes) -> None:
+        """Run a packed call once those before it are done."""
+        self.reported = None
+        self._send(pickle.dumps(Order(call, list(sys.path) if self._same_python else None)))
+
+    def finish(self) -> None:
+        """Let the process exit when the calls so far are done."""
+        self._send(END)
+
+    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+        """Wait for the process's end: it is reaped, its group is gone, its output has been passed on.
+
+        Returns:
+            Its outcome, or None if it still runs after ``timeout_s`` seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.outcome is not None, timeout_s):
+                return None
+        self._child.join()
+        self._thread.join()
+        return self.outcome
+
+    def terminate(self) -> None:
+        """Ask the process and its group to end; a call that still runs counts as stopped by the launcher."""
+        self._stopping = True
+        self._child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process and its group at once."""
+        self._stopping = True
+        self._child.signal(signal.SIGKILL)
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """SIGTERM to the group, ``grace_s`` seconds of patience, then SIGKILL. Returns when it has ended."""
+        self.terminate()
+        try:
+            if self.wait(grace_s) is None:
+                self.kill()
+        except BaseException:  # an interrupt while waiting: no process may stay behind
+            self.kill()
+            raise
+        self.wait()
+
+    def _send(self, message: bytes) -> None:
+        with self._changed:
+            if self._channel is None:
+                self._orders.append(message)
+                return
+        with contextlib.suppress(OSError):  # it has died; _exited says how
+            self._channel.send(message)
+
+    def _converse(self) -> None:
+        """Runs in a thread of its own until the worker closes its end."""
+        try:
+            channel = Channel.accept(self._socket, self.topology.secret, _HANDSHAKE_TIMEOUT_S)
+            with self._changed:
+                for order in self._orders:
+                    channel.send(order)
+                self._channel = channel
+            while True:
+                self._hear(pickle.loads(channel.recv()))
+        except AuthenticationError as error:
+            if self.ready:
+                logger.error("rank %d sent a message without the job's signature, and is stopped: %s", self.rank, error)
+                self.kill()
+        except (EOFError, OSError):
+            pass  # it has ended; _exited says how
+
+    def _hear(self, message: Ready | Event | Outcome) -> None:
+        if isinstance(message, Event):
+            try:
+                self._on_event(self.rank, json.loads(message.json))
+            except Exception:  # a caller's broken callback must not cost the job
+                logger.exception("a progress report of rank %d could not be passed on", self.rank)
+            return
+        if isinstance(message, Ready):
+            self.ready = True
+        else:
+            self._child.catch_up()
+            self.reported = replace(message, output_tail=self.output_tail)
+        self._notify()
+
+    def _exited(self, exit_code: int) -> None:
+        self._hang_up()
+        self.outcome = self._final_outcome(exit_code)
+        self._notify()
+
+    def _hang_up(self) -> None:
+        """End the conversation; what the worker sent before is still heard."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _final_outcome(self, exit_code: int) -> Outcome:
+        if self.reported is not None:
+            if self.reported.ok and exit_code and not self._stopping:
+                logger.warning("rank %d ended with exit code %d after its result had arrived", self.rank, exit_code)
+            return replace(self.reported, output_tail=self.output_tail)
+        return Outcome(
+            self.rank,
+            self.topology.host,
+            exit_code=exit_code,
+            finished_at=time.time(),
+            output_tail=self.output_tail,
+            stopped=self._stopping,
+        )
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        self._on_change()

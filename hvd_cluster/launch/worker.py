@@ -1,0 +1,103 @@
+"""Everything that happens in a worker's own process: ``python -m hvd_cluster.launch.worker FD PARENT_PID``.
+
+It finds its place in the environment and the driver at the other end of an inherited socket. From there come orders,
+each of them one call; back go "ready", progress events, and one Outcome per order. When the driver is gone, so is this
+process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.launch import progress
+from hvd_cluster.launch.call import unpack
+from hvd_cluster.launch.leash import tie_to
+from hvd_cluster.launch.message import END, Event, Order, Ready
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.topology import Topology
+
+
+def main() -> int:
+    """Serve the driver until it has no more orders."""
+    descriptor, parent_pid = map(int, sys.argv[1:])
+    del sys.argv[1:]  # the user's function may parse its own
+    tie_to(parent_pid)
+    os.set_inheritable(descriptor, False)
+    faulthandler.enable()
+    topology = Topology.from_env()
+    channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret)
+    channel.send(pickle.dumps(Ready(os.getpid())))
+    progress.attach(lambda event: channel.send(pickle.dumps(Event(event))))
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, orders), name="hvd-orders", daemon=True).start()
+    while (message := orders.get()) != END:
+        order: Order = pickle.loads(message)
+        if order.sys_path is not None:
+            sys.path[:] = order.sys_path
+        outcome = perform(order.call, topology)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        channel.send(pickle.dumps(outcome))
+    return 0
+
+
+def perform(call: bytes, topology: Topology) -> Outcome:
+    """Run a packed call here and say how it ended. Nothing that the function raises gets out."""
+    value: bytes | None = None
+    error: ErrorReport | None = None
+    exit_code: int | None = None
+    try:
+        value = _pickled_result(unpack(call)(), topology.rank)
+    except SystemExit as request:
+        exit_code = _exit_code_of(request)
+        value, error = (cloudpickle.dumps(None), None) if exit_code == 0 else (None, ErrorReport.of(request))
+    except BaseException as raised:  # noqa: BLE001 - also KeyboardInterrupt and the like: all of it is the driver's to judge
+        error = ErrorReport.of(raised)
+    return Outcome(topology.rank, topology.host, value, error, exit_code or None, finished_at=time.time())
+
+
+def _pickled_result(result: Any, rank: int) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(result)
+    except Exception as why:
+        raise LaunchError(
+            f"the result of rank {rank}, of type {type(result).__qualname__}, cannot be pickled ({why}): "
+            "return plain data"
+        ) from why
+    return pickled
+
+
+def _exit_code_of(request: SystemExit) -> int:
+    """What the interpreter would have made of it."""
+    if request.code is None:
+        return 0
+    return request.code & 0xFF if isinstance(request.code, int) else 1
+
+
+def _listen(channel: Channel, orders: queue.SimpleQueue[bytes]) -> None:
+    """Runs in a thread of its own, so that the driver's end is noticed whatever the user's function is doing."""
+    try:
+        while True:
+            orders.put(channel.recv())
+    except (EOFError, OSError, AuthenticationError):
+        # The driver keeps the channel open until this process has ended: whoever closed it, nobody waits for us.
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
