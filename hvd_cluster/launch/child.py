@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from hvd_cluster.launch import guard
 from hvd_cluster.launch.logs import LineSplitter, OnLine, Tail
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class ChildProcess:
             self._started.put(error)
             return
         self.pid = process.pid
+        guard.hold(process.pid)
         control_reader, self._control = os.pipe()
         reader = threading.Thread(
             target=self._read, args=(process, control_reader), name=f"hvd-output-{self.rank}", daemon=True
@@ -122,6 +124,7 @@ class ChildProcess:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         # Not reaped yet, so the group's id cannot belong to anybody else: end what the child has left behind.
         self.signal(signal.SIGKILL)
+        guard.release(process.pid)
         with self._burial:
             exit_code = process.wait()
             self._buried = True

@@ -8,35 +8,39 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import hvd_cluster
-from hvd_cluster import compat
-from hvd_cluster.topology import Topology
+from hvd_cluster.oldpaths.carry import carry
+from hvd_cluster.topology import Topology, inherited
 
-#: Variables by which other launchers tell their processes who they are; a worker of ours is none of theirs.
-_OTHER_LAUNCHERS = ("TORCHELASTIC_",)
+#: Variables by which torchrun tells its processes who they are; a worker of ours is none of them.
+_FOREIGN_PREFIX = "TORCHELASTIC_"
 
 
-def worker_environment(topology: Topology, env: Mapping[str, str | None]) -> dict[str, str]:
+def worker_environment(
+    topology: Topology, env: Mapping[str, str | None], *, as_horovod: bool | None = None
+) -> dict[str, str]:
     """This process's environment, with the worker's place on top and ``env`` on top of that (None removes).
 
-    The variables are handed on, not read: what they mean is the worker's business.
+    Args:
+        topology: the worker's place.
+        env: the user's additions.
+        as_horovod: whether ``import horovod`` resolves in the worker; None does as this process does.
     """
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_LAUNCHERS)}
+    variables = {name: value for name, value in inherited().items() if not name.startswith(_FOREIGN_PREFIX)}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // topology.local_size)))
     variables["PYTHONUNBUFFERED"] = "1"
     variables.update(_python_path(variables.get("PYTHONPATH", "")))
-    variables.update(getattr(compat, "environment", dict)())
     variables.update(topology.to_env())
     for name, value in env.items():
         if value is None:
             variables.pop(name, None)
         else:
             variables[name] = value
-    return variables
+    return {**variables, **carry(variables, wanted=as_horovod)}
 
 
 def _python_path(present: str) -> dict[str, str]:
     """Lets a worker import this very package where it is not installed: from a checkout, or from a zip on Spark."""
-    root = str(Path(hvd_cluster.__file__).resolve().parents[1])
+    root = str(Path(hvd_cluster.__file__).parents[1])
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
         return {}
     return {"PYTHONPATH": os.pathsep.join(part for part in (present, root) if part)}

@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> None:
     """Become ``arguments[1:]``, tied to the process ``arguments[0]``."""
     command = arguments[1:]
     tie_to(int(arguments[0]))
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):  # exec would hand that on
+        signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:

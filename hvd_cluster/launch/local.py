@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.group import Group
-from hvd_cluster.launch.logs import LinePrinter
+from hvd_cluster.launch.logs import LinePrinter, OnLine
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
@@ -56,7 +56,8 @@ def run(
         stderr: likewise.
         prefix_output_with_timestamp: put the time before each line.
         on_event: gets the rank and the fields of each :func:`hvd_cluster.launch.progress.report`, from another thread.
-        verbose: 0 logs what the launcher does at level DEBUG, else at INFO.
+        verbose: 0 drops the workers' lines, unless ``stdout`` or ``stderr`` says where they go. A failure shows the last
+            of them all the same.
 
     Returns:
         What ``fn`` returned, by rank.
@@ -112,9 +113,11 @@ class Executor:
         self._env = dict(env or {})
         self._executable = executable
         self._start_timeout_s = Settings.from_env(start_timeout_s=start_timeout).start_timeout_s
-        self._on_line = LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp)
+        quiet = verbose == 0 and stdout is None and stderr is None
+        self._on_line: OnLine = (
+            _drop_line if quiet else LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp)
+        )
         self._on_event = on_event or ignore_event
-        self._level = logging.INFO if verbose else logging.DEBUG
         self._lock = threading.RLock()
         self._running: ExitStack | None = None
         self._group: Group[WorkerProcess] | None = None
@@ -192,7 +195,7 @@ class Executor:
                 )
                 for placement in placements
             ]
-            logger.log(self._level, "job %s: starting %d workers on this host", job_id, self._num_proc)
+            logger.info("job %s: starting %d workers on this host", job_id, self._num_proc)
             group = Group[WorkerProcess]()
             try:
                 group.start(
@@ -207,12 +210,16 @@ class Executor:
                 group.stop()
 
 
+def _drop_line(rank: int, stream: str, line: str) -> None:
+    """What ``verbose=0`` does with a line."""
+
+
 def _start_worker(
     topology: Topology,
     call: bytes | None,
     env: Mapping[str, str | None],
     executable: str | None,
-    on_line: LinePrinter,
+    on_line: OnLine,
     on_event: OnEvent,
     on_change: Callable[[], None],
 ) -> WorkerProcess:

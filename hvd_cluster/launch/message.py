@@ -14,7 +14,7 @@ class Order:
 
     #: What :func:`hvd_cluster.launch.call.pack` returned.
     call: bytes
-    #: The driver's ``sys.path``; None if the worker runs another interpreter, which has a path of its own.
+    #: The driver's ``sys.path``, to go before the worker's; None if the worker runs another interpreter.
     sys_path: list[str] | None
 
 

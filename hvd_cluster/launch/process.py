@@ -49,6 +49,8 @@ class WorkerProcess:
             :meth:`submit`, as often as you like, until :meth:`finish`.
         env: variables on top of this process's environment and the topology; None removes one.
         executable: the Python to run; this one by default.
+        as_horovod: let the worker answer for ``import horovod``; None does as this process does. A launcher whose
+            processes start on other machines passes on what holds in the driver.
         cwd: its working directory; this process's by default.
         on_line: gets every line of its output, from another thread.
         on_event: gets its progress reports, from another thread.
@@ -66,6 +68,7 @@ class WorkerProcess:
         env: Mapping[str, str | None] | None = None,
         executable: str | None = None,
         cwd: str | None = None,
+        as_horovod: bool | None = None,
         on_line: OnLine,
         on_event: OnEvent = ignore_event,
         on_change: Callable[[], None] = lambda: None,
@@ -92,7 +95,7 @@ class WorkerProcess:
         self._child = ChildProcess(
             self.rank,
             [*command, str(far_end.fileno()), str(os.getpid())],
-            worker_environment(topology, env or {}),
+            worker_environment(topology, env or {}, as_horovod=as_horovod),
             cwd=cwd,
             pass_fds=[far_end.fileno()],
             on_line=on_line,

@@ -46,7 +46,7 @@ def main() -> int:
     while (message := orders.get()) != END:
         order: Order = pickle.loads(message)
         if order.sys_path is not None:
-            sys.path[:] = order.sys_path
+            sys.path[:] = dict.fromkeys([*order.sys_path, *sys.path])
         outcome = perform(order.call, topology)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -1,0 +1,80 @@
+"""Ends the workers' process groups when this process dies without a word, by SIGKILL or a crash.
+
+The kernel ends a worker with its parent (:mod:`hvd_cluster.launch.leash`), but not what the worker has started. So a
+small process of its own holds the list of groups and the reading end of a pipe; when the pipe ends, it kills them. There
+is one for all workers of this process, and none when there are no workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+logger = logging.getLogger(__name__)
+
+#: Given as text, because this package may lie in a zip file. "+7" holds the group 7, "-7" releases it.
+_PROGRAM = """\
+# guard of hvd_cluster: ends process groups whose launcher has died
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+held = set()
+for line in sys.stdin:
+    (held.add if line[0] == "+" else held.discard)(int(line[1:]))
+for group in held:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+_lock = threading.Lock()
+_held: set[int] = set()
+_process: subprocess.Popen[str] | None = None
+
+
+def hold(group: int) -> None:
+    """From now on, end the process group ``group`` if this process dies."""
+    global _process
+    with _lock:
+        _held.add(group)
+        if _process is None:
+            try:
+                _process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _PROGRAM],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    text=True,
+                )
+            except OSError as error:  # the workers themselves still end with this process
+                logger.warning("no guard for what the workers start: %s", error)
+                return
+        _tell(f"+{group}")
+
+
+def release(group: int) -> None:
+    """The process group ``group`` has ended."""
+    global _process
+    with _lock:
+        _held.discard(group)
+        if _process is None:
+            return
+        _tell(f"-{group}")
+        if not _held:
+            _process.kill()  # it holds nothing: no need to wait until its interpreter is up and has read that
+            _process.communicate()
+            _process = None
+
+
+def _tell(line: str) -> None:
+    assert _process is not None
+    assert _process.stdin is not None
+    try:
+        _process.stdin.write(line + "\n")
+        _process.stdin.flush()
+    except OSError as error:
+        logger.warning("the guard of what the workers start has gone: %s", error)
