@@ -1,0 +1,97 @@
+"""A classic session: the driver has its own JVM and a SparkContext."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hvd_cluster.spark import host, slots
+from hvd_cluster.spark.session import INLINE_BYTES, Session
+from hvd_cluster.spark.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+class ClassicSession(Session):
+    """Cancels by job group; reads the exact number of slots where Spark's private methods still offer it."""
+
+    @staticmethod
+    def find() -> Any:
+        """The active session of this process, or None."""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        if SparkContext._active_spark_context is None:
+            return None
+        return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+    @property
+    def _context(self) -> Any:
+        return self.spark.sparkContext
+
+    def conf(self, name: str) -> str | None:
+        value = self._context.getConf().get(name)
+        return None if value is None else str(value)
+
+    def slots(self) -> Slots:
+        told = slots.of_settings(self.conf)
+        try:
+            scala = self._context._jsc.sc()
+            total = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+            # The driver is in the list too, and runs the tasks itself only in local mode.
+            busy = sum(int(executor.numRunningTasks()) for executor in scala.statusTracker().getExecutorInfos())
+        except Exception as error:  # noqa: BLE001  private to Spark: py4j raises what it likes when it has moved
+            logger.debug("the exact number of slots is not to be had here: %s", error)
+            return dataclasses.replace(told, total=self._context.defaultParallelism)
+        most = told.most
+        if most is None and told.master.startswith("local"):
+            most = total  # local[*]
+        return dataclasses.replace(told, total=total, busy=busy, most=most)
+
+    def default_parallelism(self) -> int:
+        return int(self._context.defaultParallelism)
+
+    def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
+        if len(call) <= INLINE_BYTES:
+            return call, _nothing
+        broadcast = self._context.broadcast(call)
+
+        def free() -> None:
+            with contextlib.suppress(Exception):  # the context may have been stopped meanwhile
+                broadcast.destroy()
+
+        return broadcast, free
+
+    def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
+        from pyspark import InheritableThread
+
+        def run() -> None:
+            self._context.setJobGroup(tag, "Horovod Spark Run", interruptOnCancel=True)
+            target()
+
+        thread: threading.Thread = InheritableThread(target=run, name=tag, daemon=True)
+        return thread
+
+    def cancel(self, tag: str) -> None:
+        self._context.cancelJobGroup(tag)
+
+    def running_tasks(self, tag: str) -> int | None:
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return sum(int(stage.numActiveTasks) for stage in stages if stage is not None)
+
+    def driver_hosts(self) -> tuple[str, list[str]]:
+        if self.is_local:
+            return host.LOOPBACK, [host.LOOPBACK]
+        # What the executors reach the driver's JVM by, they reach this process by.
+        known = [name for name in (self.conf("spark.driver.host"),) if name]
+        return self.conf("spark.driver.bindAddress") or host.ANY, host.addresses(known)
+
+
+def _nothing() -> None:
+    """Nothing to free."""

@@ -1,0 +1,108 @@
+"""A Spark Connect session: the driver is a client without a JVM, and the server may be far away."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hvd_cluster.spark import host, slots
+from hvd_cluster.spark.session import INLINE_BYTES, Session
+from hvd_cluster.spark.slots import Slots
+
+
+class ConnectSession(Session):
+    """Cancels by tag; knows the slots from settings only; large calls travel as artifacts."""
+
+    def __init__(self, spark: Any) -> None:
+        super().__init__(spark)
+        self._running: dict[str, int] = {}
+
+    @staticmethod
+    def find() -> Any:
+        """The active session of this process, or None."""
+        module = sys.modules.get("pyspark.sql.connect.session")
+        if module is None:  # nobody in this process has made one
+            return None
+        # A local Connect server brings a classic session into the same process; the user talks to this one.
+        session = module.SparkSession.getActiveSession() or module.SparkSession._default_session
+        return None if session is None or getattr(session, "is_stopped", False) else session
+
+    def slots(self) -> Slots:
+        return slots.of_settings(self.conf)
+
+    def default_parallelism(self) -> int:
+        known = self.slots().total
+        if known is not None:
+            return known
+        # The one portable way: how many partitions Spark makes by itself.
+        frame = self.spark.range(1 << 16).selectExpr("spark_partition_id() AS partition").distinct()
+        return int(frame.count())
+
+    def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
+        if len(call) <= INLINE_BYTES:
+            return call, _nothing
+        # Plans are limited to 128 MB and kept whole in the server's heap; artifacts go in chunks. The name carries
+        # the content's hash, because the server refuses a second upload of a name.
+        name = f"hvd_call_{hashlib.sha256(call).hexdigest()[:32]}"
+        with tempfile.TemporaryDirectory(prefix="hvd_call_") as folder:
+            path = Path(folder) / name
+            path.write_bytes(call)
+            try:
+                self.spark.addArtifacts(str(path), file=True)
+            except Exception as error:
+                if "ARTIFACT_ALREADY_EXISTS" not in str(error):
+                    raise
+        return name, _nothing
+
+    def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
+        outer_tags = set(self.spark.getTags())
+
+        def run() -> None:
+            for one in (*outer_tags, tag):
+                self.spark.addTag(one)
+            with self._counting(tag):
+                target()
+
+        return threading.Thread(target=run, name=tag, daemon=True)
+
+    def cancel(self, tag: str) -> None:
+        self.spark.interruptTag(tag)
+
+    def running_tasks(self, tag: str) -> int | None:
+        return self._running.get(tag)
+
+    @contextlib.contextmanager
+    def _counting(self, tag: str) -> Iterator[None]:
+        """Keep the count of this thread's running tasks, where the session reports it (Spark 4)."""
+        if not hasattr(self.spark, "registerProgressHandler"):
+            yield
+            return
+        owner = threading.get_ident()
+        self._running[tag] = 0
+
+        def handler(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
+            del stages, operation_id, done
+            if threading.get_ident() == owner:  # every query of the session calls, each in its own thread
+                self._running[tag] = inflight_tasks
+
+        self.spark.registerProgressHandler(handler)
+        try:
+            yield
+        finally:
+            self.spark.removeProgressHandler(handler)
+
+    def driver_hosts(self) -> tuple[str, list[str]]:
+        server = str(getattr(self.spark.client, "host", "") or "localhost")
+        if self.is_local and server in ("localhost", "127.0.0.1", "::1"):
+            return host.LOOPBACK, [host.LOOPBACK]
+        return host.ANY, host.addresses(towards=[server])
+
+
+def _nothing() -> None:
+    """Nothing to free or to stop."""

@@ -1,0 +1,115 @@
+"""``hvd_cluster.spark.run``: a function on every worker of a Spark cluster, its results by rank."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.logs import LinePrinter
+from hvd_cluster.launch.outcome import collect
+from hvd_cluster.settings import Settings
+from hvd_cluster.spark import preflight
+from hvd_cluster.spark.job import Job
+from hvd_cluster.spark.session import active
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Sequence[str] | set[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+    *,
+    spark: Any = None,
+    on_event: Callable[[int, dict[str, Any]], None] | None = None,
+) -> list[Any]:
+    """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, each a child process of a task of one Spark job.
+
+    All workers start together (a barrier stage). It works alike on classic and on Spark Connect sessions.
+
+    Args:
+        fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
+        args: positional arguments of ``fn``.
+        kwargs: keyword arguments of ``fn``.
+        num_proc: number of workers; by default as many as the session runs tasks at once.
+        start_timeout: seconds for all tasks to start; by default HOROVOD_SPARK_START_TIMEOUT, else 600.
+        use_mpi: accepted as None or False; MPI is not used.
+        use_gloo: accepted.
+        extra_mpi_args: accepted, without effect.
+        env: variables to add to the workers' environment; a value of None removes one. The driver's own environment
+            does not travel.
+        stdout: a text stream for the lines that workers write to stdout, ``[rank]<stdout>:`` in front; by default the
+            driver's (in a notebook, the cell's).
+        stderr: likewise for stderr.
+        verbose: accepted; what the launcher itself has to say goes to the logger ``hvd_cluster``.
+        nics: name of the network interface for the workers' data; by default the one that reaches rank 0's host.
+        prefix_output_with_timestamp: put the time in front of each line of output.
+        executable: path of the Python that runs the workers, on the executors; by default the executors' own.
+        spark: the session; by default the active one.
+        on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
+
+    Returns:
+        What ``fn`` returned on rank 0, rank 1, ...
+
+    Raises:
+        ValueError: an argument that cannot be right, as ``num_proc=0``.
+        NotEnoughSlotsError: the session can never run that many tasks at once; no worker has started.
+        StartTimeoutError: not all tasks started in time; the text tells how many slots are missing.
+        WorkerFailedError: a worker raised, exited or was killed; the user's traceback comes first, and ``__cause__`` is
+            the user's exception.
+        LaunchError: no session, an argument that cannot be pickled, or executors without this package.
+    """
+    _check(num_proc, start_timeout, use_mpi)
+    if extra_mpi_args:
+        logger.warning("extra_mpi_args=%r has no effect: MPI is not used", extra_mpi_args)
+    del use_gloo, verbose
+    start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
+    call = pack(fn, args, kwargs)
+    session = active(spark)
+    size = preflight.infer_num_proc(session) if num_proc is None else num_proc
+    began_s = time.monotonic()
+    preflight.wait_for_slots(session, size, start_timeout_s)
+    job = Job(
+        session,
+        size,
+        env={**_interface(nics), **(env or {})},
+        executable=executable,
+        print_line=LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp),
+        on_event=on_event,
+    )
+    return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
+
+
+def _check(num_proc: int | None, start_timeout: float | None, use_mpi: bool | None) -> None:
+    """Name everything that is wrong with the arguments at once."""
+    wrong: list[str] = []
+    if num_proc is not None and num_proc < 1:
+        wrong.append(f"num_proc={num_proc!r}: must be at least 1 (leave it out for one worker per slot)")
+    if start_timeout is not None and not start_timeout > 0:
+        wrong.append(f"start_timeout={start_timeout!r}: must be more than 0 seconds")
+    if use_mpi:
+        wrong.append("use_mpi=True: hvd_cluster does not use MPI on Spark; leave it out, the workers use Gloo or NCCL")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def _interface(nics: str | Sequence[str] | set[str] | None) -> dict[str, str]:
+    names = [name.strip() for name in nics.split(",")] if isinstance(nics, str) else sorted(nics or ())
+    if len(names) > 1:
+        logger.warning("of nics=%s only %s is used", ",".join(names), names[0])
+    return {"HOROVOD_GLOO_IFACE": names[0]} if names and names[0] else {}

@@ -1,0 +1,236 @@
+"""One Spark job whose barrier tasks run workers, as its driver sees it: start, listen, wait, cancel."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.logs import LinePrinter
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.spark import preflight, sidechannel, task
+from hvd_cluster.spark.plan import Plan, Versions, verify
+from hvd_cluster.spark.progress import Progress, short_reason
+from hvd_cluster.spark.session import Session
+from hvd_cluster.spark.sidechannel import Listener
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a job that has not started says what it waits for; then again at ten times that interval.
+_EXPLAIN_S = 10.0
+#: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
+_CANCEL_AGAIN_S = 0.5
+_CANCEL_GIVE_UP_S = 60.0
+#: Seconds for the tasks to end, and for their last lines to arrive, once Spark has given the job up or it is done.
+_DRAIN_S = 6.0
+_DONE = object()
+
+
+class Job:
+    """Runs a packed call on ``size`` workers.
+
+    Args:
+        session: where to run.
+        size: number of workers.
+        env: variables for the workers; None removes one.
+        executable: the Python that runs the workers; None for the executors' own.
+        print_line: gets (rank, stream, line) of every line of the workers, in the calling thread.
+        on_event: gets (rank, fields) of every progress report, in the calling thread.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        size: int,
+        *,
+        env: Mapping[str, str | None],
+        executable: str | None,
+        print_line: LinePrinter,
+        on_event: Callable[[int, dict[str, Any]], None] | None,
+    ) -> None:
+        self._session = session
+        self._size = size
+        self._env = dict(env)
+        self._executable = executable
+        self._print_line = print_line
+        self._on_event = on_event
+        self._secret = new_secret()
+        self._id = uuid.uuid4().hex[:12]
+        self._tag = f"horovod.spark.run.{self._id}"
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._progress = Progress(size)
+        self._finished = threading.Event()
+        self._rows: list[Any] = []
+        self._error: BaseException | None = None
+
+    def run(self, call: bytes, start_timeout_s: float) -> list[Outcome]:
+        """Run ``call`` on every worker.
+
+        Returns:
+            one outcome per worker, in no particular order.
+
+        Raises:
+            StartTimeoutError: not every task runs after ``start_timeout_s`` seconds.
+            WorkerFailedError: Spark lost a task.
+            LaunchError: the tasks run but cannot work together, or Spark refused the job.
+        """
+        bind, hosts = self._session.driver_hosts()
+        shipped, free = self._session.ship(call)
+        try:
+            with Listener(self._secret, bind, self._messages) as listener:
+                thread = self._start(shipped, listener.addresses(hosts))
+                try:
+                    self._wait(start_timeout_s)
+                    if self._error is not None:
+                        self._hear_the_last(listener)
+                    else:
+                        listener.drain(_DRAIN_S)
+                        self._hear_all()
+                finally:
+                    self._stop(listener)
+                thread.join()
+        finally:
+            free()
+        if self._error is not None:
+            logger.debug("the Spark job failed", exc_info=self._error)
+            raise self._progress.failure(short_reason(self._error))
+        return self._outcomes()
+
+    def _start(self, shipped: Any, addresses: tuple[str, ...]) -> threading.Thread:
+        versions = Versions.here()
+        plan = Plan(
+            size=self._size,
+            job_id=self._id,
+            secret=self._secret,
+            driver_addresses=addresses,
+            env=self._env,
+            executable=self._executable,
+            versions=versions,
+        )
+        function = task.task_for(asdict(versions), pickle.dumps(plan), shipped)
+
+        def submit() -> None:
+            try:
+                frame = self._session.seats(self._size).mapInArrow(function, task.SCHEMA, barrier=True)
+                self._rows = frame.collect()
+            except BaseException as error:  # noqa: BLE001  the calling thread decides what it means
+                self._error = error
+            finally:
+                self._finished.set()
+                self._messages.put(_DONE)
+
+        thread = self._session.thread(submit, self._tag)
+        thread.start()
+        return thread
+
+    def _wait(self, start_timeout_s: float) -> None:
+        """Pass on what the tasks tell until the job has ended."""
+        began_s = time.monotonic()
+        explain_s = began_s + _EXPLAIN_S
+        started = False
+        while not self._finished.is_set():
+            # A queue, never Thread.join(timeout): after an interrupt a second join returns at once (Python 3.11).
+            with contextlib.suppress(queue.Empty):
+                self._hear(self._messages.get(timeout=0.2))
+            if started:
+                continue
+            now_s = time.monotonic()
+            started = self._has_started()
+            if not started and now_s >= began_s + start_timeout_s:
+                if not self._can_tell():
+                    logger.warning("no task has reached this process, which may not mean that none has started")
+                    started = True
+                    continue
+                raise StartTimeoutError(preflight.timeout_text(self._waits_for(), start_timeout_s))
+            if not started and now_s >= explain_s:
+                explain_s = now_s + 10 * _EXPLAIN_S
+                logger.warning("still waiting for Spark to start the workers: %s", self._waits_for())
+
+    def _has_started(self) -> bool:
+        if self._progress.started:
+            return True
+        running = self._session.running_tasks(self._tag)
+        return running is not None and running >= self._size
+
+    def _can_tell(self) -> bool:
+        """Whether the silence of the tasks means that they have not started."""
+        return bool(self._progress.host_of_seat) or self._session.running_tasks(self._tag) is not None
+
+    def _waits_for(self) -> str:
+        seen = self._progress.host_of_seat
+        where = f"; {len(seen)} of {self._size} tasks have reported" if seen else ""
+        return self._session.slots().describe(self._size) + where
+
+    def _hear(self, message: Any) -> None:
+        if message is _DONE:
+            return
+        if isinstance(message, sidechannel.Line):
+            self._print_line(message.rank, message.stream, message.text)
+        elif isinstance(message, sidechannel.Event):
+            if self._on_event is not None:
+                self._on_event(message.rank, message.fields)
+        elif isinstance(message, sidechannel.Warned):
+            logger.warning("%s", message.text)
+        else:
+            self._progress.hear(message)
+
+    def _hear_all(self) -> None:
+        while True:
+            try:
+                self._hear(self._messages.get_nowait())
+            except queue.Empty:
+                return
+
+    def _hear_the_last(self, listener: Listener) -> None:
+        """Spark has given up: hear which task went first, then end the others and hear them out."""
+        deadline_s = time.monotonic() + 1.0
+        while self._progress.host_of_seat and not self._progress.lost and time.monotonic() < deadline_s:
+            with contextlib.suppress(queue.Empty):
+                self._hear(self._messages.get(timeout=0.1))
+        listener.stop_tasks()
+        listener.drain(_DRAIN_S)
+        self._hear_all()
+
+    def _stop(self, listener: Listener) -> None:
+        """Leave no task behind, whatever brought us here."""
+        if self._finished.is_set():
+            return
+        listener.stop_tasks()
+        give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
+        while time.monotonic() < give_up_s:
+            try:
+                self._session.cancel(self._tag)
+            except Exception as error:  # noqa: BLE001  a session that has gone has no tasks any more
+                logger.debug("the job could not be cancelled: %s", error)
+            if self._finished.wait(_CANCEL_AGAIN_S):
+                listener.drain(_DRAIN_S)
+                return
+        logger.error("the Spark job %s does not end although it was cancelled again and again", self._tag)
+
+    def _outcomes(self) -> list[Outcome]:
+        """The outcomes in the rows of the job.
+
+        Raises:
+            LaunchError: the tasks refused to work, for the reasons that it names.
+        """
+        pieces: dict[int, list[bytes]] = {}
+        problems: list[str] = []
+        for row in sorted(self._rows, key=lambda row: (row.seat, row.part)):
+            if row.kind == "problem":
+                problems.append(bytes(row.data).decode("utf-8", "replace"))
+            else:
+                pieces.setdefault(row.seat, []).append(bytes(row.data))
+        if problems:
+            raise LaunchError("the workers cannot start: " + "; ".join(list(dict.fromkeys(problems))[:5]))
+        if len(pieces) != self._size:
+            raise LaunchError(f"Spark returned the results of {len(pieces)} workers, but {self._size} ran")
+        return [verify(b"".join(parts), self._secret) for parts in pieces.values()]

@@ -1,0 +1,107 @@
+"""What the driver tells every barrier task, and what the tasks tell each other: values, and how they travel."""
+
+from __future__ import annotations
+
+import hmac
+import importlib.metadata
+import pickle
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import hvd_cluster
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.outcome import Outcome
+
+_MAC_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """What must agree between the driver and the workers; empty where a package is not installed."""
+
+    python: str
+    torch: str
+    hvd_cluster: str
+
+    @classmethod
+    def here(cls) -> Versions:
+        """Those of this process, without importing anything heavy."""
+        return cls(python=platform.python_version(), torch=_version("torch"), hvd_cluster=hvd_cluster.__version__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One job, as its tasks see it."""
+
+    #: Number of workers.
+    size: int
+    #: Distinguishes jobs that run side by side.
+    job_id: str
+    #: The job's secret; it travels inside the pickled task, and is never shown.
+    secret: bytes = field(repr=False)
+    #: "host:port" candidates for the driver's side channel.
+    driver_addresses: tuple[str, ...]
+    #: Variables to add to the workers' environment; None removes one.
+    env: Mapping[str, str | None]
+    #: The Python that runs the workers; None for the task's own.
+    executable: str | None
+    #: Those of the driver.
+    versions: Versions
+
+
+def sign(outcome: Outcome, secret: bytes) -> bytes:
+    """``outcome`` as bytes that :func:`verify` accepts."""
+    payload = pickle.dumps(outcome)
+    return hmac.digest(secret, payload, "sha256") + payload
+
+
+def verify(signed: bytes, secret: bytes) -> Outcome:
+    """The outcome in ``signed``; nothing is unpickled before its signature has been checked.
+
+    Raises:
+        AuthenticationError: the bytes were not signed with ``secret``.
+    """
+    mac, payload = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, hmac.digest(secret, payload, "sha256")):
+        raise AuthenticationError("a row of the Spark job is not signed with the job's secret")
+    outcome: Outcome = pickle.loads(payload)
+    return outcome
+
+
+def disagreements(driver: Versions, tasks: Mapping[str, Versions]) -> tuple[list[str], list[str]]:
+    """What stands in the way of a job whose driver and tasks (by host) have these versions.
+
+    Returns:
+        errors, for which the job cannot run; and warnings.
+    """
+    errors, warnings = [], []
+    for host, task in tasks.items():
+        if _minor(task.python) != _minor(driver.python):
+            errors.append(
+                f"Python is {driver.python} on the driver, but {task.python} on {host}: pickled functions need the "
+                "same minor version; set PYSPARK_PYTHON (or spark.pyspark.python) to it"
+            )
+        if task.hvd_cluster != driver.hvd_cluster:
+            errors.append(
+                f"hvd-cluster is {driver.hvd_cluster or 'not installed'} on the driver, but "
+                f"{task.hvd_cluster or 'not installed'} on {host}: install the same version on both"
+            )
+        if driver.torch and task.torch and _minor(task.torch) != _minor(driver.torch):
+            warnings.append(f"torch is {driver.torch} on the driver, but {task.torch} on {host}")
+    by_torch = {_minor(task.torch): host for host, task in tasks.items()}
+    if len(by_torch) > 1:
+        listed = ", ".join(f"{version or 'none'} on {host}" for version, host in by_torch.items())
+        errors.append(f"the workers have different versions of torch: {listed}; install one version on all of them")
+    return errors, warnings
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])

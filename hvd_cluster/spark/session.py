@@ -1,0 +1,101 @@
+"""What running workers needs from a Spark session, whichever kind it is.
+
+A new kind of session is a new file with a subclass of :class:`Session` and a branch in :func:`active`.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.errors import LaunchError, MissingExtraError
+from hvd_cluster.spark.slots import Slots
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NO_SESSION_TEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
+#: A packed call up to this size travels inside the tasks; a larger one once per executor.
+INLINE_BYTES = 1 << 20
+
+
+class Session(abc.ABC):
+    """A live session of one kind. Methods may be called from any thread unless they say otherwise."""
+
+    def __init__(self, spark: Any) -> None:
+        #: The user's own ``SparkSession``.
+        self.spark = spark
+
+    def seats(self, count: int) -> DataFrame:
+        """A DataFrame of ``count`` partitions with one row each: one barrier task for each worker."""
+        frame: DataFrame = self.spark.range(0, count, 1, count)
+        return frame
+
+    def conf(self, name: str) -> str | None:
+        """A setting of the session, or None where nobody has set it."""
+        value = self.spark.conf.get(name, None)
+        return None if value is None else str(value)
+
+    @property
+    def is_local(self) -> bool:
+        """True when every task runs on the machine of the driver's JVM (on Connect: of the server)."""
+        return (self.conf("spark.master") or "").startswith("local")
+
+    @abc.abstractmethod
+    def slots(self) -> Slots:
+        """The places for barrier tasks, as far as this kind of session can tell without starting a job."""
+
+    @abc.abstractmethod
+    def default_parallelism(self) -> int:
+        """How many tasks the session runs at once by default. May start a small Spark job."""
+
+    @abc.abstractmethod
+    def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
+        """Bring ``call`` to where tasks can take it.
+
+        Returns:
+            what the task hands to :func:`hvd_cluster.spark.barrier.receive`, and a function that frees it afterwards.
+        """
+
+    @abc.abstractmethod
+    def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
+        """A thread, not yet started, that runs ``target`` such that :meth:`cancel` with ``tag`` reaches its jobs."""
+
+    @abc.abstractmethod
+    def cancel(self, tag: str) -> None:
+        """Cancel the jobs that run under ``tag``; a job that has not been submitted yet is not reached."""
+
+    @abc.abstractmethod
+    def running_tasks(self, tag: str) -> int | None:
+        """How many tasks of the jobs under ``tag`` run now; None when this session cannot tell."""
+
+    @abc.abstractmethod
+    def driver_hosts(self) -> tuple[str, list[str]]:
+        """Where this process listens for its tasks.
+
+        Returns:
+            the address to listen on, and the names or addresses under which tasks may reach it, the likeliest first.
+        """
+
+
+def active(spark: Any = None) -> Session:
+    """The session to run on: ``spark`` if given, else the active one of this process, classic or Connect.
+
+    Raises:
+        LaunchError: there is none.
+        MissingExtraError: pyspark is not installed.
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("pyspark", "spark", "to run workers on Spark") from error
+    from hvd_cluster.spark.classic import ClassicSession
+    from hvd_cluster.spark.connect import ConnectSession
+
+    spark = spark or ConnectSession.find() or ClassicSession.find()
+    if spark is None:
+        raise LaunchError(f"{NO_SESSION_TEXT} Start one with SparkSession.builder.getOrCreate(), or pass spark=.")
+    kind = ConnectSession if type(spark).__module__.startswith("pyspark.sql.connect") else ClassicSession
+    return kind(spark)

@@ -1,0 +1,110 @@
+"""Places for workers on a Spark cluster: what is there, what is needed, and how to say so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hvd_cluster.errors import LaunchError, NotEnoughSlotsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """How many barrier tasks a cluster can run at once."""
+
+    #: Tasks that the executors which are there now can run at once; None when the session cannot tell.
+    total: int | None = None
+    #: How many of ``total`` run something else now.
+    busy: int = 0
+    #: The most that this session can ever have, from its settings; None when more executors may join.
+    most: int | None = None
+    #: ``spark.dynamicAllocation.enabled`` on a cluster; Spark refuses barrier stages with it.
+    dynamic_allocation: bool = False
+    #: ``spark.master``, for messages.
+    master: str = ""
+    #: GPUs that each task asks for.
+    gpus_per_task: float = 0.0
+
+    @property
+    def free(self) -> int | None:
+        """Tasks that could start now."""
+        return None if self.total is None else max(0, self.total - self.busy)
+
+    def enough(self, needed: int) -> bool:
+        """True unless it is known that ``needed`` tasks cannot run at once now."""
+        return self.total is None or self.total >= needed
+
+    def describe(self, needed: int) -> str:
+        """One sentence: "8 slots needed, 6 free; dynamic allocation is on"."""
+        parts = [f"{needed} slots needed, {'an unknown number' if self.free is None else self.free} free"]
+        if self.busy:
+            parts.append(f"{self.busy} of {self.total} are busy with other tasks")
+        if self.gpus_per_task:
+            parts.append(f"each task takes {self.gpus_per_task:g} GPU")
+        parts.append(f"dynamic allocation is {'on' if self.dynamic_allocation else 'off'}")
+        if self.master:
+            parts.append(f"spark.master is {self.master}")
+        return "; ".join(parts)
+
+
+def check(needed: int, slots: Slots) -> None:
+    """Refuse a job that can never start.
+
+    Raises:
+        NotEnoughSlotsError: the session can never have ``needed`` slots.
+        LaunchError: the session's settings forbid barrier stages.
+    """
+    if slots.dynamic_allocation:
+        text = (
+            f"{slots.describe(needed)}. Spark starts all workers at once (a barrier stage) and refuses to do so with "
+            "dynamic allocation: set spark.dynamicAllocation.enabled=false and ask for enough executors with "
+            "spark.executor.instances"
+        )
+        raise (LaunchError if slots.enough(needed) else NotEnoughSlotsError)(text)
+    if slots.most is not None and needed > slots.most:
+        raise NotEnoughSlotsError(
+            f"{slots.describe(needed)}. This session can have at most {slots.most}: {remedy(slots)}, "
+            f"or pass num_proc={slots.most}"
+        )
+
+
+def remedy(slots: Slots) -> str:
+    """What to change so that there are more slots."""
+    if slots.master.startswith("local"):
+        return "start it with more cores, e.g. master('local[8]')"
+    return "ask for more executors (spark.executor.instances, spark.cores.max) or for more cores of each"
+
+
+def of_master(master: str, cpus_per_task: int = 1) -> int | None:
+    """The slots that a ``local...`` master has, by its name; None for other masters and ``local[*]``."""
+    cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master)
+    if cluster:
+        return int(cluster[1]) * (int(cluster[2]) // cpus_per_task)
+    local = re.fullmatch(r"local(?:\[(\d+)(?:\s*,\s*\d+)?])?", master)
+    return int(local[1] or 1) // cpus_per_task if local else None
+
+
+def of_settings(conf: Callable[[str], str | None]) -> Slots:
+    """What the settings of a session alone tell, for sessions that show no more."""
+    master = conf("spark.master") or ""
+    cpus_per_task = int(conf("spark.task.cpus") or 1)
+    gpus_per_task = float(conf("spark.task.resource.gpu.amount") or 0)
+    most = of_master(master, cpus_per_task)
+    on_cluster = most is None and not master.startswith("local")
+    instances, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
+    if on_cluster and instances and cores:
+        per_executor = int(cores) // cpus_per_task
+        gpus = conf("spark.executor.resource.gpu.amount")
+        if gpus and gpus_per_task:
+            per_executor = min(per_executor, int(float(gpus) / gpus_per_task))
+        most = int(instances) * per_executor
+    return Slots(
+        total=None if on_cluster else most,
+        most=most,
+        # Spark itself ignores the setting where the executors live in one process.
+        dynamic_allocation=(conf("spark.dynamicAllocation.enabled") or "").lower() == "true"
+        and not re.fullmatch(r"local(\[[^,\]]*(,\s*\d+)?])?", master),
+        master=master,
+        gpus_per_task=gpus_per_task,
+    )
