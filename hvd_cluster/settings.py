@@ -45,6 +45,15 @@ def _above_zero(text: str) -> float:
     return value
 
 
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+
+def _log_level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(f"is none of {', '.join(LOG_LEVELS)}")
+    return text.lower()
+
+
 def _knob(name: str, default: T, parse: Callable[[str], T]) -> T:
     """A dataclass field that remembers its environment variable and how to read it."""
     return field(default=default, metadata={"env": name, "parse": parse})
@@ -85,21 +94,34 @@ class Settings:
     #: The same on Spark, where executors may have to be allocated first.
     spark_start_timeout_s: float = _knob("HOROVOD_SPARK_START_TIMEOUT", 600.0, _above_zero)
     #: Worker, log and timeline messages at or above this level.
-    log_level: str = _knob("HOROVOD_LOG_LEVEL", "warning", str)
+    log_level: str = _knob("HOROVOD_LOG_LEVEL", "warning", _log_level)
+
+    def __post_init__(self) -> None:
+        wrong: list[str] = []
+        for knob in fields(self):
+            value = getattr(self, knob.name)
+            try:
+                knob.metadata["parse"](str(value))
+            except ValueError as error:
+                wrong.append(f"{knob.name}={value!r}: {error}")
+        if wrong:
+            raise ValueError("cannot use these settings: " + "; ".join(wrong))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
         """Settings from the environment, with ``overrides`` (by field name; None means "not given") on top.
 
+        An empty variable counts as unset.
+
         Raises:
-            ValueError: one or more variables cannot be read; all of them are named.
+            ValueError: one or more variables or overrides cannot be used; all of them are named.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         wrong: list[str] = []
         for knob in fields(cls):
-            text = environ.get(knob.metadata["env"])
-            if overrides.get(knob.name) is not None or text is None:
+            text = environ.get(knob.metadata["env"], "")
+            if overrides.get(knob.name) is not None or not text.strip():
                 continue
             try:
                 values[knob.name] = knob.metadata["parse"](text)
@@ -111,9 +133,12 @@ class Settings:
         return cls(**values)
 
     def to_env(self) -> dict[str, str]:
-        """The variables that carry what differs from the defaults to a worker."""
+        """The variables that carry these settings to a worker.
+
+        All of them: a default that beat this process's environment must beat it in the worker too, who inherits it.
+        """
         return {
             knob.metadata["env"]: str(int(value)) if isinstance(value, bool) else str(value)
             for knob in fields(self)
-            if (value := getattr(self, knob.name)) != knob.default
+            for value in (getattr(self, knob.name),)
         }

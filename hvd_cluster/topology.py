@@ -50,10 +50,9 @@ class Topology:
 
     def __post_init__(self) -> None:
         for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-            if not 0 <= getattr(self, index) < getattr(self, count):
-                raise ValueError(
-                    f"{index}={getattr(self, index)} is not in 0 .. {count}-1 with {count}={getattr(self, count)}"
-                )
+            number, total = getattr(self, index), getattr(self, count)
+            if not 0 <= number < total:
+                raise ValueError(f"{index}={number} is not in 0 .. {count}-1, with {count}={total}")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Topology:
@@ -118,7 +117,7 @@ def export(variables: Mapping[str, str | None], environ: MutableMapping[str, str
 
 
 def inherited() -> dict[str, str]:
-    """A copy of this process's environment, for a launcher to hand on; what the variables mean is the child's business."""
+    """A copy of this process's environment for a launcher to hand on: what it means is the child's business."""
     return dict(os.environ)
 
 
@@ -172,17 +171,19 @@ def _torchrun(environ: Mapping[str, str]) -> Topology:
 def _reader_of(
     launcher: str, rank: str, size: str, local_rank: str, local_size: str
 ) -> Callable[[Mapping[str, str]], Topology]:
-    """A reader for launchers that state the local indices and deal equal, contiguous blocks of ranks to hosts."""
+    """A reader for launchers that state the local indices and deal ranks evenly to hosts, in blocks or in turn."""
 
     def read(environ: Mapping[str, str]) -> Topology:
-        workers, here = int(environ[size]), int(environ[local_size])
+        index, workers = int(environ[rank]), int(environ[size])
+        local_index, here = int(environ[local_rank]), int(environ[local_size])
+        hosts = -(-workers // here)
         return Topology(
-            rank=int(environ[rank]),
+            rank=index,
             size=workers,
-            local_rank=int(environ[local_rank]),
+            local_rank=local_index,
             local_size=here,
-            cross_rank=int(environ[rank]) // here,
-            cross_size=-(-workers // here),
+            cross_rank=index // here if index % here == local_index else index % hosts,
+            cross_size=hosts,
             host=environ.get("HOSTNAME", "127.0.0.1"),
             master=_master(environ),
             launcher=launcher,
@@ -197,7 +198,7 @@ def _slurm(environ: Mapping[str, str]) -> Topology:
     peers = [index for index, count in enumerate(tasks) if count > local_rank]
     return Topology(
         rank=int(environ["SLURM_PROCID"]),
-        size=int(environ["SLURM_NTASKS"]),
+        size=sum(tasks),
         local_rank=local_rank,
         local_size=tasks[node],
         cross_rank=peers.index(node),
@@ -243,6 +244,7 @@ _READERS: dict[str, Callable[[Mapping[str, str]], Topology]] = {
         "JSM_NAMESPACE_LOCAL_RANK",
         "JSM_NAMESPACE_LOCAL_SIZE",
     ),
-    "PMI_RANK": _reader_of("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Not PMI_RANK: `srun --mpi=pmi2` sets it too, and says nothing local beside it.
+    "MPI_LOCALRANKID": _reader_of("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "SLURM_STEP_TASKS_PER_NODE": _slurm,
 }

@@ -8,14 +8,13 @@ from typing import Any
 
 from hvd_cluster.oldpaths.table import Row, children_of
 
-
 _ABSENT = object()
 
 
 class Forwarder(ModuleType):
-    """A module without content of its own: it shows the names of its row, of its row's module and the modules below.
+    """A module without content of its own: it shows its row's names, its row's module and the modules below.
 
-    What is assigned is assigned where it lives, so that everybody sees a patched ``horovod.torch.allreduce``; deleting an
+    What is assigned is assigned where it lives, so that all see a patched ``horovod.torch.allreduce``; deleting an
     assigned name brings back what was there, which is how ``mock.patch`` and pytest's ``monkeypatch`` undo theirs.
     """
 

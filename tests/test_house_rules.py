@@ -1,0 +1,76 @@
+"""Rules of the package that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hvd_cluster
+
+PACKAGE = Path(hvd_cluster.__file__).parent
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+MAY_TOUCH_THE_ENVIRONMENT = {"settings.py", "topology.py"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(PACKAGE.rglob("*.py")):
+        yield str(file.relative_to(PACKAGE)), ast.parse(file.read_text(), filename=str(file))
+
+
+def test_the_environment_is_touched_in_two_files_only() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules()
+        if name not in MAY_TOUCH_THE_ENVIRONMENT
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and ast.unparse(node.value) == "os")
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and ENVIRONMENT & {name.name for name in node.names}
+        )
+    ]
+    assert found == [], "read it through settings.py or topology.py, write it through topology.export()"
+
+
+def test_the_environment_is_written_in_one_function_only() -> None:
+    writers = {
+        function.name
+        for name in MAY_TOUCH_THE_ENVIRONMENT
+        for function in ast.walk(ast.parse((PACKAGE / name).read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if (
+            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and "environ" in ast.unparse(node.value)
+        )
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in {"environ.pop", "environ.update", "os.putenv"})
+    }
+    assert writers == {"export"}
+
+
+def test_no_folder_of_tests_is_a_package() -> None:
+    assert list(Path(__file__).parent.rglob("__init__.py")) == [], "tests/ray/__init__.py would shadow the real Ray"
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    assert [name for name, _ in modules() if Path(name).stem in {"utils", "util", "common", "helpers", "misc"}] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("hvd_cluster", ["torch", "numpy", "cloudpickle", "pyspark", "ray", "pyarrow", "pandas"]),
+        ("hvd_cluster.torch", ["pyspark", "ray", "pyarrow", "pandas", "tensorflow"]),
+        ("hvd_cluster.launch", ["pyspark", "ray", "pyarrow", "pandas"]),
+        ("hvd_cluster.estimators", ["ray", "tensorflow"]),
+    ],
+)
+def test_importing_one_part_loads_no_other(module: str, absent: list[str]) -> None:
+    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
