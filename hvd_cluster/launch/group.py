@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError
@@ -61,9 +62,15 @@ class Group(Generic[W]):
         Raises:
             LaunchError: a program cannot be started; those that were started before it are stopped.
         """
+
+        def start(starter: Callable[[Callable[[], None]], W]) -> None:
+            self.workers.append(starter(self._notify))
+
         try:
-            for starter in starters:
-                self.workers.append(starter(self._notify))
+            # In threads, because an interrupt strikes the main one: no worker may be running that is not in the list.
+            with ThreadPoolExecutor(max_workers=8, thread_name_prefix="hvd-start") as pool:
+                list(pool.map(start, starters))
+            self.workers.sort(key=lambda worker: worker.rank)
         except OSError as error:
             self.stop()
             raise LaunchError(f"a worker cannot be started: {error}") from error

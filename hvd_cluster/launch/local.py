@@ -56,8 +56,8 @@ def run(
         stderr: likewise.
         prefix_output_with_timestamp: put the time before each line.
         on_event: gets the rank and the fields of each :func:`hvd_cluster.launch.progress.report`, from another thread.
-        verbose: 0 drops the workers' lines, unless ``stdout`` or ``stderr`` says where they go. A failure shows the last
-            of them all the same.
+        verbose: 0 drops the workers' lines, unless ``stdout`` or ``stderr`` says where they go. A failure shows the
+            last of them all the same.
 
     Returns:
         What ``fn`` returned, by rank.
@@ -149,7 +149,7 @@ class Executor:
                     worker.submit(call)
                 outcomes = self._group.reports()
             except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
-                self.close()
+                self._drop()
                 raise
             if not self._group.all_live:
                 self.close()
@@ -158,14 +158,19 @@ class Executor:
     def close(self) -> None:
         """Let the workers exit. May be called twice."""
         with self._lock:
-            group, self._group = self._group, None
-            running, self._running = self._running, None
-            if running is None or group is None:
-                return
-            with running:
-                for worker in group.workers:
-                    worker.finish()
-                group.let_exit()
+            try:
+                if self._group is not None:
+                    for worker in self._group.workers:
+                        worker.finish()
+                    self._group.let_exit()
+            finally:
+                self._drop()
+
+    def _drop(self) -> None:
+        """Stop the workers, whatever they do."""
+        running, self._running, self._group = self._running, None, None
+        if running is not None:
+            running.close()
 
     def __enter__(self) -> Executor:
         self.start()

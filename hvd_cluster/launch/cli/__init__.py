@@ -1,0 +1,1 @@
+"""The command line: ``hvdrun``, also installed as ``horovodrun``."""

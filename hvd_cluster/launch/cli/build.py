@@ -1,0 +1,50 @@
+"""What ``--check-build`` shows: the frameworks, controllers and operations that would work here, now."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import hvd_cluster
+from hvd_cluster.oldpaths.table import HOROVOD_VERSION
+
+#: Name for people -> the framework's module, and ours for it.
+_FRAMEWORKS = {
+    "TensorFlow": ("tensorflow", "hvd_cluster.tensorflow"),
+    "PyTorch": ("torch", "hvd_cluster.torch"),
+    "MXNet": ("mxnet", "hvd_cluster.mxnet"),
+}
+
+
+def build_report() -> str:
+    """The text, in the form that programs which parse Horovod's know."""
+    frameworks = {name: all(map(_exists, modules)) for name, modules in _FRAMEWORKS.items()}
+    controllers = {"MPI": False, "Gloo": _torch_has("Gloo")}
+    operations = {"NCCL": _torch_has("NCCL"), "DDL": False, "CCL": False, "MPI": False, "Gloo": _torch_has("Gloo")}
+    sections = {
+        "Available Frameworks": frameworks,
+        "Available Controllers": controllers,
+        "Available Tensor Operations": operations,
+    }
+    lines = [f"hvd_cluster v{hvd_cluster.__version__}, with the interface of", f"Horovod v{HOROVOD_VERSION}:"]
+    for title, entries in sections.items():
+        lines += ["", f"{title}:"]
+        lines += [f"    [{'X' if there else ' '}] {name}" for name, there in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _torch_has(backend: str) -> bool:
+    """Whether this build of torch holds the process group; importing torch takes seconds, so it happens only here."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return hasattr(
+        getattr(torch._C, "_distributed_c10d", None), f"ProcessGroup{backend.upper().replace('GLOO', 'Gloo')}"
+    )

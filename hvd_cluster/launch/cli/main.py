@@ -1,0 +1,163 @@
+"""``hvdrun -np 2 python train.py``: the entry point, exit codes, and what the user reads when something fails."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import hvd_cluster
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.cli.build import build_report
+from hvd_cluster.launch.cli.command import run_command
+from hvd_cluster.launch.cli.hosts import local_seats, parse_hosts
+from hvd_cluster.launch.cli.parser import build_parser, knob_environment
+from hvd_cluster.launch.logs import LinePrinter, RankFiles
+from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
+from hvd_cluster.oldpaths.table import HOROVOD_VERSION
+from hvd_cluster.settings import Settings
+
+_USAGE_ERROR = 2
+
+
+class _Stopped(BaseException):
+    """A signal asked the launcher to end. No Exception, so that nothing on the way takes it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, that of the worker that failed first, or 128 plus a signal."""
+    program = Path(sys.argv[0]).name
+    as_horovod = program == "horovodrun"
+    parsed = parse_args(arguments, prog="horovodrun" if as_horovod else "hvdrun")
+    if parsed.check_build:
+        print(build_report(), end="")
+        return 0
+    if parsed.verbose:
+        logging.basicConfig(level=logging.INFO, format="hvdrun: %(message)s")
+    try:
+        with _signals_raise():
+            return _run(parsed, as_horovod=as_horovod or parsed.as_horovod)
+    except (ValueError, LaunchError) as error:
+        return _refuse(str(error))
+    except _Stopped as stopped:
+        print(f"hvdrun: ended by {signal.Signals(stopped.number).name}; all workers are stopped", file=sys.stderr)
+        return 128 + stopped.number
+
+
+def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") -> argparse.Namespace:
+    """The flags and the command; exits with a message and code 2 where they are wrong."""
+    version = HOROVOD_VERSION if prog == "horovodrun" else hvd_cluster.__version__
+    parser = build_parser(prog, version)
+    parsed = parser.parse_args(arguments)
+    if parsed.command[:1] == ["--"]:
+        del parsed.command[0]
+    if not parsed.check_build:
+        if parsed.num_proc is None:
+            parser.error("the number of workers is missing: -np N")
+        if not parsed.command:
+            parser.error("the command to run is missing: what should the workers do?")
+    return parsed
+
+
+def _run(parsed: argparse.Namespace, *, as_horovod: bool) -> int:
+    seats = local_seats(parsed.num_proc, None if parsed.hosts is None else parse_hosts(parsed.hosts))
+    env = knob_environment(parsed)
+    Settings.from_env()  # a variable that no worker could read is better refused here, once
+    if shutil.which(parsed.command[0]) is None:
+        raise ValueError(f"there is no program {parsed.command[0]!r} here that could be run")
+    with contextlib.ExitStack() as stack:
+        printer = LinePrinter(with_timestamp=parsed.prefix_output_with_timestamp)
+        files = stack.enter_context(_rank_files(parsed.output_filename, parsed.num_proc))
+
+        def on_line(rank: int, stream: str, line: str) -> None:
+            printer(rank, stream, line)
+            if files is not None:
+                files(rank, stream, line)
+
+        outcomes = run_command(
+            parsed.command,
+            seats,
+            env=dict(env),
+            as_horovod=as_horovod or None,
+            on_line=on_line,
+            on_failure=_report_failure,
+        )
+    failed = first_failure(outcomes)
+    if failed is None:
+        return 0
+    _report_end(failed, outcomes, parsed.output_filename)
+    return exit_code_of(failed)
+
+
+def exit_code_of(failed: Outcome) -> int:
+    """The launcher's exit code for a worker's: the same, or 128 plus the number of the signal, as shells have it."""
+    code = failed.exit_code or 1
+    return code if code > 0 else 128 - code
+
+
+def _report_failure(failed: Outcome) -> None:
+    print(
+        f"Process {failed.rank} exit with status code {failed.exit_code}.\n"
+        f"Terminating remaining workers after failure of Process {failed.rank}.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None) -> None:
+    """The last thing on the screen is what the failed worker said."""
+    where = f"\nIts whole output is under {folder}." if folder else ""
+    print(
+        "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+        f"terminated. The first process to do so was:\nProcess name: [{failed.rank}]\nExit code: {failed.exit_code}\n\n"
+        f"{failure_text(failed, outcomes)}{where}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _refuse(text: str) -> int:
+    print(f"hvdrun: {text}", file=sys.stderr)
+    return _USAGE_ERROR
+
+
+@contextlib.contextmanager
+def _rank_files(folder: str | None, size: int) -> Iterator[RankFiles | None]:
+    if folder is None:
+        yield None
+        return
+    try:
+        files = RankFiles(folder, size)
+    except OSError as error:
+        raise ValueError(f"--output-filename={folder} cannot be written: {error.strerror}") from error
+    with contextlib.closing(files):
+        yield files
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and a closed terminal into an exception, so that the workers are stopped on the way out."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
