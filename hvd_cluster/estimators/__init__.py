@@ -1,0 +1,43 @@
+"""Estimators: a DataFrame in, a fitted model out, trained by several workers.
+
+>>> from hvd_cluster.estimators import TorchEstimator
+>>> model = TorchEstimator(model=net, optimizer=opt, loss=loss_fn, feature_cols=["x"], label_cols=["y"],
+...                        num_proc=2, store="work/").fit(df)
+>>> scored = model.transform(df)
+
+Where pyspark is installed the classes are Spark ML stages; without it they are the same classes over a small base of
+our own, and fit pandas DataFrames, Arrow tables and Parquet folders in local processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.backend import Backend as Backend
+    from hvd_cluster.estimators.backend import LocalBackend as LocalBackend
+    from hvd_cluster.estimators.backend import SparkBackend as SparkBackend
+    from hvd_cluster.estimators.torch_estimator import TorchEstimator as TorchEstimator
+    from hvd_cluster.estimators.torch_model import TorchModel as TorchModel
+
+#: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
+_HOMES = {
+    "Backend": "backend",
+    "LocalBackend": "backend",
+    "SparkBackend": "backend",
+    "TorchEstimator": "torch_estimator",
+    "TorchModel": "torch_model",
+}
+
+__all__ = ["Backend", "LocalBackend", "SparkBackend", "TorchEstimator", "TorchModel"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,121 @@
+"""What runs the workers of a fit."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.estimators.values import whole
+
+OnEvent = Callable[[int, dict[str, Any]], None]
+
+
+class Backend(ABC):
+    """Runs a function in several workers. Programs bring their own by subclassing this, or one of those below."""
+
+    @abstractmethod
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, env: Any = None
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` in every worker.
+
+        A backend may also take a keyword ``on_event``: a function ``(rank, fields)`` for what workers report on the
+        way.
+
+        Args:
+            env: variables for the workers on top of their own environment; None as a value removes one.
+
+        Returns:
+            the results in the order of the ranks.
+        """
+
+    @abstractmethod
+    def num_processes(self) -> int:
+        """The number of workers."""
+
+
+class LocalBackend(Backend):
+    """Workers are processes of this machine.
+
+    Args:
+        num_proc: how many; 1 if not given.
+        env: variables for the workers, on top of the environment of this process.
+        kwargs: further arguments of :func:`hvd_cluster.launch.local.run`.
+    """
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
+        self._num_proc = _checked(num_proc)
+        self._env = dict(env or {})
+        self._kwargs = kwargs
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Any = None,
+        on_event: OnEvent | None = None,
+    ) -> list[Any]:
+        from hvd_cluster.launch.local import run
+
+        more = {"on_event": on_event, **self._kwargs}
+        environment = {**self._env, **(env or {})}
+        return run(fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more)
+
+    def num_processes(self) -> int:
+        return self._num_proc or 1
+
+
+class SparkBackend(Backend):
+    """Workers are child processes of the tasks of a Spark barrier stage, on a classic or a Connect session.
+
+    Args:
+        num_proc: how many; as many as the session runs tasks at once if not given.
+        env: variables for the workers. Beside these they have the environment of their executor, not the driver's.
+        kwargs: further arguments of :func:`hvd_cluster.spark.run`, such as ``spark`` (the session), ``stdout``,
+            ``stderr``, ``verbose``, ``start_timeout`` or ``prefix_output_with_timestamp``.
+    """
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
+        self._num_proc = _checked(num_proc)
+        self._env = dict(env or {})
+        self._kwargs = kwargs
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Any = None,
+        on_event: OnEvent | None = None,
+    ) -> list[Any]:
+        from hvd_cluster.spark import run
+
+        more = {"on_event": on_event, **self._kwargs}
+        environment = {**self._env, **(env or {})}
+        return run(fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more)
+
+    def num_processes(self) -> int:
+        """The number of workers; asks the session once where it was not given, which may start a small Spark job."""
+        if self._num_proc is None:
+            from hvd_cluster.spark.session import active
+
+            self._num_proc = active(self._kwargs.get("spark")).default_parallelism()
+        return self._num_proc
+
+
+def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent) -> list[Any]:
+    """``backend.run``, with ``on_event`` where it takes that: any object with ``run`` and ``num_processes`` will do."""
+    parameters = inspect.signature(backend.run).parameters
+    accepts = "on_event" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    results: list[Any] = backend.run(fn, args=tuple(args), **({"on_event": on_event} if accepts else {}))
+    return results
+
+
+def _checked(num_proc: int | None) -> int | None:
+    try:
+        return None if num_proc is None else int(whole(1)(num_proc))
+    except ValueError as error:
+        raise ValueError(f"num_proc={num_proc!r} {error}") from None

@@ -1,0 +1,62 @@
+"""The kinds of data that a fit and a transform take, told apart without importing what is not there."""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import Any
+
+from hvd_cluster.errors import DataError
+
+
+class Frame(enum.Enum):
+    """Kinds of data."""
+
+    SPARK = "a Spark DataFrame"
+    PANDAS = "a pandas DataFrame"
+    ARROW = "a pyarrow Table"
+    PARQUET = "a Parquet path"
+
+
+def kind_of(data: Any) -> Frame:
+    """The kind of ``data``.
+
+    Raises:
+        DataError: it is none of those that there are.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        return Frame.PARQUET
+    for cls in type(data).__mro__:
+        package = cls.__module__.partition(".")[0]
+        if package == "pyspark" and cls.__name__ == "DataFrame":
+            return Frame.SPARK
+        if package == "pandas" and cls.__name__ == "DataFrame":
+            return Frame.PANDAS
+        if package == "pyarrow" and cls.__name__ == "Table":
+            return Frame.ARROW
+    wanted = ", ".join(kind.value for kind in Frame)
+    raise DataError(f"data of type {type(data).__module__}.{type(data).__qualname__} is not supported: give {wanted}")
+
+
+def column_names(data: Any) -> list[str]:
+    """The names of all columns, in order; without reading a row.
+
+    Raises:
+        DataError: no Parquet can be read at the path.
+    """
+    kind = kind_of(data)
+    if kind is Frame.ARROW:
+        return list(data.column_names)
+    if kind is Frame.PARQUET:
+        return _parquet_columns(os.fspath(data))
+    return [str(name) for name in data.columns]
+
+
+def _parquet_columns(path: str) -> list[str]:
+    from hvd_cluster.data.store import Store
+
+    store = Store.create(path)
+    try:
+        return list(store.get_parquet_dataset(store.prefix).schema.names)
+    except (OSError, ValueError) as error:
+        raise DataError(f"no Parquet can be read at {path!r}: {error}") from error

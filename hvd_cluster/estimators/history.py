@@ -1,0 +1,40 @@
+"""What a fit leaves of its epochs, as data for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.estimators.scalars import flat
+
+
+def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One flat dict for each epoch: ``epoch``, ``train_loss``, ``validation_loss``, ``train_<metric>``, ...,
+    ``samples_per_s`` (all ranks together), ``data_wait_share`` (the largest of the ranks), ``seconds``."""
+    found = []
+    for record in records:
+        row: dict[str, Any] = {"epoch": record["epoch"]}
+        for part in ("train", "validation"):
+            row.update({f"{part}_{name}": value for name, value in flat(record.get(part, {})).items()})
+        if "samples_per_s" in record:
+            row["samples_per_s"] = sum(record["samples_per_s"])
+            row["data_wait_share"] = max(record["data_wait_share"])
+            row["seconds"] = record["seconds"]
+        found.append(row)
+    return found
+
+
+def frame(records: Sequence[dict[str, Any]]) -> Any:
+    """The same as a pandas DataFrame, one row for each epoch.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError(
+            "pandas", "data", "to show the history as a table; getHistory() gives plain lists"
+        ) from error
+    return pd.DataFrame(rows(records))

@@ -1,0 +1,38 @@
+"""Means over the rows of an epoch, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Means:
+    """Adds up the loss and the metrics of batches, weighted by their rows, without waiting for the device."""
+
+    def __init__(self, names: Sequence[Sequence[str]], device: torch.device) -> None:
+        """``names``: for each group of metrics, a name for each label column."""
+        self._names = [list(group) for group in names]
+        #: The loss, every metric in the order of the names, and last the rows.
+        self._sums = torch.zeros(2 + sum(map(len, self._names)), dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, metrics: Sequence[Any], rows: float) -> None:
+        """One batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it."""
+        values = [torch.as_tensor(value, device=self._sums.device).detach() for value in (loss, *metrics)]
+        batch = torch.stack([value.to(torch.float64).reshape(()) for value in values])
+        self._sums[:-1] += batch * rows
+        self._sums[-1] += rows
+
+    def over_ranks(self, hvd: Any, name: str) -> dict[str, Any]:
+        """``{"loss": x, "all_metrics": [{name: x, ...} for each group]}``, the same on every rank."""
+        sums = hvd.allreduce(self._sums, op=hvd.Sum, name=name).tolist()
+        rows = sums.pop()
+        means = iter([value / rows if rows else float("nan") for value in sums])
+        return {"loss": next(means), "all_metrics": [{name: next(means) for name in group} for group in self._names]}
+
+    @property
+    def rows(self) -> float:
+        """Rows of this rank so far."""
+        return float(self._sums[-1])

@@ -1,0 +1,74 @@
+"""An optimizer without its parameters: what it takes to build it again over a copy of the model, in another process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Class, hyperparameters and state of an optimizer, with its parameters as positions in ``model.parameters()``."""
+
+    cls: type[torch.optim.Optimizer]
+    #: For each param group: the positions of its parameters, and its hyperparameters.
+    groups: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...]
+    defaults: Mapping[str, Any]
+    state_dict: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerState:
+        """Take ``optimizer`` apart.
+
+        Its parameters are the model's own or, when it was made over another copy of the model, are matched to them in
+        order.
+
+        Raises:
+            ValueError: its parameters are not the model's.
+        """
+        parameters = list(model.parameters())
+        position = {id(parameter): index for index, parameter in enumerate(parameters)}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not all(id(parameter) in position for parameter in held):
+            shapes = [tuple(parameter.shape) for parameter in held]
+            if shapes != [tuple(parameter.shape) for parameter in parameters]:
+                raise ValueError(
+                    f"optimizer: holds {len(held)} parameters that are not those of the model ({len(parameters)} "
+                    "parameters); build it with model.parameters()"
+                )
+            position = {id(parameter): index for index, parameter in enumerate(held)}
+        groups = tuple(
+            (
+                tuple(position[id(parameter)] for parameter in group["params"]),
+                {name: value for name, value in group.items() if name != "params"},
+            )
+            for group in optimizer.param_groups
+        )
+        return cls(type(optimizer), groups, dict(optimizer.defaults), optimizer.state_dict())
+
+    def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """The optimizer over the parameters of ``model``; its state lies on their device."""
+        parameters = list(model.parameters())
+        groups = [{"params": [parameters[index] for index in held], **options} for held, options in self.groups]
+        accepted = inspect.signature(self.cls).parameters
+        optimizer = self.cls(groups, **{name: value for name, value in self.defaults.items() if name in accepted})
+        optimizer.load_state_dict(dict(self.state_dict))
+        return optimizer
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The learning rate of each param group; 0.0 where a group has none."""
+    return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+
+
+def set_rates(optimizer: torch.optim.Optimizer, values: list[float]) -> None:
+    """Give each param group its learning rate; a rate that is a tensor stays one."""
+    for group, value in zip(optimizer.param_groups, values, strict=True):
+        if isinstance(group.get("lr"), torch.Tensor):
+            group["lr"].fill_(value)
+        elif "lr" in group:
+            group["lr"] = value

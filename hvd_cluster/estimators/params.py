@@ -1,0 +1,241 @@
+"""The params of all estimators and models: one table each, and the accessors made from it.
+
+Horovod's names, defaults and accessor spellings are public and stay, odd ones included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hvd_cluster.estimators import values
+from hvd_cluster.estimators.stage import Param, Params
+from hvd_cluster.estimators.values import Rule, anything, not_yet, whole
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One param."""
+
+    #: Keyword of the constructor, and of ``_set``.
+    name: str
+    default: Any
+    doc: str
+    #: Turns a value into its final form, or raises ValueError.
+    rule: Rule = anything
+    #: None is a value of its own, not only the default.
+    optional: bool = True
+    #: What follows "set" and "get", where it is not the name in camel case; further entries are further spellings.
+    setters: tuple[str, ...] = ()
+    getters: tuple[str, ...] = ()
+    #: Name of the Param and of its attribute, where the name itself serves something else.
+    attribute: str = ""
+    #: What a saved stage keeps of the value: itself, or nothing (a live connection, a running session).
+    saved: bool = True
+
+    @property
+    def key(self) -> str:
+        return self.attribute or self.name
+
+    def convert(self, value: Any) -> Any:
+        """``value`` in its final form.
+
+        Raises:
+            ValueError: the param cannot hold it.
+        """
+        if value is None:
+            if self.optional:
+                return None
+            raise ValueError(f"{self.name}=None: the default is {self.default!r}")
+        try:
+            return self.rule(value)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={_short(value)} {error}") from None
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+_READERS = "use train_reader_num_workers for the number of reader threads"
+
+#: Params that every estimator has.
+ESTIMATOR_ROWS = (
+    Row("num_proc", None, "number of workers; None: all slots of the Spark session, or 1 for local data", whole(1)),
+    Row("store", None, "folder or Store for intermediate data, checkpoints and logs"),
+    Row("backend", None, "what runs the workers, instead of num_proc; see hvd_cluster.estimators.Backend", saved=False),
+    Row("model", None, "the model to train; the one given is left as it is"),
+    Row("optimizer", None, "optimizer over the model's parameters"),
+    Row("loss", None, "fn(output, label) -> scalar, or a list with one for each label column", values.functions),
+    Row("metrics", [], "list of fn(output, label) -> number, or of lists with one for each label", values.callables),
+    Row("loss_weights", None, "weight of each label column's loss; None: equal weights of sum 1", values.numbers),
+    Row("sample_weight_col", None, "column with the weight of each row's loss", values.text),
+    Row("feature_cols", None, "columns that go into the model, in its order; None: all others", values.column_names),
+    Row("label_cols", None, "columns that the outputs are compared with, in their order", values.column_names),
+    Row("continuous_cols", None, "for NVTabular only", not_yet(None, "name the columns in feature_cols")),
+    Row("categorical_cols", None, "for NVTabular only", not_yet(None, "name the columns in feature_cols")),
+    Row("validation", None, "share of the rows, or the column that marks them (True or > 0)", values.share_or_column),
+    Row("callbacks", [], "list of fn(record, model), called on every rank after each epoch", values.callables),
+    Row("batch_size", 32, "rows of a training batch, per worker", whole(1), optional=False),
+    Row("val_batch_size", None, "rows of a validation batch, per worker; None: batch_size", whole(1)),
+    Row("epochs", 1, "how often the training rows are gone through", whole(1), optional=False),
+    Row("verbose", 1, "0: silent; 1: a progress bar and the workers' output; 2: more", whole(0), optional=False),
+    Row("gradient_compression", None, "a compressor such as hvd.Compression.fp16"),
+    Row("compress_sparse_cols", False, "compact sparse vectors", not_yet(False, "sparse vectors are read as dense")),
+    Row("random_seed", None, "seed of the split, the order and the workers; None: from run_id", whole(0)),
+    Row(
+        "shuffle_buffer_size",
+        None,
+        "no effect any more",
+        values.deprecated("all rows of an epoch are shuffled"),
+        setters=("ShufflingBufferSize",),
+        getters=("ShufflingBufferSize",),
+    ),
+    Row("shuffle", True, "a new order of the training rows in each epoch", values.flag, optional=False),
+    Row("partitions_per_process", 10, "Parquet files per worker in the intermediate data", whole(1), optional=False),
+    Row("run_id", None, "name of the run; one that has a checkpoint is resumed", values.text),
+    Row("train_steps_per_epoch", None, "steps of an epoch; None: once through the rows", whole(1)),
+    Row("validation_steps_per_epoch", None, "the same for validation", whole(1)),
+    Row("transformation_fn", None, "dict of columns -> dict of columns, applied in the reader", values.function),
+    Row("train_reader_num_workers", 2, "reader threads", whole(1), optional=False, setters=("TrainReaderNumWorker",)),
+    Row(
+        "val_reader_num_workers",
+        2,
+        "the same for validation",
+        whole(1),
+        optional=False,
+        setters=("ValReaderNumWorker",),
+    ),
+    Row("reader_pool_type", "thread", "thread", not_yet("thread", _READERS), optional=False),
+    Row("label_shapes", None, "shape of each label column's batch; None: the output's", values.shapes),
+    Row(
+        "inmemory_cache_all",
+        False,
+        "keep all batches in memory",
+        not_yet(False, "the operating system keeps the files that were read"),
+        setters=("InMemoryCacheAll",),
+        getters=("InMemoryCacheAll",),
+    ),
+    Row("use_gpu", True, "train on the worker's own GPU, where all workers have one", values.flag, optional=False),
+    Row("mp_start_method", None, "of multiprocessing, in the workers", values.one_of("fork", "spawn", "forkserver")),
+    Row("backward_passes_per_step", 1, "batches of which the gradients are summed locally", whole(1), optional=False),
+    Row("scale_lr", True, "multiply the learning rate by the number of workers", values.flag, optional=False),
+)
+
+#: Params of TorchEstimator beside those.
+TORCH_ROWS = (
+    Row("data_module", None, "reader of the user's own", not_yet(None, "batches come from the Parquet reader")),
+    Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
+    Row(
+        "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
+    ),
+    Row("train_minibatch_fn", None, "one training step of the user's own", values.function),
+)
+
+#: Params of every fitted model.
+MODEL_ROWS = (
+    Row("history", None, "one record for each epoch", attribute="_history"),
+    Row("model", None, "the trained model"),
+    Row("feature_columns", None, "columns that go into the model", values.column_names),
+    Row(
+        "label_columns",
+        None,
+        "columns that it was trained on",
+        values.column_names,
+        setters=("LabelColoumns", "LabelColumns"),  # the first is Horovod's spelling
+    ),
+    Row("output_cols", None, "columns that transform adds; None: <label>__output", values.column_names),
+    Row("run_id", None, "the run that made the model", values.text),
+    Row(
+        "_metadata", None, "schema of the training data, shapes and dtypes at the model's edge", setters=("_Metadata",)
+    ),
+)
+
+#: Params of TorchModel beside those.
+TORCH_MODEL_ROWS = (
+    Row("optimizer", None, "the optimizer after training"),
+    Row("loss", None, "the loss that it was trained with"),
+    Row("loss_constructors", None, "what made the loss"),
+    Row("input_shapes", None, "shape of each feature column's batch", values.shapes),
+    Row("batch_size", 1024, "rows that transform scores at once", whole(1), optional=False),
+)
+
+
+def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
+    """Class decorator: the rows become Params, accessors, the constructor's signature and part of the docstring."""
+    rows = {row.name: row for table in tables for row in table}
+
+    def decorate(cls: C) -> C:
+        namespace: Any = cls
+        namespace.param_rows = rows
+        for row in rows.values():
+            setattr(cls, row.key, Param(Params._dummy(), row.key, row.doc, typeConverter=row.convert))
+            camel = "".join(part.capitalize() for part in row.name.strip("_").split("_"))
+            for name in row.setters or (camel,):
+                _define(cls, f"set{name}", _setter(row))
+            for name in row.getters or (camel,):
+                _define(cls, f"get{name}", _getter(row))
+        keywords = [
+            inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default) for row in rows.values()
+        ]
+        namespace.__signature__ = inspect.Signature(keywords)
+        lines = [f"    {row.name} ({row.default!r}): {row.doc}" for row in rows.values()]
+        cls.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Params, all keyword-only (default):", *lines, ""])
+        return cls
+
+    return decorate
+
+
+def _define(cls: type, name: str, method: Callable[..., Any]) -> None:
+    if name not in vars(cls):  # what a class writes by hand stays
+        method.__name__ = name
+        method.__qualname__ = f"{cls.__qualname__}.{name}"
+        setattr(cls, name, method)
+
+
+def _setter(row: Row) -> Callable[..., Any]:
+    def setter(self: Any, value: Any) -> Any:
+        return self._set(**{row.name: value})
+
+    setter.__doc__ = f"Set ``{row.name}``: {row.doc}. Returns self."
+    return setter
+
+
+def _getter(row: Row) -> Callable[..., Any]:
+    def getter(self: Any) -> Any:
+        return self.getOrDefault(getattr(self, row.key))
+
+    getter.__doc__ = f"``{row.name}``: {row.doc}."
+    return getter
+
+
+def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None:
+    """Raise for everything that is wrong with the keywords of a constructor, all at once.
+
+    Raises:
+        TypeError: names that are no params, with the near misses.
+        ValueError: values that the params cannot hold.
+    """
+    unknown = [name for name in given if name not in rows]
+    if unknown:
+        raise TypeError(f"{owner} has no param " + "; no param ".join(_near(name, rows) for name in unknown))
+    wrong = []
+    for name, value in given.items():
+        try:
+            if value is not None:
+                rows[name].convert(value)
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def _near(name: str, rows: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, rows, n=2)
+    return f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else "")

@@ -1,0 +1,85 @@
+"""The one progress bar of a fit, moved by what rank 0 reports."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any, TextIO
+
+
+class ProgressBar:
+    """Shows epoch, step, loss and samples/s: with tqdm where it is installed, else as a line for each epoch.
+
+    Call it with ``(rank, fields)``, from any thread; fields that are not a fit's are ignored.
+    """
+
+    def __init__(self, label: str, enabled: bool = True, file: TextIO | None = None) -> None:
+        self._label = label
+        self._enabled = enabled
+        self._file = file
+        self._bar: Any = None
+        self._lock = threading.Lock()
+        self._done = 0
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._enabled = False
+            if self._bar is not None:
+                self._bar.close()
+
+    def __call__(self, rank: int, fields: dict[str, Any]) -> None:
+        if rank != 0 or not {"epoch", "epochs", "step", "steps", "loss"} <= fields.keys():
+            return
+        with self._lock:
+            if self._enabled:
+                self._show(fields)
+
+    def _show(self, fields: dict[str, Any]) -> None:
+        steps = fields["steps"]
+        done = fields["epoch"] * steps + fields["step"]
+        if self._bar is None:
+            self._bar = _new_bar(self._label, fields["epochs"] * steps, done - 1, self._file)
+            self._done = done - 1
+        text = f"epoch {fields['epoch'] + 1}/{fields['epochs']}, loss {fields['loss']:.4g}"
+        if fields.get("samples_per_s") is not None:
+            text += f", {fields['samples_per_s']:,.0f} samples/s"
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(max(0, done - self._done))
+        self._done = max(self._done, done)
+
+
+def _new_bar(label: str, total: int, initial: int, file: TextIO | None) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return _Lines(label, total, initial, file or sys.stderr)
+    return tqdm(desc=label, total=total, initial=initial, unit="step", file=file, dynamic_ncols=True, mininterval=0.2)
+
+
+class _Lines:
+    """tqdm's methods, as one line for each tenth of the work."""
+
+    def __init__(self, label: str, total: int, initial: int, file: TextIO) -> None:
+        self._label = label
+        self._total = total
+        self._done = initial
+        self._file = file
+        self._text = ""
+
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        self._text = text
+
+    def update(self, steps: int) -> None:
+        tenth = 10 * self._done // self._total
+        self._done += steps
+        if 10 * self._done // self._total > tenth:
+            self._file.write(f"{self._label}: step {self._done}/{self._total}, {self._text}\n")
+
+    def close(self) -> None:
+        self._file.flush()

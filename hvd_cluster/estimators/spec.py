@@ -1,0 +1,116 @@
+"""What a worker must know to train: one frozen, picklable value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.estimators.objective import Objective
+from hvd_cluster.estimators.optimizer_state import OptimizerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """How columns become the model's arguments and its labels."""
+
+    feature_cols: tuple[str, ...]
+    label_cols: tuple[str, ...]
+    sample_weight_col: str | None = None
+    #: Shape of each feature's batch, -1 for the rows; None: (rows, *shape of the column).
+    input_shapes: tuple[tuple[int, ...], ...] | None = None
+    #: dtype of each feature, by torch's name; decided on the driver.
+    feature_dtypes: tuple[str, ...] = ()
+    #: dtype of each label, likewise.
+    label_dtypes: tuple[str, ...] = ()
+
+    def features(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        """The model's positional arguments: one tensor for each feature column."""
+        tensors = [
+            batch[name].to(device=device, dtype=getattr(torch, dtype))
+            for name, dtype in zip(self.feature_cols, self.feature_dtypes, strict=True)
+        ]
+        if self.input_shapes is None:
+            return tensors
+        return [tensor.reshape(shape) for tensor, shape in zip(tensors, self.input_shapes, strict=True)]
+
+    def labels(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        """One tensor for each label column, in the column's shape."""
+        return [
+            batch[name].to(device=device, dtype=getattr(torch, dtype))
+            for name, dtype in zip(self.label_cols, self.label_dtypes, strict=True)
+        ]
+
+    def sample_weights(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor | None:
+        """(rows,) float32, or None."""
+        if self.sample_weight_col is None:
+            return None
+        return batch[self.sample_weight_col].to(device=device, dtype=torch.float32).reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec:
+    """A training run, complete: :func:`hvd_cluster.estimators.train.train` needs nothing else."""
+
+    run_id: str
+    model: torch.nn.Module
+    optimizer: OptimizerState
+    inputs: Inputs
+    #: Shape of one row of each output.
+    output_shapes: tuple[tuple[int, ...], ...]
+    #: Makes the objective in the worker: a loss may hold what must be built there.
+    objective: Callable[[], Objective]
+    #: Groups of fn(output, label) -> number, one function for each label column in a group.
+    metrics: tuple[tuple[Any, ...], ...] = ()
+    callbacks: tuple[Any, ...] = ()
+    train_minibatch_fn: Any = None
+    transformation_fn: Any = None
+    gradient_compression: Any = None
+
+    dataset: Dataset
+    #: Rows of a batch, per worker.
+    batch_size: int
+    val_batch_size: int
+    epochs: int
+    seed: int
+    shuffle: bool = True
+    #: None: as many as it takes to go through the rows once.
+    train_steps_per_epoch: int | None = None
+    validation_steps_per_epoch: int | None = None
+    train_reader_threads: int = 2
+    val_reader_threads: int = 2
+    backward_passes_per_step: int = 1
+    scale_lr: bool = True
+    use_gpu: bool = True
+    mp_start_method: str | None = None
+    verbose: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What rank 0 brings back; the other ranks return only ``rank``."""
+
+    rank: int
+    size: int
+    #: ``torch.save`` of the model's and the optimizer's state (un-scaled learning rate), on the CPU; empty but on rank
+    #: 0.
+    state: bytes = field(default=b"", repr=False)
+    #: One record for each epoch.
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MakeObjective:
+    """Builds the objective from ready losses or from functions that make them."""
+
+    losses: tuple[Any, ...]
+    constructed: bool
+    loss_weights: tuple[float, ...]
+    label_shapes: tuple[tuple[int, ...], ...] | None
+
+    def __call__(self) -> Objective:
+        losses = tuple(make() for make in self.losses) if self.constructed else self.losses
+        return Objective(losses, self.loss_weights, self.label_shapes)

@@ -1,0 +1,190 @@
+"""TorchEstimator: a DataFrame and a ``torch.nn.Module`` in, a TorchModel out."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.estimators.estimator import DistributedEstimator, as_group, wrong_counts
+from hvd_cluster.estimators.optimizer_state import OptimizerState
+from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
+from hvd_cluster.estimators.probe import probe
+from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult, TrainSpec
+from hvd_cluster.estimators.torch_model import Metadata, TorchModel
+from hvd_cluster.estimators.train import train
+
+#: Rows of the batch that the model and the loss are tried on.
+_PROBE_ROWS = 8
+
+
+@with_params(ESTIMATOR_ROWS, TORCH_ROWS)
+class TorchEstimator(DistributedEstimator):
+    """Trains a PyTorch model on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
+
+    ``fit(data)`` takes a Spark DataFrame (classic or Connect), and then the workers run on the Spark cluster; or a
+    pandas DataFrame, a pyarrow Table or the path of Parquet files, and then they are processes of this machine.
+
+    Each feature column becomes one positional argument of the model, a tensor of shape ``(rows, *shape of a row)``;
+    each label column meets one output in the loss. Columns come in the model's floating dtype; integers and bools stay
+    what they are where only that works (embeddings, class labels). The learning rate is multiplied by the number of
+    workers unless ``scale_lr=False``. After each epoch rank 0 writes a checkpoint to the store; a fit with the same
+    ``run_id`` goes on from it.
+
+    Raises (from fit, before any worker starts):
+        ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
+        DataError: the data or the store cannot be used, or the model, the loss or a metric does not fit the columns.
+        LaunchError: something cannot be sent to the workers, or they cannot be started.
+    Raises (later):
+        WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
+    """
+
+    run_prefix = "pytorch"
+
+    def _mistakes(self) -> list[str]:
+        value = self._value
+        wrong = []
+        if not isinstance(value("model"), torch.nn.Module):
+            wrong.append("Model parameter is required: give a torch.nn.Module")
+        if not isinstance(value("optimizer"), torch.optim.Optimizer):
+            wrong.append("optimizer is required: give a torch.optim.Optimizer over model.parameters()")
+        elif isinstance(value("optimizer"), torch.optim.LBFGS):
+            wrong.append(
+                "optimizer: LBFGS needs a closure in each step, which distributed training has not; use another"
+            )
+        elif isinstance(value("model"), torch.nn.Module):
+            try:
+                OptimizerState.of(value("optimizer"), value("model"))
+            except ValueError as error:
+                wrong.append(str(error))
+        if value("loss") is not None and value("loss_constructors") is not None:
+            wrong.append("only one of loss_constructors and loss parameters can be specified.")
+        if value("loss") is None and value("loss_constructors") is None:
+            wrong.append("loss is required: give fn(output, label) -> scalar tensor")
+        labels = value("label_cols") or []
+        for_labels = {name: value(name) for name in ("loss", "loss_constructors", "loss_weights", "label_shapes")}
+        for_labels.update({f"metrics[{index}]": group for index, group in enumerate(value("metrics") or [])})
+        wrong += wrong_counts(for_labels, len(labels), "label columns") if labels else []
+        if value("feature_cols"):
+            wrong += wrong_counts(
+                {"input_shapes": value("input_shapes")}, len(value("feature_cols")), "feature columns"
+            )
+        return wrong
+
+    def _train_spec(self, dataset: Dataset, run_id: str, seed: int) -> TrainSpec:
+        value = self._value
+        labels = tuple(value("label_cols"))
+        weight_col = value("sample_weight_col")
+        others = set(labels) | {weight_col}
+        features = tuple(value("feature_cols") or [name for name in dataset.schema.names if name not in others])
+        make = value("loss_constructors")
+        make_objective = MakeObjective(
+            losses=as_group(make if make is not None else value("loss"), len(labels)),
+            constructed=make is not None,
+            loss_weights=tuple(value("loss_weights") or [1 / len(labels)] * len(labels)),
+            label_shapes=_tuples(value("label_shapes")),
+        )
+        metrics = tuple(as_group(group, len(labels)) for group in value("metrics") or [])
+        findings = probe(
+            value("model"),
+            Inputs(
+                feature_cols=features,
+                label_cols=labels,
+                sample_weight_col=weight_col,
+                input_shapes=_tuples(value("input_shapes")),
+            ),
+            make_objective,
+            metrics,
+            self._first_rows(dataset, seed),
+            dataset.schema,
+            custom_step=value("train_minibatch_fn") is not None,
+        )
+        return TrainSpec(
+            run_id=run_id,
+            model=value("model"),
+            optimizer=OptimizerState.of(value("optimizer"), value("model")),
+            inputs=findings.inputs,
+            output_shapes=findings.output_shapes,
+            objective=make_objective,
+            metrics=metrics,
+            callbacks=tuple(value("callbacks") or []),
+            train_minibatch_fn=value("train_minibatch_fn"),
+            transformation_fn=value("transformation_fn"),
+            gradient_compression=value("gradient_compression"),
+            dataset=dataset,
+            batch_size=value("batch_size"),
+            val_batch_size=value("val_batch_size") or value("batch_size"),
+            epochs=value("epochs"),
+            seed=seed,
+            shuffle=value("shuffle"),
+            train_steps_per_epoch=value("train_steps_per_epoch"),
+            validation_steps_per_epoch=value("validation_steps_per_epoch"),
+            train_reader_threads=value("train_reader_num_workers"),
+            val_reader_threads=value("val_reader_num_workers"),
+            backward_passes_per_step=value("backward_passes_per_step"),
+            scale_lr=value("scale_lr"),
+            use_gpu=value("use_gpu"),
+            mp_start_method=value("mp_start_method"),
+        )
+
+    def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
+        reader = ParquetReader(
+            dataset.train,
+            dataset.schema,
+            dataset.store,
+            batch_size=min(_PROBE_ROWS, dataset.train.rows),
+            seed=seed,
+            shuffle=False,
+            remainder="pad",
+            transformation_fn=self._value("transformation_fn"),
+            num_threads=1,
+        )
+        return next(reader.epoch(0))
+
+    def _train_fn(self) -> Callable[[TrainSpec], TrainResult]:
+        return train
+
+    def _create_model(self, results: list[TrainResult], spec: TrainSpec) -> Any:
+        state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
+        model = copy.deepcopy(spec.model).cpu()
+        model.load_state_dict(state["model"])
+        optimizer = spec.optimizer.build(model)
+        optimizer.load_state_dict(state["optimizer"])
+        metadata = Metadata.of(spec).to_dict()
+        arguments = self._get_model_kwargs(model.eval(), results[0].history, optimizer, spec.run_id, metadata)
+        return self.get_model_class()(**arguments)
+
+    def get_model_class(self) -> type[Any]:
+        """The class of the fitted model; subclasses may bring their own."""
+        return TorchModel
+
+    def _get_model_kwargs(
+        self,
+        model: torch.nn.Module,
+        history: list[dict[str, Any]],
+        optimizer: Any,
+        run_id: str,
+        metadata: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The constructor's arguments of the model class; subclasses may add to them."""
+        return {
+            "history": history,
+            "model": model,
+            "optimizer": optimizer,
+            "feature_columns": list(metadata["feature_cols"]),
+            "label_columns": list(metadata["label_cols"]),
+            "input_shapes": self._value("input_shapes"),
+            "run_id": run_id,
+            "_metadata": metadata,
+            "loss": self._value("loss"),
+            "loss_constructors": self._value("loss_constructors"),
+        }
+
+
+def _tuples(shapes: list[list[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if shapes is None else tuple(tuple(shape) for shape in shapes)

@@ -1,0 +1,140 @@
+# ruff: noqa: TRY004 - a wrong value of a param is a ValueError, whatever is wrong with it
+"""What a param may hold: each rule takes a value and returns it in its final form, or raises ValueError.
+
+The text of the error completes "<param>=<value> ...".
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Rule = Callable[[Any], Any]
+
+
+def anything(value: Any) -> Any:
+    return value
+
+
+def whole(at_least: int) -> Rule:
+    """An integer (Python's or numpy's) of at least ``at_least``."""
+
+    def rule(value: Any) -> int:
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise ValueError("must be a whole number") from None
+        if isinstance(value, bool) or number < at_least:
+            raise ValueError(f"must be a whole number of at least {at_least}")
+        return number
+
+    return rule
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text that is not empty")
+    return value
+
+
+def column_names(value: Any) -> list[str]:
+    """A list of distinct column names; one name stands for a list of one."""
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError("must be a list of column names that is not empty")
+    if len(set(names)) < len(names):
+        raise ValueError("names a column twice")
+    return names
+
+
+def items(value: Any) -> list[Any]:
+    """A list of anything; tuples become lists."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("must be a list")
+    return list(value)
+
+
+def numbers(value: Any) -> list[float]:
+    try:
+        return [float(item) for item in items(value)]
+    except TypeError:
+        raise ValueError("must be a list of numbers") from None
+
+
+def shapes(value: Any) -> list[list[int]]:
+    """A list of shapes, each a list of whole numbers with at most one -1."""
+    found = []
+    for shape in items(value):
+        sizes = [operator.index(size) for size in shape] if isinstance(shape, (list, tuple)) else []
+        if not sizes or sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
+            raise ValueError("must be a list of shapes such as [[-1, 1, 28, 28]], -1 standing for the batch")
+        found.append(sizes)
+    return found
+
+
+def share_or_column(value: Any) -> float | str:
+    """A share of the rows in [0, 1), or the name of the column that marks validation rows."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    raise ValueError("must be a share of the rows in [0, 1), or the name of a column that marks the validation rows")
+
+
+def one_of(*choices: str) -> Rule:
+    def rule(value: Any) -> Any:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(repr(choice) for choice in choices)}")
+        return value
+
+    return rule
+
+
+def callables(value: Any) -> list[Any]:
+    """A list of callables, or of lists of callables (one for each label column)."""
+    found = items(value)
+    for item in found:
+        if not all(callable(one) for one in (item if isinstance(item, (list, tuple)) else [item])):
+            raise ValueError("must be a list of functions, or of lists with one function for each label column")
+    return found
+
+
+def function(value: Any) -> Any:
+    if not callable(value):
+        raise ValueError("must be a function")
+    return value
+
+
+def functions(value: Any) -> Any:
+    """A function, or a list with one for each label column."""
+    if isinstance(value, (list, tuple)):
+        return [function(item) for item in value]
+    return function(value)
+
+
+def not_yet(default: Any, remedy: str) -> Rule:
+    """Only the default: what the param asks for is not there yet, and is not ignored in silence."""
+
+    def rule(value: Any) -> Any:
+        if value == default or value is None:
+            return value
+        raise ValueError(f"is not supported yet: leave it at {default!r}; {remedy}")
+
+    return rule
+
+
+def deprecated(remedy: str) -> Rule:
+    def rule(value: Any) -> Any:
+        if value is not None:
+            warnings.warn(f"this param has no effect any more: {remedy}", DeprecationWarning, stacklevel=6)
+        return value
+
+    return rule
