@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.launch import local
+from hvd_cluster.launch.cli.hosts import local_seats, parse_hosts
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int = 1,
     *,
+    hosts: str | None = None,
     start_timeout: float | None = None,
     disable_cache: bool | None = None,
     verbose: int | None = None,
@@ -31,6 +33,7 @@ def run(
     Args:
         func: any picklable function, also one of a notebook or a script; it calls ``hvd.init()`` itself.
         num_proc: number of workers. ``np`` is its deprecated name.
+        hosts: names of this host with their slots, ``"localhost:4"``: the launch is refused where they are too few.
         start_timeout: seconds until every worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
         disable_cache: negotiate every tensor in full, as ``HOROVOD_CACHE_CAPACITY=0`` does.
         verbose: 0 keeps the workers' output off this process's.
@@ -41,7 +44,7 @@ def run(
         What ``func`` returned, by rank.
 
     Raises:
-        ValueError: the arguments contradict each other.
+        ValueError: the arguments contradict each other, or the slots are too few.
         WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
     """
     if use_gloo and use_mpi:
@@ -51,6 +54,8 @@ def run(
     if np is not None:
         warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
         num_proc = np
+    if hosts is not None:
+        local_seats(num_proc, parse_hosts(hosts))
     return local.run(
         func,
         tuple(args),

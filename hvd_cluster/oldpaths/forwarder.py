@@ -59,6 +59,10 @@ class Forwarder(ModuleType):
         else:
             setattr(*home, before)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A script's `import horovod.torch as hvd` is a global of the function that goes to the workers.
+        return importlib.import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         row: Row = vars(self)["_row"]
         names = {name for name in super().__dir__() if name.startswith("__")} | set(row.names)

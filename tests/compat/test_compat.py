@@ -100,3 +100,32 @@ def test_beside_the_real_horovod_compat_refuses(kind: str, tmp_path: Path) -> No
     text = failure("import hvd_cluster.compat", tmp_path, PYTHONPATH=str(tmp_path))
     assert "pip uninstall horovod" in text
     assert ("version 0.28.1" if kind == "distribution" else str(tmp_path)) in text
+
+
+# The driver names Horovod in a module global, in a global name and inside the function; a worker's child has the
+# environment alone.
+DRIVER = """
+import subprocess, sys
+import hvd_cluster.compat
+import horovod
+from horovod.common import exceptions
+from horovod.common.exceptions import HostsUpdatedInterrupt
+
+def work(step):
+    import horovod.common.exceptions as again
+    code = "import horovod; print(horovod.__version__)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return step, again is exceptions, HostsUpdatedInterrupt.__module__, child.stdout.strip()
+
+if __name__ == "__main__":
+    print(horovod.run(work, args=(7,), num_proc=2))
+"""
+
+
+def test_workers_answer_for_horovod_where_the_driver_does(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    done = subprocess.run(
+        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([(7, True, "hvd_cluster.errors", "0.28.1")] * 2)

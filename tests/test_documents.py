@@ -1,0 +1,72 @@
+"""What README.md and docs/ show is run, and what they list is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.oldpaths.table import TABLE
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+#: File name, from the first line of the block -> the block.
+SCRIPTS = dict(re.findall(r"```python\n(?=# ([\w.]+)\n)(.*?)```", README, flags=re.DOTALL))
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def write(name: str, folder: Path) -> str:
+    (folder / name).write_text(SCRIPTS[name])
+    return name
+
+
+def test_every_script_of_the_readme_is_run_below() -> None:
+    assert set(SCRIPTS) == {"train.py", "function.py", "on_spark.py", "estimator.py"}
+
+
+def test_the_script_trains_under_hvdrun(tmp_path: Path) -> None:
+    assert "hvdrun -np 2 python train.py" in README
+    hvdrun = str(Path(sys.executable).with_name("hvdrun"))
+    out = run(hvdrun, "-np", "2", sys.executable, write("train.py", tmp_path), cwd=tmp_path)
+    losses = dict(re.findall(r"rank (\d) of 2: loss ([\d.]+)", out))
+    assert set(losses) == {"0", "1"}
+    assert all(float(loss) < 2.0 for loss in losses.values()), "100 steps began near 8/3"
+
+
+def test_the_script_runs_alone_too(tmp_path: Path) -> None:
+    assert "rank 0 of 1" in run(sys.executable, write("train.py", tmp_path), cwd=tmp_path)
+
+
+def test_the_function_returns_what_its_comment_says(tmp_path: Path) -> None:
+    assert run(sys.executable, write("function.py", tmp_path), cwd=tmp_path).strip() == "[30.0, 30.0, 30.0]"
+
+
+@pytest.mark.spark("local")
+def test_the_function_on_spark_returns_what_its_comment_says(tmp_path: Path) -> None:
+    out = run(sys.executable, write("on_spark.py", tmp_path), cwd=tmp_path)
+    assert out.strip().splitlines()[-1] == "[(0, 2), (1, 2)]"
+
+
+def test_the_estimator_fits_and_scores(tmp_path: Path) -> None:
+    out = run(sys.executable, write("estimator.py", tmp_path), cwd=tmp_path)
+    assert "'epoch': 9" in out
+    assert "y__output" in out
+
+
+def test_files_that_the_documents_link_to_exist() -> None:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_migration_guide_lists_every_old_path() -> None:
+    listed = re.findall(r"^\| `([^`]+)` \| .* \|$", (ROOT / "docs" / "migrating.md").read_text(), flags=re.MULTILINE)
+    assert set(TABLE) <= {"" if path == "(itself)" else path for path in listed}
