@@ -1,0 +1,142 @@
+"""How bytes move: one function that opens any URL, and writes that are whole or absent.
+
+Where a fit keeps what is the business of :mod:`hvd_cluster.data.store`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hvd_cluster.data.optional import load_fsspec, load_pyarrow
+from hvd_cluster.errors import DataError
+
+#: Uploads to these become visible as a whole when the stream closes, and a rename is a copy: no temporary name.
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "adl"})
+
+#: Families that pyarrow opens itself, in C++ and outside the GIL; everything else goes through fsspec.
+_ARROW_SCHEMES = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL in lower case; "file" for a plain path."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
+    return match.group(1).lower() if match else "file"
+
+
+def normalize(path: str | os.PathLike[str]) -> str:
+    """A path or URL in its one spelling: an absolute path where it is local, a URL without a trailing "/" elsewhere.
+
+    ``file:/a``, ``file:///a`` and ``/a`` are the same; relative paths are taken from the current folder, so that the result
+    means the same in every process of this host.
+
+    Raises:
+        DataError: the path is empty, or a ``file:`` URL names another host.
+    """
+    text = os.fspath(path)
+    if not text:
+        raise DataError("the path of a store or data set is empty: give a local path or a URL")
+    scheme = scheme_of(text)
+    if scheme != "file":
+        return text.rstrip("/")
+    if text.lower().startswith("file:"):
+        parts = urlsplit(text)
+        if parts.netloc not in {"", "localhost"}:
+            raise DataError(f"{text!r} names the host {parts.netloc!r}: a local path has three slashes, file:///path")
+        text = unquote(parts.path)
+    return str(Path(text).expanduser().absolute())
+
+
+def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Open the filesystem of a normalised path or URL.
+
+    Args:
+        url: what :func:`normalize` returned.
+        storage_options: arguments for the fsspec filesystem; given, fsspec is used even where pyarrow knows the scheme.
+
+    Returns:
+        A ``pyarrow.fs.FileSystem`` and the path inside it.
+
+    Raises:
+        DataError: no installed package knows the scheme, or the filesystem cannot be reached.
+        MissingExtraError: pyarrow or fsspec is not installed.
+    """
+    fs = load_pyarrow("pyarrow.fs")
+    scheme = scheme_of(url)
+    if scheme == "file":
+        return fs.LocalFileSystem(), url
+    if scheme in _ARROW_SCHEMES and not storage_options:
+        try:
+            filesystem, inner = fs.FileSystem.from_uri(url)
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise DataError(f"cannot open {url!r}: {error}") from error
+        return filesystem, inner
+    fsspec = load_fsspec()
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+    except ImportError as error:
+        raise DataError(f"{url!r} needs a package that is not installed: {error}") from error
+    except ValueError as error:
+        raise DataError(f"cannot open {url!r}: {error}; known schemes are those of pyarrow.fs and fsspec") from error
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def is_local(filesystem: Any) -> bool:
+    """Whether paths of this pyarrow filesystem are paths of the operating system."""
+    return str(filesystem.type_name) == "local"
+
+
+def write_whole(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool = False) -> None:
+    """Write a file so that a reader sees all of it or none of it, also after a crash.
+
+    Args:
+        filesystem: a pyarrow filesystem.
+        path: the path inside it; missing folders above it are made.
+        data: the whole content.
+        atomic_upload: the filesystem shows a file only when it is complete, so no temporary name is needed.
+
+    Raises:
+        OSError: what the filesystem says; the temporary file is gone by then.
+    """
+    if is_local(filesystem):
+        _write_local(Path(path), data)
+        return
+    if "/" in path:
+        filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+    target = path if atomic_upload else f"{path}.{uuid.uuid4().hex}.tmp"
+    with filesystem.open_output_stream(target) as stream:
+        stream.write(data)
+    if not atomic_upload:
+        filesystem.move(target, path)
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    """Write beside the target, flush to the disk, rename, and flush the folder that holds the new name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a local folder survive a power cut, where the filesystem can promise it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network filesystems refuse fsync on folders; the rename itself is done
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,319 @@
+"""Whatever the user has -> Parquet in the store, split into training and validation, checked before any worker starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data import census, parquet, schema_spark
+from hvd_cluster.data import validation as validation_rule
+from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.filesystems import normalize
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.pandas_table import to_table
+from hvd_cluster.data.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
+from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
+from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+#: Row groups smaller than this cost more in bookkeeping than they bring in sharing; ranks share them by row ranges.
+_MIN_GROUP_ROWS = 256
+
+NO_ROWS_TEXT = "the data has no rows: check the filters and joins that made it"
+
+__all__ = ["Dataset", "RowGroup", "Split", "materialize"]
+
+
+def materialize(
+    data: Any,
+    store: Store,
+    *,
+    columns: Sequence[str],
+    validation: float | str | None = None,
+    num_proc: int = 1,
+    partitions_per_process: int = 10,
+    seed: int = 0,
+    dataset_id: str | None = None,
+    allow_ragged: bool = False,
+) -> Dataset:
+    """Make data ready to train on.
+
+    A Spark DataFrame (classic or Connect) is written by its executors, in one job; a pandas DataFrame or an Arrow table by
+    this process; Parquet is used where it is, unless a validation column mixes both parts in one row group.
+
+    The same data gives the same rows in the same order and the same split, whatever ``num_proc`` is, as long as Spark
+    delivers its partitions in the same way.
+
+    Args:
+        data: Spark or pandas DataFrame, ``pyarrow.Table``, or the path or URL of a Parquet file or folder.
+        store: where to write.
+        columns: the columns that are needed: features, labels, weights.
+        validation: share of the rows, in [0, 1); or the name of a column, bool or numeric, that is true or > 0 for rows
+            to validate on; or None.
+        num_proc: ranks that will read; the row groups are sized for them.
+        partitions_per_process: row groups (Spark: partitions at most) for each of them.
+        seed: of the draw by ratio.
+        dataset_id: name of the folders; default is a new one, so that two fits never meet.
+        allow_ragged: lists in a column may differ in length; only a ``transformation_fn`` can use them then.
+
+    Returns:
+        The data set. ``Dataset.store`` is the store to read it with: for Parquet in place it may differ from ``store``.
+
+    Raises:
+        DataError: columns are missing or of an impossible type, hold nulls or ragged lists, either part is empty, or the
+            store cannot be written. All problems of one kind are named at once.
+        MissingExtraError: pyarrow is not installed.
+    """
+    validation = validation_rule.check(validation)
+    if num_proc < 1 or partitions_per_process < 1:
+        raise DataError(
+            f"num_proc is {num_proc} and partitions_per_process {partitions_per_process}: both must be >= 1"
+        )
+    if not columns:
+        raise DataError("no columns were asked for: name the feature and label columns")
+    if isinstance(validation, str) and validation in columns:
+        raise DataError(f"the validation column {validation!r} cannot be a feature, label or weight too")
+    writer = _Materializer(store, list(dict.fromkeys(columns)), validation, num_proc, partitions_per_process, seed)
+    writer.allow_ragged = allow_ragged
+    writer.dataset_id = dataset_id or uuid.uuid4().hex
+    package = type(data).__module__.split(".")[0]
+    if isinstance(data, str) or hasattr(data, "__fspath__"):
+        return writer.from_parquet(normalize(data))
+    if package == "pyspark":
+        return writer.from_spark(data)
+    if package == "pandas":
+        return writer.from_table(to_table(data, writer.read_columns))
+    if isinstance(data, load_pyarrow().Table):
+        return writer.from_table(data)
+    raise DataError(
+        f"cannot train on {type(data).__module__}.{type(data).__name__}: give a Spark or pandas DataFrame, a pyarrow.Table, "
+        "or the path of Parquet data"
+    )
+
+
+class _Materializer:
+    """One call of `materialize`: its arguments, and a method for each kind of data."""
+
+    allow_ragged = False
+    dataset_id = ""
+
+    def __init__(
+        self,
+        store: Store,
+        columns: list[str],
+        validation: float | str | None,
+        num_proc: int,
+        partitions_per_process: int,
+        seed: int,
+    ) -> None:
+        self.store = store
+        self.columns = columns
+        self.validation = validation
+        self.num_proc = num_proc
+        self.num_groups = num_proc * partitions_per_process
+        self.seed = seed
+
+    @property
+    def read_columns(self) -> list[str]:
+        """The columns to take from the data: those that are needed, and the validation column."""
+        return [*self.columns, self.validation] if isinstance(self.validation, str) else self.columns
+
+    def from_spark(self, frame: Any) -> Dataset:
+        """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
+        schema = self._schema_and_validation_column(frame.schema)
+        plan = self._plan(schema, MAX_GROUP_ROWS)
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from pyspark import TaskContext
+
+            pyarrow = load_pyarrow()
+            context = TaskContext.get()
+            part = context.partitionId() if context is not None else 0
+            yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(_report(plan, part, batches))]})
+
+        quoted = ["`" + name.replace("`", "``") + "`" for name in self.read_columns]
+        with _Folders(self.store, plan) as folders:
+            # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
+            selected = frame.select(*quoted).coalesce(self.num_groups)
+            collected = selected.mapInArrow(write, "report string").collect()
+            answers = [json.loads(row["report"]) for row in collected]
+            errors = sorted({answer["error"] for answer in answers if "error" in answer})
+            census.require(errors)
+            return self._dataset(plan, schema, [PartReport.from_json(answer) for answer in answers], folders)
+
+    def from_table(self, table: pa.Table) -> Dataset:
+        """This process writes."""
+        if not table.num_rows:
+            raise DataError(NO_ROWS_TEXT)
+        schema = self._arrow_schema(table.schema)
+        plan = self._plan(schema, max(_MIN_GROUP_ROWS, -(-table.num_rows // self.num_groups)))
+        with _Folders(self.store, plan) as folders:
+            batches = table.select(self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
+            return self._dataset(plan, schema, [self._written(plan, batches)], folders)
+
+    def from_parquet(self, path: str) -> Dataset:
+        """Row groups where they are; through a copy where a validation column mixes the parts."""
+        within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
+        store = self.store if within else Store.create(path)
+        folder = parquet.ParquetFolder(store, path, self.columns)
+        if not folder.rows:
+            raise DataError(f"the Parquet data in {path!r} has no rows")
+        if isinstance(self.validation, str):
+            return self._copied(folder)
+        seen = folder.census()
+        census.require(seen.problems(allow_ragged=self.allow_ragged))
+        train: Sequence[RowGroup] = folder.row_groups
+        held_out: Sequence[RowGroup] = []
+        if self.validation is not None:
+            train, held_out = parquet.held_out(folder.row_groups, self.validation, self.seed)
+        return self._checked(Dataset(store, seen.complete(folder.schema), self._split(train), self._split(held_out)))
+
+    def _copied(self, folder: parquet.ParquetFolder) -> Dataset:
+        schema = self._arrow_schema(folder.arrow_schema)
+        plan = self._plan(schema, MAX_GROUP_ROWS)
+        batches = (
+            batch
+            for group in folder.row_groups
+            for batch in folder.read(group, self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
+        )
+        with _Folders(self.store, plan) as folders:
+            return self._dataset(plan, schema, [self._written(plan, batches)], folders)
+
+    def _written(self, plan: PartPlan, batches: Any) -> PartReport:
+        try:
+            return write_part(plan, 0, batches)
+        except OSError as error:
+            raise DataError(unwritable_text(plan.train_folder, error)) from error
+
+    def _schema_and_validation_column(self, spark_schema: Any) -> Schema:
+        schema = schema_spark.infer(spark_schema, self.read_columns)
+        if isinstance(self.validation, str):
+            kind = schema[self.validation].kind
+            if kind not in {Kind.NUMERIC, Kind.BOOL}:
+                raise DataError(
+                    f"the validation column {self.validation!r} holds {kind.value}: it must be bool, or numeric with > 0 "
+                    "for validation"
+                )
+        return schema.select(self.columns)
+
+    def _arrow_schema(self, arrow_schema: pa.Schema) -> Schema:
+        missing = [name for name in self.read_columns if name not in arrow_schema.names]
+        if missing:
+            raise DataError(missing_columns_text(missing, arrow_schema.names))
+        if isinstance(self.validation, str):
+            validation_rule.check_column(self.validation, arrow_schema.field(self.validation).type)
+        return infer(arrow_schema, self.columns)
+
+    def _plan(self, schema: Schema, group_rows: int) -> PartPlan:
+        return PartPlan(
+            store=self.store,
+            schema=schema,
+            train_folder=self.store.get_localized_path(self.store.get_train_data_path(self.dataset_id)),
+            validation_folder=self.store.get_localized_path(self.store.get_val_data_path(self.dataset_id)),
+            validation=self.validation,
+            seed=self.seed,
+            group_rows=min(MAX_GROUP_ROWS, group_rows),
+            allow_ragged=self.allow_ragged,
+        )
+
+    def _dataset(self, plan: PartPlan, schema: Schema, reports: list[PartReport], folders: _Folders) -> Dataset:
+        reports.sort(key=lambda report: report.part)
+        seen = census.Census()
+        for report in reports:
+            seen.merge(report.census)
+        if not any(report.rows for report in reports):
+            raise DataError(NO_ROWS_TEXT)
+        census.require(seen.problems(allow_ragged=self.allow_ragged))
+        train = self._split([group for report in reports for group in report.train])
+        held_out = self._split([group for report in reports for group in report.validation])
+        made = (plan.train_folder,) if self.validation is None else (plan.train_folder, plan.validation_folder)
+        dataset = self._checked(Dataset(self.store, seen.complete(schema), train, held_out, made))
+        folders.complete({group.path for group in (*train.row_groups, *held_out.row_groups)})
+        return dataset
+
+    def _split(self, row_groups: Sequence[RowGroup]) -> Split:
+        return Split(tuple(row_groups), sum(group.rows for group in row_groups), lanes=self.num_proc)
+
+    def _checked(self, dataset: Dataset) -> Dataset:
+        """The data set without a validation part where none was asked for; both parts must have rows."""
+        rows = dataset.train.rows + (dataset.validation.rows if dataset.validation else 0)
+        if not dataset.train.rows:
+            raise DataError(f"no row of {rows} is left for training: validation={self.validation!r} takes them all")
+        if self.validation is None:
+            return replace(dataset, validation=None)
+        if dataset.validation is None or not dataset.validation.rows:
+            raise DataError(f"no row of {rows} is for validation: validation={self.validation!r} selects none")
+        logger.debug("%d rows for training, %d for validation", dataset.train.rows, dataset.validation.rows)
+        return dataset
+
+
+def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    """Write a partition on an executor; what a user can mend comes back as a text, not as a Spark traceback."""
+    try:
+        return write_part(plan, part, batches).to_json()
+    except OSError as error:
+        return {"error": f"on {socket.gethostname()}: {unwritable_text(plan.train_folder, error)}"}
+    except DataError as error:
+        return {"error": str(error)}
+
+
+class _Folders:
+    """The folders of a data set while it is written: marked as incomplete, and removed when that fails.
+
+    Raises:
+        DataError: the store cannot be written, or the folders are there already.
+    """
+
+    def __init__(self, store: Store, plan: PartPlan) -> None:
+        self._store = store
+        self._folders = [plan.train_folder]
+        if plan.validation is not None:
+            self._folders.append(plan.validation_folder)
+
+    def __enter__(self) -> _Folders:
+        self._store.check_writable()
+        for folder in self._folders:
+            if self._store.list(folder):
+                raise DataError(f"{folder!r} holds data already: choose another dataset_id, or delete it")
+        for folder in self._folders:
+            self._store.write(f"{folder}/{parquet.INCOMPLETE}", b"")
+        return self
+
+    def complete(self, paths: set[str]) -> None:
+        """Say that exactly these files are the data.
+
+        Raises:
+            DataError: this process does not see what the executors wrote.
+        """
+        there = {path for folder in self._folders for path in self._store.list(folder)}
+        unseen = sorted(paths - there)
+        if unseen:
+            raise DataError(
+                f"the executors wrote {unseen[0]}, but the driver does not see it: the store {self._store.prefix!r} must be "
+                "a path or URL that all machines share"
+            )
+        for path in there - paths:
+            if path.endswith(".parquet"):  # of a task attempt that was repeated
+                self._store.delete(path)
+        for folder in self._folders:
+            self._store.write(f"{folder}/{parquet.SUCCESS}", b"")
+            self._store.delete(f"{folder}/{parquet.INCOMPLETE}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            return
+        for folder in self._folders:
+            try:
+                self._store.delete(folder)
+            except OSError:
+                logger.warning("could not remove the incomplete data in %s", folder, exc_info=True)

@@ -1,0 +1,35 @@
+"""pyarrow and fsspec, which a plain install does not have: found when needed, or named in the error."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hvd_cluster.errors import MissingExtraError
+
+
+def load_pyarrow(module: str = "pyarrow") -> Any:
+    """Import ``pyarrow`` or one of its modules.
+
+    Args:
+        module: "pyarrow", or a dotted name below it such as "pyarrow.parquet".
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "data", "to read and write Parquet and Arrow data") from error
+
+
+def load_fsspec() -> Any:
+    """Import ``fsspec``.
+
+    Raises:
+        MissingExtraError: fsspec is not installed.
+    """
+    try:
+        return importlib.import_module("fsspec")
+    except ImportError as error:
+        raise MissingExtraError("fsspec", "data", "to open stores that are neither local nor HDFS") from error

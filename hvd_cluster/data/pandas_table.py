@@ -1,0 +1,85 @@
+"""A pandas DataFrame as an Arrow table, with arrays of any dimension in its object columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.schema import missing_columns_text
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
+    """The named columns of a DataFrame.
+
+    Missing values (None, NaN, NA) become nulls. Object columns may hold lists, NumPy arrays of any dimension, torch tensors,
+    Spark ML vectors, strings or bytes.
+
+    Raises:
+        DataError: columns are missing, occur twice or mix types; all such columns are named.
+    """
+    pyarrow = load_pyarrow()
+    names = list(dict.fromkeys(columns))
+    existing = [str(name) for name in frame.columns]
+    missing = [name for name in names if name not in existing]
+    problems = [missing_columns_text(missing, existing)] if missing else []
+    arrays: dict[str, Any] = {}
+    for name in names:
+        if name in missing:
+            continue
+        if existing.count(name) > 1:
+            problems.append(f"there are {existing.count(name)} columns named {name!r}: rename all but one")
+            continue
+        series = frame.iloc[:, existing.index(name)]
+        try:
+            arrays[name] = _to_array(series)
+        except (pyarrow.ArrowException, ValueError, TypeError) as error:
+            problems.append(f"column {name!r} cannot be converted: {error}")
+    if problems:
+        raise DataError("\n".join(problems))
+    return pyarrow.table(arrays)
+
+
+def _to_array(series: pd.Series[Any]) -> Any:
+    pyarrow = load_pyarrow()
+    if series.dtype == object:
+        values = series.to_numpy()
+        first = next((value for value in values if value is not None), None)
+        if getattr(first, "ndim", 0) > 1 or hasattr(first, "toArray") or hasattr(first, "detach"):
+            return _stacked(values)
+    return pyarrow.array(series, from_pandas=True)
+
+
+def _stacked(values: Any) -> Any:
+    """Arrays of one shape as (nested) fixed-size lists, nulls where there is None."""
+    pyarrow = load_pyarrow()
+    arrays = [None if value is None else _to_numpy(value) for value in values]
+    present = [array for array in arrays if array is not None]
+    shapes = sorted({array.shape for array in present})
+    if len(shapes) > 1:
+        raise DataError(
+            f"it holds arrays of different shapes, {shapes[0]} and {shapes[1]}: pad or cut them to one shape"
+        )
+    if len(present) < len(arrays):
+        # Only counted: nulls in used columns are an error later on.
+        return pyarrow.array([None if array is None else array.reshape(-1) for array in arrays], from_pandas=True)
+    stacked = np.stack(present)
+    nested = pyarrow.array(np.ascontiguousarray(stacked).reshape(-1))
+    for length in reversed(stacked.shape[1:]):
+        nested = pyarrow.FixedSizeListArray.from_arrays(nested, length)
+    return nested
+
+
+def _to_numpy(value: Any) -> Any:
+    if hasattr(value, "toArray"):
+        return np.asarray(value.toArray())
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    return np.asarray(value)

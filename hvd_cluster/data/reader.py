@@ -1,0 +1,321 @@
+"""Parquet in a store -> batches of tensors, in an order that (seed, epoch) alone decides."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hvd_cluster.data import row_transform, shards
+from hvd_cluster.data.batches import to_tensor
+from hvd_cluster.data.dataset import Split
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.read_ahead import ReadAhead
+from hvd_cluster.data.row_transform import RowTransform
+from hvd_cluster.data.schema import Schema
+from hvd_cluster.data.shards import Block, Remainder, RowRange
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+
+#: Bytes of rows that are shuffled among each other at a time.
+WINDOW_BYTES = 32 * 1024 * 1024
+#: Bytes of decoded rows that may wait for the consumer.
+PREFETCH_BYTES = 256 * 1024 * 1024
+
+Batch = dict[str, torch.Tensor]
+
+
+class ParquetReader:
+    """Batches of tensors from the row groups of a split.
+
+    The order of rows is a pure function of the split, the schema, ``seed`` and ``epoch``: neither the number of threads
+    nor the bounds of read-ahead change it, and :mod:`hvd_cluster.data.shards` says how ranks share it.
+
+    Memory: decoded rows that wait or are in use take at most ``prefetch_bytes`` plus two windows for each lane that
+    this rank reads; while a window is being decoded it takes up to three times its size, in each thread. A window has
+    ``window_bytes``, or the size of the largest row group where that is larger.
+
+    Args:
+        split: what to read.
+        schema: the columns to read.
+        store: serves the paths of the split.
+        batch_size: rows per rank and step.
+        rank, size: this rank, and the number of ranks.
+        seed: chooses the order together with the epoch.
+        shuffle: whether to permute rows; False keeps the order of the data (in each lane).
+        remainder: what happens to the rows that do not fill the last global batch: "drop", "pad" or "partial".
+        transformation_fn: function from row (dict of NumPy scalars, arrays, str, bytes) to row (dict of numbers, arrays
+            or tensors), run in the reader's threads; the columns of the first row it returns become the batches' columns.
+        num_threads: threads that read ahead.
+        prefetch_bytes: bound of decoded rows that wait.
+        window_bytes: size of the rows that are shuffled among each other; a part of what decides the order.
+
+    Raises:
+        DataError: the split is empty, or there are string or binary columns and no ``transformation_fn``.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        schema: Schema,
+        store: Store,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        remainder: Remainder = "drop",
+        transformation_fn: RowTransform | None = None,
+        num_threads: int = 2,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        if not split.rows:
+            raise DataError(f"there are no rows to read in {store.prefix!r}")
+        if batch_size < 1 or num_threads < 1:
+            raise DataError(f"batch_size is {batch_size} and num_threads {num_threads}: both must be at least 1")
+        if transformation_fn is None:
+            schema.require_tensors()
+        self._split = split
+        self._input_schema = schema
+        self._store = store
+        self._batch_size = batch_size
+        self._rank, self._size = rank, size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._remainder = remainder
+        self._transform = transformation_fn
+        self._num_threads = num_threads
+        self._prefetch_bytes = prefetch_bytes
+        self._row_bytes = _row_bytes(split, schema)
+        self._window_rows = max(1, window_bytes // self._row_bytes)
+        self._output_schema = schema if transformation_fn is None else None
+        self._lock = threading.Lock()
+        self._footers: dict[str, Any] = {}
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        return shards.num_steps(self._split.rows, self._batch_size, self._size, self._remainder)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the batches. With a ``transformation_fn`` it is learned from the split's first row.
+
+        Raises:
+            DataError: the first row cannot be read or transformed.
+        """
+        if self._output_schema is None:
+            first = self._split.row_groups[0]
+            table = self._read(RowRange(first, 0, 1))
+            self._output_schema = self._transformed(table, None, RowRange(first, 0, 1), lambda: False)[1]
+        return self._output_schema
+
+    def plan(self, epoch: int) -> shards.ShardPlan:
+        """What this rank reads in an epoch: its steps, and which rows are padding."""
+        return shards.plan(
+            self._split,
+            self._rank,
+            self._size,
+            self._batch_size,
+            seed=self._seed,
+            epoch=epoch,
+            shuffle=self._shuffle,
+            remainder=self._remainder,
+            window_rows=self._window_rows,
+        )
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch.
+
+        Closing the iterator, or dropping it, ends its threads.
+
+        Args:
+            epoch: number of the epoch, any integer.
+
+        Yields:
+            Column name -> tensor of shape ``(rows, *column.shape)`` on the CPU. A tensor may be a view of a larger one
+            that no other batch overlaps.
+
+        Raises:
+            DataError: data cannot be read, or is not what the schema says; file and row group are named.
+        """
+        plan = self.plan(epoch)
+        if not plan.steps:
+            return
+        output = self.schema  # once, before the threads need it
+        sizes = [max(1, block.window_rows * self._row_bytes) for block in plan.blocks]
+        ahead: ReadAhead[Batch] = ReadAhead(
+            lambda index, stopped: self._block(plan.blocks[index], output, stopped),
+            sizes,
+            self._num_threads,
+            self._prefetch_bytes,
+        )
+        try:
+            yield from _assemble(plan, ahead, output)
+        finally:
+            ahead.close()
+
+    def _block(self, block: Block, output: Schema, stopped: Callable[[], bool]) -> Batch:
+        """Read a window, and pick and order this rank's rows of it."""
+        parts: list[Batch] = []
+        for piece in block.ranges:
+            if stopped():
+                return {}
+            table = self._read(piece)
+            parts.append(
+                self._tensors(table, piece)
+                if self._transform is None
+                else self._transformed(table, output, piece, stopped)[0]
+            )
+        if stopped():
+            return {}
+        in_order = block.seeds is None and block.stride == 1
+        order = None if in_order else torch.from_numpy(block.order())
+        tensors: Batch = {}
+        for column in output:
+            whole = _joined([part[column.name] for part in parts], column.name, block.ranges)
+            for part in parts:
+                del part[column.name]
+            if order is None:
+                tensors[column.name] = whole[block.offset : block.offset + block.rows]
+            else:
+                tensors[column.name] = whole.index_select(0, order)
+        return tensors
+
+    def _read(self, piece: RowRange) -> Any:
+        """The rows of a range as an Arrow table."""
+        parquet = load_pyarrow("pyarrow.parquet")
+        group = piece.row_group
+        try:
+            # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
+            with parquet.ParquetFile(
+                group.path, filesystem=self._store.fs, metadata=self._footers.get(group.path), pre_buffer=True
+            ) as file:
+                self._footers[group.path] = file.metadata
+                table = file.read_row_group(group.index, columns=list(self._input_schema.names), use_threads=False)
+        except (OSError, ValueError, IndexError, NotImplementedError) as error:
+            raise DataError(
+                f"cannot read {_place(piece)}: {error}; the file may be damaged, half-written or removed: write the data "
+                "again"
+            ) from error
+        missing = [name for name in self._input_schema.names if name not in table.column_names]
+        if missing:
+            raise DataError(f"{group.path} lacks the columns {missing}")
+        return table.slice(group.start + piece.start, piece.rows)
+
+    def _tensors(self, table: Any, piece: RowRange) -> Batch:
+        tensors: Batch = {}
+        problems = []
+        for column in self._input_schema:
+            try:
+                # The table is ours alone and is dropped right after.
+                tensors[column.name] = to_tensor(table.column(column.name), column, share_memory=True)
+            except DataError as error:
+                problems.append(str(error))
+        if problems:
+            raise DataError("\n".join([f"in {_place(piece)}:", *problems]))
+        return tensors
+
+    def _transformed(
+        self, table: Any, output: Schema | None, piece: RowRange, stopped: Callable[[], bool]
+    ) -> tuple[Batch, Schema]:
+        if self._transform is None:
+            raise DataError("there is no transformation_fn")
+        first_row = piece.row_group.start + piece.start
+        return row_transform.apply(
+            self._transform, table, self._input_schema, output, _place(piece), first_row, stopped
+        )
+
+
+def _assemble(plan: shards.ShardPlan, ahead: ReadAhead[Batch], schema: Schema) -> Iterator[Batch]:
+    """Cut the blocks, which come in the order of first need, into batches."""
+    slots: list[_Slot] = [_Slot() for _ in range(plan.num_slots)]
+    blocks = iter(plan.blocks)
+    names = schema.names
+    for step in range(plan.steps):
+        start = step * plan.batch_size
+        stop = start + plan.rows_in(step)
+        parts: list[Batch | None] = []
+        for slot, buffer in enumerate(slots):
+            # Row m belongs to slot m % num_slots.
+            count = len(range(start + (slot - start) % plan.num_slots, stop, plan.num_slots))
+            while buffer.rows < count:
+                block = next(blocks)
+                slots[block.slot].add(ahead.take(), block.rows)
+            parts.append(buffer.cut(count, names) if count else None)
+        if start == stop:
+            yield {column.name: _empty(column) for column in schema}
+        elif plan.num_slots == 1 and parts[0] is not None:
+            yield parts[0]
+        else:
+            yield {name: _woven(parts, name, start, stop) for name in names}
+
+
+class _Slot:
+    """The rows of one lane that have been read and not yet been taken."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._blocks: deque[tuple[Batch, int]] = deque()  # tensors, and their number of rows
+        self._begin = 0  # the first row of the first block that has not been taken
+
+    def add(self, tensors: Batch, rows: int) -> None:
+        self._blocks.append((tensors, rows))
+        self.rows += rows
+
+    def cut(self, count: int, names: tuple[str, ...]) -> Batch:
+        """Take the next ``count`` rows: views where they lie in one block, else a copy."""
+        pieces: list[Batch] = []
+        self.rows -= count
+        while count:
+            tensors, rows = self._blocks[0]
+            stop = min(rows, self._begin + count)
+            pieces.append({name: tensors[name][self._begin : stop] for name in names})
+            count -= stop - self._begin
+            self._begin = stop
+            if stop == rows:
+                self._blocks.popleft()
+                self._begin = 0
+        if len(pieces) == 1:
+            return pieces[0]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in names}
+
+
+def _woven(parts: list[Batch | None], name: str, start: int, stop: int) -> torch.Tensor:
+    """Rows of several lanes in turn; row m of the rank comes from lane ``m % len(parts)``."""
+    some = next(part[name] for part in parts if part is not None)
+    rows = some.new_empty((stop - start, *some.shape[1:]))
+    for slot, part in enumerate(parts):
+        if part is not None:
+            rows[(slot - start) % len(parts) :: len(parts)] = part[name]
+    return rows
+
+
+def _joined(tensors: list[torch.Tensor], name: str, ranges: tuple[RowRange, ...]) -> torch.Tensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+    for shape, piece in zip(shapes, ranges, strict=True):
+        if shape != shapes[0]:
+            raise DataError(
+                f"column {name!r} has rows of shape {shape} in {_place(piece)}, but {shapes[0]} in {_place(ranges[0])}"
+            )
+    return torch.cat(tensors)
+
+
+def _empty(column: Any) -> torch.Tensor:
+    return torch.empty((0, *(max(0, length) for length in column.shape)), dtype=getattr(torch, column.dtype))
+
+
+def _place(piece: RowRange) -> str:
+    return f"row group {piece.row_group.index} of {piece.row_group.path}"
+
+
+def _row_bytes(split: Split, schema: Schema) -> int:
+    """Bytes of a decoded row: what the schema says, or what the files hold where that is more (strings)."""
+    return max(1, schema.row_bytes, sum(group.size_bytes for group in split.row_groups) // split.rows)

@@ -1,0 +1,247 @@
+"""What the columns of a data set hold: name, kind, element type, shape per row; found out from Arrow types."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: In a shape: a length that the type does not tell and that no row has been seen of.
+UNKNOWN = -1
+
+#: torch has few operations on unsigned integers wider than a byte, so these columns come as the next signed type.
+WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+
+
+class Kind(enum.Enum):
+    """What a column holds."""
+
+    NUMERIC = "numeric"
+    BOOL = "bool"
+    STRING = "string"
+    BINARY = "binary"
+    #: Numbers in a fixed shape, from lists of any nesting.
+    LIST = "list"
+    #: A Spark ML vector, dense or sparse; tensors of it are dense.
+    VECTOR = "vector"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    A tensor of n rows has shape ``(n, *shape)`` and the torch dtype named ``dtype``.
+    """
+
+    #: The column's name in the data.
+    name: str
+    #: What it holds.
+    kind: Kind
+    #: numpy name of an element of its tensors, e.g. "float32"; "str" and "bytes" have no tensors.
+    dtype: str
+    #: Shape of one row; () for scalars; UNKNOWN (-1) where no row has been seen yet.
+    shape: tuple[int, ...] = ()
+
+    @property
+    def has_tensor(self) -> bool:
+        """Whether rows of it can be stacked into a tensor as they are."""
+        return self.kind not in {Kind.STRING, Kind.BINARY}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in a tensor; 0 where that is not known (strings, binary, unseen shapes)."""
+        if not self.has_tensor or UNKNOWN in self.shape:
+            return 0
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a data set, in order."""
+
+    #: The columns; their names differ.
+    columns: tuple[Column, ...]
+
+    def __getitem__(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise DataError(missing_columns_text([name], self.names))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names, in order."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row over all columns whose size is known."""
+        return sum(column.row_bytes for column in self.columns)
+
+    def select(self, names: Sequence[str]) -> Schema:
+        """The named columns, in the order of ``names``.
+
+        Raises:
+            DataError: some are missing; all of those are named.
+        """
+        missing = [name for name in names if name not in self.names]
+        if missing:
+            raise DataError(missing_columns_text(missing, self.names))
+        return Schema(tuple(self[name] for name in names))
+
+    def require_tensors(self) -> None:
+        """Check that every column can become a tensor as it is.
+
+        Raises:
+            DataError: there are string or binary columns; all are named.
+        """
+        texts = [f"{column.name!r} ({column.kind.value})" for column in self.columns if not column.has_tensor]
+        if texts:
+            raise DataError(
+                f"no tensor can be made of {_columns(texts)}: leave them out, encode them as numbers before the fit, "
+                "or give a transformation_fn that turns them into numbers"
+            )
+
+
+def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str:
+    """One line per missing column with its near misses, then all columns there are."""
+    import difflib
+
+    lines = []
+    by_lower = {name.lower(): name for name in existing}
+    for name in missing:
+        near = [
+            by_lower[lower] for lower in difflib.get_close_matches(str(name).lower(), list(by_lower), n=3, cutoff=0.6)
+        ]
+        hint = f"; did you mean {' or '.join(repr(other) for other in near)}?" if near else ""
+        lines.append(f"there is no column {name!r}{hint}")
+    listed = ", ".join(repr(name) for name in existing) or "none"
+    return "\n".join([*lines, f"the columns are: {listed}"])
+
+
+def infer(arrow_schema: pa.Schema, columns: Sequence[str] | None = None) -> Schema:
+    """The schema that an Arrow schema tells; list and vector lengths that it leaves open are UNKNOWN.
+
+    Args:
+        arrow_schema: a ``pyarrow.Schema``.
+        columns: the columns to take, in that order; None for all.
+
+    Raises:
+        DataError: columns are missing or of a type that no tensor can hold; all problems are named at once.
+    """
+    names = list(arrow_schema.names) if columns is None else list(dict.fromkeys(columns))
+    problems: list[str] = []
+    missing = [name for name in names if name not in arrow_schema.names]
+    if missing:
+        problems.append(missing_columns_text(missing, arrow_schema.names))
+    found: list[Column] = []
+    for name in names:
+        indices = arrow_schema.get_all_field_indices(name)
+        if len(indices) > 1:
+            problems.append(f"there are {len(indices)} columns named {name!r}: rename all but one")
+        elif indices:
+            try:
+                found.append(column_of(name, arrow_schema.field(indices[0]).type))
+            except DataError as error:
+                problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return Schema(tuple(found))
+
+
+def column_of(name: str, arrow_type: Any) -> Column:
+    """The column that an Arrow type tells.
+
+    Raises:
+        DataError: no tensor can hold the type.
+    """
+    types = load_pyarrow("pyarrow.types")
+    if types.is_dictionary(arrow_type):
+        return column_of(name, arrow_type.value_type)
+    if types.is_null(arrow_type):
+        raise DataError(f"column {name!r} holds nothing but nulls: fill it, or leave it out")
+    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+        return Column(name, Kind.STRING, "str")
+    if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
+        return Column(name, Kind.BINARY, "bytes")
+    if is_vector(arrow_type):
+        return Column(name, Kind.VECTOR, "float64", (UNKNOWN,))
+    shape: list[int] = []
+    element = arrow_type
+    while True:
+        if types.is_fixed_size_list(element):
+            shape.append(element.list_size)
+        elif types.is_list(element) or types.is_large_list(element):
+            shape.append(UNKNOWN)
+        else:
+            break
+        element = element.value_type
+    dtype = _element_dtype(types, element)
+    if dtype is None:
+        raise DataError(
+            f"column {name!r} has the type {arrow_type}, which no tensor can hold: cast it to numbers, strings, binary, "
+            "arrays of numbers or Spark ML vectors, or leave it out"
+        )
+    if shape:
+        return Column(name, Kind.LIST, dtype, tuple(shape))
+    return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
+
+
+def is_vector(arrow_type: Any) -> bool:
+    """Whether an Arrow type has the layout of Spark's VectorUDT.
+
+    The layout is that of ``org.apache.spark.ml.linalg.VectorUDT.sqlType``; neither Parquet nor ``mapInArrow`` names the UDT
+    in the Arrow type itself.
+    """
+    types = load_pyarrow("pyarrow.types")
+    if not types.is_struct(arrow_type) or arrow_type.num_fields != 4:
+        return False
+    fields = [arrow_type.field(index) for index in range(4)]
+    if [field.name for field in fields] != ["type", "size", "indices", "values"]:
+        return False
+    kind, size, indices, values = (field.type for field in fields)
+    return bool(
+        types.is_int8(kind)
+        and types.is_int32(size)
+        and _is_list_of(types, indices, types.is_int32)
+        and _is_list_of(types, values, types.is_float64)
+    )
+
+
+def _is_list_of(types: Any, arrow_type: Any, is_element: Any) -> bool:
+    return (types.is_list(arrow_type) or types.is_large_list(arrow_type)) and bool(is_element(arrow_type.value_type))
+
+
+def _element_dtype(types: Any, arrow_type: Any) -> str | None:
+    """The numpy name of a tensor's element for an Arrow scalar type; None where there is none."""
+    if types.is_boolean(arrow_type):
+        return "bool"
+    if types.is_decimal(arrow_type):
+        return "float64"
+    if types.is_integer(arrow_type) or types.is_floating(arrow_type):
+        dtype = np.dtype(arrow_type.to_pandas_dtype()).name
+        return WIDENED.get(dtype, str(dtype))
+    return None
+
+
+def _columns(texts: Sequence[str]) -> str:
+    return f"column{'s' if len(texts) > 1 else ''} {', '.join(texts)}"

@@ -1,0 +1,82 @@
+"""The schema that a Spark DataFrame's types tell; works the same on classic and Connect sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, missing_columns_text
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_NUMBERS = {
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "boolean": "bool",
+}
+_VECTORS = {"org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT"}
+
+
+def infer(spark_schema: StructType, columns: Sequence[str] | None = None) -> Schema:
+    """The schema of a DataFrame's columns; lengths of arrays and vectors are UNKNOWN until rows are seen.
+
+    Args:
+        spark_schema: ``df.schema``.
+        columns: the columns to take, in that order; None for all.
+
+    Raises:
+        DataError: columns are missing, ambiguous or of a type that no tensor can hold; all problems are named at once.
+    """
+    existing = list(spark_schema.fieldNames())
+    names = existing if columns is None else list(dict.fromkeys(columns))
+    missing = [name for name in names if name not in existing]
+    problems = [missing_columns_text(missing, existing)] if missing else []
+    found: list[Column] = []
+    for name in names:
+        if existing.count(name) > 1:
+            problems.append(f"there are {existing.count(name)} columns named {name!r}: rename all but one")
+        elif name not in missing:
+            try:
+                found.append(column_of(name, spark_schema[name].dataType))
+            except DataError as error:
+                problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return Schema(tuple(found))
+
+
+def column_of(name: str, data_type: Any) -> Column:
+    """The column that a Spark type tells.
+
+    Raises:
+        DataError: no tensor can hold the type.
+    """
+    # The JSON form is the same in all versions and sessions, and needs no import of pyspark.
+    described = data_type.jsonValue()
+    if isinstance(described, dict) and described.get("type") == "udt" and described.get("class") in _VECTORS:
+        return Column(name, Kind.VECTOR, "float64", (UNKNOWN,))
+    shape: list[int] = []
+    element = described
+    while isinstance(element, dict) and element.get("type") == "array":
+        shape.append(UNKNOWN)
+        element = element["elementType"]
+    if isinstance(element, str):
+        dtype = "float64" if element.startswith("decimal") else _NUMBERS.get(element)
+        if dtype is not None and shape:
+            return Column(name, Kind.LIST, dtype, tuple(shape))
+        if dtype is not None:
+            return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
+        if not shape and (element in {"string"} or element.startswith(("string ", "char", "varchar"))):
+            return Column(name, Kind.STRING, "str")
+        if not shape and element == "binary":
+            return Column(name, Kind.BINARY, "bytes")
+    raise DataError(
+        f"column {name!r} has the type {data_type.simpleString()}, which no tensor can hold: cast it to numbers, strings, "
+        "binary, arrays of numbers or vectors, or leave it out"
+    )

@@ -1,0 +1,126 @@
+"""Stores with a spelling of their own: HDFS and Databricks' DBFS. `Store.create` asks them in turn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+
+
+class HDFSStore(Store):
+    """A store on HDFS through libhdfs, ``hdfs://[host[:port]]/path``.
+
+    Args:
+        prefix_path: URL, or a path on the default name node.
+        host, port: the name node, where the URL has none; default is what Hadoop's own configuration says.
+        user: the user to act as.
+        kerb_ticket: path of the Kerberos ticket cache.
+        driver: "libhdfs", the only one that still exists.
+        extra_conf: further Hadoop settings.
+        kwargs: those of :class:`Store`.
+
+    Raises:
+        DataError: the URL has another scheme, or host and URL contradict each other.
+    """
+
+    def __init__(
+        self,
+        prefix_path: str | os.PathLike[str],
+        *args: Any,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        kerb_ticket: str | None = None,
+        driver: str = "libhdfs",
+        extra_conf: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if driver != "libhdfs":
+            raise DataError(f"driver is {driver!r}: libhdfs is the only HDFS driver that pyarrow still has")
+        url_host, url_port, path = self.parse_url(os.fspath(prefix_path))
+        if host and url_host and host != url_host:
+            raise DataError(
+                f"Mismatched HDFS namespace: host is {host!r}, but the URL {prefix_path!r} names {url_host!r}"
+            )
+        self._connection = {
+            "host": host or url_host or "default",
+            "port": port or url_port or 0,
+            "user": user,
+            "kerb_ticket": kerb_ticket,
+            "extra_conf": dict(extra_conf) if extra_conf else None,
+        }
+        authority = (url_host or host or "") + (f":{url_port or port}" if url_port or port else "")
+        super().__init__(f"hdfs://{authority}{path}", *args, **kwargs)
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        return path.lower().startswith("hdfs:")
+
+    @staticmethod
+    def parse_url(url: str) -> tuple[str | None, int | None, str]:
+        """Split into (host or None, port or None, path).
+
+        Raises:
+            DataError: the scheme is not hdfs.
+        """
+        if ":" not in url.split("/", 1)[0]:
+            return None, None, "/" + url.lstrip("/")
+        parts = urlsplit(url)
+        if parts.scheme.lower() != "hdfs":
+            raise DataError(f"Mismatched HDFS namespace: {url!r} does not begin with hdfs://")
+        return parts.hostname, parts.port, "/" + parts.path.lstrip("/")
+
+    def _open_url(self, url: str) -> tuple[Any, str]:
+        fs = load_pyarrow("pyarrow.fs")
+        try:
+            return fs.HadoopFileSystem(**self._connection), self.parse_url(url)[2]
+        except OSError as error:
+            raise DataError(
+                f"cannot open {url!r}: {error}; libhdfs needs JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`)"
+            ) from error
+
+
+class DBFSLocalStore(Store):
+    """A store on Databricks' DBFS through its local mount ``/dbfs``.
+
+    Takes ``dbfs:/path``, ``/dbfs/path``, ``file:/dbfs/path`` and ``file:///dbfs/path``.
+    """
+
+    def __init__(self, prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("checkpoint_filename", "checkpoint.tf")
+        super().__init__(self.normalize_path(os.fspath(prefix_path)), *args, **kwargs)
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        # Elsewhere /dbfs may be any folder, and dbfs:/ a filesystem that fsspec serves.
+        return cls.matches_dbfs(path) and Path("/dbfs").is_dir()
+
+    @staticmethod
+    def matches_dbfs(path: str) -> bool:
+        """Whether the path is one of the four spellings."""
+        return path.startswith(("dbfs:/", "/dbfs/", "file:/dbfs/", "file:///dbfs/"))
+
+    @staticmethod
+    def normalize_path(path: str) -> str:
+        """The path below the local mount.
+
+        Raises:
+            DataError: it is none of the four spellings.
+        """
+        for prefix in ("dbfs:///", "dbfs:/", "/dbfs/", "file:///dbfs/", "file:/dbfs/"):
+            if path.startswith(prefix):
+                return "/dbfs/" + path[len(prefix) :].lstrip("/")
+        raise DataError(f"{path!r} is no DBFS path: it begins with dbfs:/, /dbfs/, file:/dbfs/ or file:///dbfs/")
+
+    def get_localized_path(self, path: str) -> str:
+        return super().get_localized_path(self.normalize_path(path) if path.startswith("dbfs:") else path)
+
+
+#: Asked in this order; the plain filesystem store takes the rest.
+FAMILIES: tuple[type[Store], ...] = (HDFSStore, DBFSLocalStore)
