@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hvd_cluster.rendezvous.client import KeyValueClient
 

@@ -1,0 +1,233 @@
+"""The one world of this process: ``init``, ``shutdown``, and the questions about rank and build."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from hvd_cluster.engine import process_sets as sets
+from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.transports.select import nccl_version
+from hvd_cluster.engine.world import assemble
+from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import Topology
+
+_lock = threading.RLock()
+_engine: Engine | None = None
+_engine_pid = 0
+_static_sets: list[ProcessSet] = []
+#: How often this process has assembled a world, by generation; equal on all ranks, since init() is collective.
+_attempts: dict[tuple[str, int], int] = {}
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the world that the launcher's environment describes; a world of one when there is no launcher.
+
+    A second call does nothing until :func:`shutdown`.
+
+    Args:
+        comm: must be None or name all ranks; worlds of some of the ranks come with a later version.
+        process_sets: process sets to register, equal and in equal order on all ranks.
+
+    Raises:
+        ValueError: the arguments or the environment do not describe a world.
+        ConnectionError: the other ranks could not be reached in time.
+    """
+    global _engine, _engine_pid
+    with _lock:
+        if is_initialized():
+            return
+        _register_exit_hooks()
+        settings = Settings.from_env()
+        topology = Topology.from_env()
+        if comm is not None and (not isinstance(comm, list) or sorted(comm) != list(range(topology.size))):
+            raise ValueError(
+                f"Horovod initialization failed: comm={comm!r} is not the list of all {topology.size} ranks"
+            )
+        static = [] if process_sets is None else process_sets
+        if isinstance(static, str):
+            raise ValueError(f"process_sets={static!r}: process sets can only be given as a list of ProcessSet")
+        job = (topology.job_id, topology.generation)
+        attempt = _attempts[job] = _attempts.get(job, -1) + 1
+        table = sets.register(static, topology.size)
+        try:
+            world = assemble(topology, settings, attempt)
+            try:
+                _engine = Engine(world, settings, table)
+            except BaseException:
+                world.close()
+                raise
+        except BaseException:
+            sets.unregister(static)
+            raise
+        _static_sets[:] = static
+        _engine_pid = os.getpid()
+        if settings.timeline and settings.timeline != "DYNAMIC":
+            _engine.record_timeline(settings.timeline, settings.timeline_mark_cycles)
+
+
+def shutdown() -> None:
+    """Leave the world; outstanding operations fail on every rank. May be called twice."""
+    global _engine
+    with _lock:
+        if _engine is None or _engine_pid != os.getpid():
+            return
+        engine, _engine = _engine, None
+        engine.shutdown()
+        sets.unregister(_static_sets)
+        _static_sets.clear()
+
+
+def is_initialized() -> bool:
+    """True between :func:`init` and :func:`shutdown`."""
+    return _engine is not None and _engine_pid == os.getpid()
+
+
+def engine() -> Engine:
+    """The engine of this process.
+
+    Raises:
+        NotInitializedError: before :func:`init`; it is a ValueError.
+        HorovodInternalError: in a process forked after :func:`init`.
+    """
+    if _engine is None:
+        raise NotInitializedError
+    if _engine_pid != os.getpid():
+        raise HorovodInternalError(
+            "this process was forked after hvd.init() and is not a rank: use hvd in the process that called init(), or start "
+            "the workers of a DataLoader with multiprocessing_context='spawn'"
+        )
+    return _engine
+
+
+def _topology() -> Topology:
+    # The rank is the same in a forked child, and data loaders ask for it there.
+    if _engine is None:
+        raise NotInitializedError
+    return _engine.world.topology
+
+
+def rank() -> int:
+    """Index of this worker over all workers."""
+    return _topology().rank
+
+
+def size() -> int:
+    """Number of workers."""
+    return _topology().size
+
+
+def local_rank() -> int:
+    """Index of this worker over the workers of its host."""
+    return _topology().local_rank
+
+
+def local_size() -> int:
+    """Number of workers on this host."""
+    return _topology().local_size
+
+
+def cross_rank() -> int:
+    """Index of this host among the hosts that have a worker of this local rank."""
+    return _topology().cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have a worker of this local rank."""
+    return _topology().cross_size
+
+
+def is_homogeneous() -> bool:
+    """True when every host has the same number of workers."""
+    return engine().world.is_homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to record the timeline of all ranks into ``file_path``; rank 0's call counts and writes the file.
+
+    Raises:
+        ValueError: before :func:`init`, or when ``HOROVOD_TIMELINE`` is not "DYNAMIC".
+    """
+    running = engine()
+    if Settings.from_env().timeline != "DYNAMIC":
+        raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.")
+    running.record_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Stop recording the timeline; :func:`start_timeline` may follow."""
+    engine().record_timeline(None)
+
+
+def mpi_threads_supported() -> bool:
+    """False: nothing here runs on MPI."""
+    engine()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """False: nothing here runs on MPI."""
+    engine()
+    return False
+
+
+def mpi_built() -> bool:
+    """False: nothing here runs on MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """True: the CPU's collectives run on Gloo."""
+    engine()
+    return True
+
+
+def gloo_built() -> bool:
+    """True: torch brings Gloo."""
+    return True
+
+
+def nccl_built() -> int:
+    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 where this torch has no NCCL."""
+    return nccl_version()
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL is not supported."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: Intel's oneCCL is not supported."""
+    return False
+
+
+def cuda_built() -> bool:
+    """True when this torch can use CUDA."""
+    import torch
+
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """True when this torch can use ROCm."""
+    import torch
+
+    return torch.version.hip is not None
+
+
+def _in_forked_child() -> None:
+    if _engine is not None:
+        _engine.abandon()
+
+
+@lru_cache(maxsize=1)
+def _register_exit_hooks() -> None:
+    atexit.register(shutdown)
+    os.register_at_fork(after_in_child=_in_forked_child)

@@ -1,0 +1,62 @@
+"""Buckets in memory: byte buffers that are kept for the next bucket, and the places of tensors in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from hvd_cluster.engine.fusion import aligned
+
+#: A fresh 100 MB costs 65 to 94 ms at first touch, so buffers are kept; a step rarely has more buckets under way.
+_KEPT_PER_DEVICE = 4
+
+
+class BufferPool:
+    """Byte buffers, kept for reuse. Used by the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._free: dict[torch.device, list[torch.Tensor]] = {}
+
+    @contextmanager
+    def lease(self, num_bytes: int, device: torch.device) -> Iterator[torch.Tensor]:
+        """A uint8 tensor of shape (num_bytes,) on ``device``, of undefined content, for the ``with`` block."""
+        free = self._free.setdefault(device, [])
+        fitting = [buffer for buffer in free if buffer.numel() >= num_bytes]
+        if fitting:
+            buffer = min(fitting, key=torch.Tensor.numel)
+            _remove(free, buffer)
+        else:
+            buffer = torch.empty(aligned(num_bytes), dtype=torch.uint8, device=device)
+        try:
+            yield buffer[:num_bytes]
+        finally:
+            free.append(buffer)
+            if len(free) > _KEPT_PER_DEVICE:
+                _remove(free, min(free, key=torch.Tensor.numel))
+
+
+def places(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tuple[list[slice], int]:
+    """Where each tensor stands in a bucket, as slices of bytes, and the bucket's length in bytes.
+
+    Args:
+        tensors: what is to be packed.
+        itemsize: bytes of one element in the bucket, where it differs from that of the tensors.
+    """
+    slices = []
+    position = 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * (itemsize or tensor.element_size())
+        slices.append(slice(position, position + num_bytes))
+        position += aligned(num_bytes)
+    return slices, position
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, as uint8 of shape (num_bytes,)."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _remove(buffers: list[torch.Tensor], buffer: torch.Tensor) -> None:
+    buffers[:] = [other for other in buffers if other is not buffer]  # list.remove() would compare elements

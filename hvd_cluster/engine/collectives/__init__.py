@@ -1,0 +1,29 @@
+"""How each kind of request is carried out over a transport: one file for each.
+
+A collective is a generator over :class:`~hvd_cluster.engine.collectives.step.Step`: it packs, yields the work that it has
+launched, and is resumed when that is done. So the engine's one thread keeps several of them going and never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.collectives.allgather import allgather
+from hvd_cluster.engine.collectives.allreduce import allreduce
+from hvd_cluster.engine.collectives.barrier import barrier
+from hvd_cluster.engine.collectives.broadcast import broadcast
+from hvd_cluster.engine.collectives.step import Steps
+from hvd_cluster.engine.request import Kind, Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport
+
+Collective = Callable[[list[Request], Transport, BufferPool, Recorder], Steps]
+
+#: What carries out a bucket of each kind.
+COLLECTIVES: dict[Kind, Collective] = {
+    Kind.ALLREDUCE: allreduce,
+    Kind.ALLGATHER: allgather,
+    Kind.BROADCAST: broadcast,
+    Kind.BARRIER: barrier,
+}

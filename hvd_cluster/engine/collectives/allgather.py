@@ -1,0 +1,82 @@
+"""Allgather: every rank gets the concatenation of all ranks' tensors along the first dimension."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool, as_bytes
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport, Work
+
+
+def allgather(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+    """Gather a bucket. The first dimensions, which may differ between ranks, are exchanged first."""
+    names = [name for request in requests for name in request.tensor_names]
+    inputs = [tensor.to(transport.device) for request in requests for tensor in request.inputs]
+    mine = torch.tensor([tensor.shape[0] for tensor in inputs], dtype=torch.int64, device=transport.device)
+    sizes = torch.empty(transport.num_ranks, len(inputs), dtype=torch.int64, device=transport.device)
+    exchange = transport.allgather(as_bytes(sizes), as_bytes(mine))
+    yield Step([exchange], f"{transport.name}_ALLGATHER_SIZES", is_last=False)
+    gathers = [_Gather(tensor, rows, transport) for tensor, rows in zip(inputs, sizes.t().tolist(), strict=True)]
+    yield Step([work for gather in gathers for work in gather.works], f"{transport.name}_ALLGATHER")
+    with recorder.phase(names, "COPY_ALLGATHER_OUTPUT"):
+        outputs = [gather.finish() for gather in gathers]
+    position = 0
+    results = []
+    for request in requests:
+        group = outputs[position : position + len(request.inputs)]
+        results.append([out.to(tensor.device) for out, tensor in zip(group, request.inputs, strict=True)])
+        position += len(group)
+    return results
+
+
+class _Gather:
+    """One tensor on its way to all ranks.
+
+    Args:
+        tensor: this rank's part, of shape (rows[index], ...).
+        rows: first dimension of each rank's part.
+        transport: who moves it.
+    """
+
+    def __init__(self, tensor: torch.Tensor, rows: list[int], transport: Transport) -> None:
+        self._rows = rows
+        self.works: list[Work] = []
+        self._padded: torch.Tensor | None = None
+        most, total = max(rows), sum(rows)
+        self._output = tensor.new_empty((total, *tensor.shape[1:]))
+        if not self._output.numel():
+            return
+        if most * len(rows) == total:
+            self.works = [transport.allgather(as_bytes(self._output), as_bytes(tensor))]
+        elif most * len(rows) <= 2 * total:
+            # A ring over padded parts moves at most twice the bytes, in one call.
+            self._padded = tensor.new_empty((len(rows) * most, *tensor.shape[1:]))
+            part = tensor.new_zeros((most, *tensor.shape[1:]))
+            part[: tensor.shape[0]] = tensor
+            self.works = [transport.allgather(as_bytes(self._padded), as_bytes(part))]
+        else:
+            # Few ranks hold most of it: each part goes straight to its place.
+            self.works = list(self._broadcasts(tensor, transport))
+
+    def finish(self) -> torch.Tensor:
+        """The concatenation, of shape (sum(rows), ...); the works are done."""
+        if self._padded is not None:
+            most = max(self._rows)
+            parts = [self._padded[i * most : i * most + count] for i, count in enumerate(self._rows)]
+            torch.cat(parts, out=self._output)
+        return self._output
+
+    def _broadcasts(self, tensor: torch.Tensor, transport: Transport) -> list[Work]:
+        works = []
+        start = 0
+        for index, count in enumerate(self._rows):
+            part = self._output[start : start + count]
+            start += count
+            if index == transport.index:
+                part.copy_(tensor)
+            if count:
+                works.append(transport.broadcast(as_bytes(part), index))
+        return works

@@ -1,0 +1,93 @@
+"""Allreduce: every rank gets the sum, average, minimum, maximum or product of all ranks' tensors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool, places
+from hvd_cluster.engine.collectives.scaling import copy_scaled, finish_scaled, reduction_dtype, reduction_op
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import ReduceOp, Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport
+
+
+@dataclass
+class _Part:
+    """Tensors of one element type, reduced by one call."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    names: list[str]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs[0].dtype
+
+    def fits_in_place(self, transport: Transport) -> bool:
+        """True when the one output can serve as the transport's buffer."""
+        return (
+            len(self.outputs) == 1
+            and self.outputs[0].is_contiguous()
+            and self.outputs[0].device.type == transport.device.type
+            and reduction_dtype(self.dtype) == self.dtype
+        )
+
+
+def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+    """Reduce a bucket of requests of equal op and factors. Each element type needs a call of its own."""
+    signature = requests[0].signature
+    results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
+    parts = _parts(requests, results)
+    divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
+    with ExitStack() as leases:
+        reduced: list[list[torch.Tensor]] = []
+        works = []
+        for part in parts:
+            with recorder.phase(part.names, "MEMCPY_IN_FUSION_BUFFER"):
+                flat, pieces = _pack(part, transport, buffers, leases, signature.prescale)
+            reduced.append(pieces)
+            if flat.numel():
+                works.append(transport.allreduce(flat, reduction_op(signature.op, part.dtype)))
+        yield Step(works, f"{transport.name}_ALLREDUCE")
+        for part, pieces in zip(parts, reduced, strict=True):
+            with recorder.phase(part.names, "MEMCPY_OUT_FUSION_BUFFER"):
+                for output, piece in zip(part.outputs, pieces, strict=True):
+                    finish_scaled(output, piece, signature.postscale, divisor)
+    return results
+
+
+def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_Part]:
+    parts: dict[torch.dtype, _Part] = {}
+    for request, outputs in zip(requests, results, strict=True):
+        for tensor, output, name in zip(request.inputs, outputs, request.tensor_names, strict=True):
+            part = parts.setdefault(tensor.dtype, _Part([], [], []))
+            part.inputs.append(tensor)
+            part.outputs.append(output)
+            part.names.append(name)
+    return list(parts.values())
+
+
+def _pack(
+    part: _Part, transport: Transport, buffers: BufferPool, leases: ExitStack, prescale: float
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The flat buffer to reduce, and the place of each tensor in it, shaped like the tensor."""
+    if part.fits_in_place(transport):
+        copy_scaled(part.outputs[0], part.inputs[0], prescale)
+        return part.outputs[0].view(-1), [part.outputs[0]]
+    dtype = reduction_dtype(part.dtype)
+    slices, num_bytes = places(part.inputs, dtype.itemsize)
+    buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
+    # The gaps between tensors are reduced too, and must not hold what traps or slows arithmetic down.
+    pieces = []
+    for tensor, where in zip(part.inputs, slices, strict=True):
+        piece = buffer[where].view(dtype).view(tensor.shape)
+        copy_scaled(piece, tensor, prescale)
+        pieces.append(piece)
+    flat = buffer.view(dtype)
+    for where, following in zip(slices, [*(s.start for s in slices[1:]), num_bytes], strict=True):
+        buffer[where.stop : following].zero_()
+    return flat, pieces

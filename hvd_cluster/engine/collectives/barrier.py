@@ -1,0 +1,15 @@
+"""Barrier: nobody goes on before everybody has come."""
+
+from __future__ import annotations
+
+from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport
+
+
+def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+    """Nothing is left to do: the negotiation ran this request because every rank has come."""
+    yield Step([], f"{transport.name}_BARRIER")
+    return [[] for _ in requests]

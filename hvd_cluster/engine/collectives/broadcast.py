@@ -1,0 +1,45 @@
+"""Broadcast: every rank gets the root's tensors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool, as_bytes, places
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport
+
+
+def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+    """Send a bucket of requests with one root as one run of bytes."""
+    root_index = transport.ranks.index(requests[0].signature.root)
+    is_root = root_index == transport.index
+    names = [name for request in requests for name in request.tensor_names]
+    inputs = [tensor for request in requests for tensor in request.inputs]
+    results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
+    outputs = [tensor for result in results for tensor in result]
+    in_place = len(outputs) == 1 and outputs[0].device.type == transport.device.type and outputs[0].is_contiguous()
+    with ExitStack() as leases:
+        with recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
+            if in_place:
+                buffer, pieces = as_bytes(outputs[0]), [outputs[0]]
+            else:
+                slices, num_bytes = places(outputs)
+                buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
+                pieces = [
+                    buffer[where].view(tensor.dtype).view(tensor.shape)
+                    for where, tensor in zip(slices, outputs, strict=True)
+                ]
+            if is_root:
+                for piece, tensor in zip(pieces, inputs, strict=True):
+                    if piece.data_ptr() != tensor.data_ptr():
+                        piece.copy_(tensor)
+        yield Step([transport.broadcast(buffer, root_index)] if buffer.numel() else [], f"{transport.name}_BCAST")
+        if not in_place:
+            with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
+                for output, piece in zip(outputs, pieces, strict=True):
+                    output.copy_(piece)
+    return results

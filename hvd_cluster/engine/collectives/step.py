@@ -1,0 +1,25 @@
+"""One stage of a collective: work that was launched, and whether more will be."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from hvd_cluster.engine.transports.transport import Work
+
+
+@dataclass(frozen=True)
+class Step:
+    """Resume the collective when all ``works`` are done."""
+
+    works: list[Work]
+    #: What the timeline calls it, e.g. "GLOO_ALLREDUCE".
+    activity: str
+    #: No work follows, so the next collective of the process set may launch. All ranks must launch work in one order.
+    is_last: bool = True
+
+
+#: Yields steps, returns the results of each request, in order: one list of tensors for each.
+Steps = Generator[Step, None, list[list[torch.Tensor]]]

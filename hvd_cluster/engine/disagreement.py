@@ -1,0 +1,65 @@
+"""What to tell every rank when two ranks ask for different things under one name.
+
+The beginnings of the texts are those that Horovod's users match on.
+"""
+
+from __future__ import annotations
+
+from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
+
+
+def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_rank: int) -> str:
+    """Why the requests of two ranks cannot be carried out together; the signatures must differ."""
+    _, name = key
+    where = f" (tensor {name!r}; ranks {our_rank} and {their_rank}, in this order)"
+    return _difference(ours, theirs) + where
+
+
+def not_with_join(key: Key, kind: Kind) -> str:
+    """Why ``kind`` cannot be carried out now that a rank has joined."""
+    return f"{kind.value.capitalize()} is not supported with Join at this time. (tensor {key[1]!r})"
+
+
+def _difference(ours: Signature, theirs: Signature) -> str:
+    if ours.kind != theirs.kind:
+        return f"Mismatched operations: One rank did an {ours.kind.name}, but another rank did an {theirs.kind.name}."
+    if len(ours.tensors) != len(theirs.tensors):
+        return (
+            f"Mismatched group sizes: One rank submitted a group of {len(ours.tensors)} tensors, "
+            f"but another rank submitted a group of {len(theirs.tensors)}."
+        )
+    for our_tensor, their_tensor in zip(ours.tensors, theirs.tensors, strict=True):
+        if our_tensor != their_tensor:
+            return _tensor_difference(ours.kind, our_tensor, their_tensor)
+    if ours.op != theirs.op:
+        return (
+            f"Mismatched reduction operation: One rank asked for {ours.op.name}, "
+            f"but another rank asked for {theirs.op.name}."
+        )
+    if ours.root != theirs.root:
+        return (
+            f"Mismatched {ours.kind.name} root ranks: One rank specified root rank {ours.root}, "
+            f"but another rank specified root rank {theirs.root}."
+        )
+    return (
+        f"Mismatched prescale/postscale factors: One rank used {ours.prescale} and {ours.postscale}, "
+        f"but another rank used {theirs.prescale} and {theirs.postscale}."
+    )
+
+
+def _tensor_difference(kind: Kind, ours: TensorMeta, theirs: TensorMeta) -> str:
+    if ours.dtype != theirs.dtype:
+        return f"Mismatched data types: One rank had type {ours.dtype}, but another rank had type {theirs.dtype}."
+    if ours.shape != theirs.shape:
+        return (
+            f"Mismatched {kind.name} tensor shapes: One rank sent a tensor of shape {_shape(ours)}, "
+            f"but another rank sent a tensor of shape {_shape(theirs)}."
+        )
+    return (
+        f"Mismatched {kind.name} CPU/GPU device selection: One rank specified device {ours.device}, "
+        f"but another rank specified device {theirs.device}."
+    )
+
+
+def _shape(tensor: TensorMeta) -> str:
+    return "[" + ", ".join("any" if length == -1 else str(length) for length in tensor.shape) + "]"

@@ -1,0 +1,457 @@
+"""The engine: one thread per worker that agrees with the other ranks on what to do next, and does it.
+
+:meth:`Engine.submit` is the only way in. The thread sleeps in one ``select`` over a bell (new requests, finished work)
+and the connections to its neighbours in the tree, so it notices a dead peer while work is under way, and an idle worker
+costs no CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import selectors
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.collectives.step import Step
+from hvd_cluster.engine.execution import Execution, ExecutionQueue
+from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Refuse, Up
+from hvd_cluster.engine.request import Handle, Key, Request, Signature, element_dtype
+from hvd_cluster.engine.timeline import Event, Recorder, TimelineFile
+from hvd_cluster.engine.transports.alone import AloneTransport
+from hvd_cluster.engine.transports.select import TransportTable
+from hvd_cluster.engine.world import World
+from hvd_cluster.errors import DUPLICATE_NAME_TEXT, SHUT_DOWN_TEXT, AuthenticationError, HorovodInternalError
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: How long the engine waits at the end for the ranks below it, and how often it sends its timeline.
+_FAREWELL_S = 10.0
+_TIMELINE_PERIOD_S = 0.5
+
+
+class Engine:
+    """Carries out the collectives of one rank.
+
+    Args:
+        world: the connected world; the engine owns it from here on.
+        settings: the knobs.
+        process_sets: the ranks of each process set; the global set has id 0.
+    """
+
+    def __init__(self, world: World, settings: Settings, process_sets: dict[int, tuple[int, ...]]) -> None:
+        self.world = world
+        self.process_sets = process_sets
+        self._settings = settings
+        self._rank = world.topology.rank
+        self._recorder = Recorder(self._rank, world.topology.host)
+        self._timeline_file: TimelineFile | None = None
+        self._buffers = BufferPool()
+        self._transports = TransportTable(world, settings, process_sets)
+        for process_set_id in sorted(process_sets):
+            self._transports.build(process_set_id)
+        self._negotiator = Negotiator(
+            world.place,
+            {id: frozenset(ranks) for id, ranks in process_sets.items()},
+            settings.cache_capacity,
+            lambda: self._settings.fusion_threshold_bytes,
+        )
+        self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
+
+        # Shared with the submitting threads, under the lock.
+        self._lock = threading.Lock()
+        self._pending: dict[Key, Request] = {}
+        self._submitted: deque[Request] = deque()
+        self._commands: deque[tuple[str, Any]] = deque()
+        self._end: str | None = None
+        self._is_urgent = False
+
+        # The engine's thread only.
+        self._finished: deque[tuple[Execution, Step]] = deque()
+        self._outgoing: deque[tuple[Entry, ...]] = deque()
+        self._flush_s: float | None = None
+        self._join_handle: Handle | None = None
+        self._closing_since_s: float | None = None
+        self._open_links = dict(world.links)
+        self._next_timeline_s = 0.0
+
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        if world.topology.size > 1:
+            self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
+            self._thread.start()
+
+    # ---- any thread -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, *, urgent: bool = False) -> Handle:
+        """Hand in a request.
+
+        Args:
+            request: what to do; its tensors must not be touched until the handle is done.
+            urgent: somebody waits for it already, so it is not held back for company.
+
+        Raises:
+            ValueError: a request of this name is under way, or this rank is not in the process set.
+            HorovodInternalError: the world has ended.
+        """
+        if self._rank not in self.process_sets[request.process_set_id]:
+            raise ValueError(
+                f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided process set."
+            )
+        if self._thread is None:
+            self._run_alone(request)
+            return request.handle
+        with self._lock:
+            if self._end is not None:
+                raise HorovodInternalError(self._end)
+            if request.key in self._pending:
+                raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
+            self._pending[request.key] = request
+            self._submitted.append(request)
+            must_ring = urgent or len(self._submitted) == 1
+            self._is_urgent |= urgent
+        if must_ring:
+            self._ring()
+        return request.handle
+
+    def flush(self) -> None:
+        """Somebody waits: negotiate now what was submitted, without waiting for company."""
+        if self._submitted:
+            self._is_urgent = True
+            self._ring()
+
+    def join(self) -> Handle:
+        """This rank has run out of data; the handle gives the rank that joined last, once all have."""
+        handle = Handle()
+        if self._thread is None:
+            handle.succeed(self._rank)
+            return handle
+        self._command("join", handle)
+        return handle
+
+    def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
+        """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks."""
+        if self._rank != 0:
+            return
+        if self._thread is None:
+            self._set_timeline(path, mark_cycles)
+        else:
+            self._command("timeline", (path, mark_cycles))
+
+    def shutdown(self) -> None:
+        """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
+        if self._thread is None:
+            self._set_timeline(None, False)
+            os.close(self._bell)
+        else:
+            self._command("leave", None)
+            self._thread.join(self._settings.gloo_timeout_s + _FAREWELL_S)
+            if self._thread.is_alive():
+                logger.warning("rank %d: the engine did not stop in time; its connections are cut", self._rank)
+                self._command("abort", "shutdown() was called, but another rank did not answer")
+                self._thread.join(_FAREWELL_S)
+            os.close(self._bell)
+        self.world.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the connections without ending them, so that the parent's peers see its end only."""
+        for link in self.world.links.values():
+            link.close()
+        os.close(self._bell)
+
+    def _command(self, name: str, argument: Any) -> None:
+        with self._lock:
+            if self._end is not None:
+                if isinstance(argument, Handle):
+                    argument.fail(HorovodInternalError(self._end))
+                return
+            self._commands.append((name, argument))
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # the engine has stopped, and its bell is gone
+            os.eventfd_write(self._bell, 1)
+
+    def _work_done(self, execution: Execution, step: Step) -> None:
+        self._finished.append((execution, step))
+        self._ring()
+
+    # ---- a world of one: the caller's thread does it ------------------------------------------------------------------
+
+    def _run_alone(self, request: Request) -> None:
+        device = request.inputs[0].device if request.inputs else torch.device("cpu")
+        transport = AloneTransport(device, self._rank)
+        execution = Execution([request], transport, self._buffers, self._recorder)
+        execution.advance(lambda *_: None)
+        self._write_timeline(self._recorder.take())
+
+    # ---- the engine's thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._bell, selectors.EVENT_READ)
+                for rank, link in self._open_links.items():
+                    selector.register(link, link.events, rank)
+                while not self._is_over():
+                    self._turn(selector)
+        except Exception as error:
+            # Whatever it was, every rank must hear of it: a thread that dies in silence leaves all others waiting.
+            logger.debug("rank %d: the engine failed", self._rank, exc_info=True)
+            self._abort(f"rank {self._rank} on {self.world.topology.host} failed: {type(error).__name__}: {error}")
+        finally:
+            self._set_timeline(None, False)
+            self._transports.close()
+            for link in self.world.links.values():
+                link.close()
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        ready = selector.select(self._timeout_s())
+        for key, events in ready:
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+            elif events & selectors.EVENT_READ:
+                self._hear(selector, key.data)
+            else:
+                self._open_links[key.data].flush()
+        self._take_commands()
+        self._take_submissions()
+        self._take_finished()
+        self._settle()
+        self._send_timeline()
+        for rank, link in self._open_links.items():
+            selector.modify(link, link.events, rank)
+
+    def _timeout_s(self) -> float | None:
+        now_s = time.monotonic()
+        deadlines = []
+        if self._flush_s is not None:
+            deadlines.append(self._flush_s)
+        if self._recorder.enabled:
+            deadlines.append(self._next_timeline_s)
+        if self._closing_since_s is not None:
+            deadlines.append(self._closing_since_s + _FAREWELL_S)
+        return max(0.0, min(deadlines) - now_s) if deadlines else None
+
+    def _take_commands(self) -> None:
+        while self._commands:
+            name, argument = self._commands.popleft()
+            if name == "join":
+                self._join_handle = argument
+                self._negotiator.join()
+            elif name == "leave":
+                self._negotiator.leave(self._rank)
+            elif name == "timeline":
+                self._broadcast(("timeline", argument))
+                self._set_timeline(*argument)
+            else:
+                raise RuntimeError(argument)
+
+    def _take_submissions(self) -> None:
+        """Negotiate what was submitted, once somebody waits for it or it has waited for a cycle."""
+        if not self._submitted:
+            return
+        now_s = time.monotonic()
+        if not self._is_urgent:
+            if self._flush_s is None:
+                self._flush_s = now_s + self._settings.cycle_time_ms / 1000
+            if now_s < self._flush_s:
+                return
+        self._is_urgent = False
+        self._flush_s = None
+        self._recorder.mark_cycle()
+        while self._submitted:
+            request = self._submitted.popleft()
+            self._negotiator.submit(request.key, request.signature)
+
+    def _take_finished(self) -> None:
+        if not self._finished:
+            return
+        finished = []
+        while self._finished:
+            finished.append(self._finished.popleft())
+        for queue in self._queues.values():
+            queue.advance(finished)
+
+    def _settle(self) -> None:
+        """Pass on what is ready: up to the parent, or, at the root, into the log."""
+        if self._closing_since_s is not None:
+            return
+        parent = self.world.place.parent
+        if parent is not None:
+            message = self._negotiator.take_up()
+            if message is not None and parent in self._open_links:
+                self._send(parent, ("up", message))
+            return
+        while self._closing_since_s is None and (entries := self._negotiator.take_log()):
+            self._apply(entries)
+
+    def _apply(self, entries: tuple[Entry, ...]) -> None:
+        """One log message: forward it, then do what it says."""
+        self._broadcast(("log", entries))
+        for decision in self._negotiator.apply(entries):
+            if isinstance(decision, Bucket):
+                self._execute(decision)
+            elif isinstance(decision, Refuse):
+                request = self._take_pending(decision.key)
+                if request is not None:
+                    request.handle.fail(HorovodInternalError(decision.text))
+            elif isinstance(decision, JoinDone):
+                if self._join_handle is not None:
+                    handle, self._join_handle = self._join_handle, None
+                    handle.succeed(decision.last_rank)
+            else:
+                self._close(decision)
+
+    def _execute(self, bucket: Bucket) -> None:
+        process_set_id = bucket.requests[0][0][0]
+        if self._rank not in self.process_sets[process_set_id]:
+            return
+        requests = []
+        now_s = time.monotonic()
+        for key, signature in bucket.requests:
+            request = self._take_pending(key) or _zeros(key, signature)
+            for name in request.tensor_names:
+                self._recorder.span(name, f"NEGOTIATE_{signature.kind.name}", request.submitted_s, now_s)
+            requests.append(request)
+        devices = [tensor.device for request in requests for tensor in request.inputs]
+        transport = self._transports[process_set_id, devices[0] if devices else torch.device("cpu")]
+        self._queues[process_set_id].append(Execution(requests, transport, self._buffers, self._recorder))
+
+    def _take_pending(self, key: Key) -> Request | None:
+        with self._lock:
+            return self._pending.pop(key, None)
+
+    # ---- neighbours -----------------------------------------------------------------------------------------------------
+
+    def _send(self, rank: int, message: tuple[str, Any]) -> None:
+        with suppress(OSError):  # the end of the connection shows itself at the next read
+            self._open_links[rank].send(pickle.dumps(message, protocol=5))
+
+    def _broadcast(self, message: tuple[str, Any]) -> None:
+        for child in self.world.place.children:
+            if child in self._open_links:
+                self._send(child, message)
+
+    def _hear(self, selector: selectors.BaseSelector, rank: int) -> None:
+        link = self._open_links[rank]
+        try:
+            messages = link.receive()
+        except (EOFError, AuthenticationError) as error:
+            selector.unregister(link)
+            del self._open_links[rank]
+            if self._closing_since_s is None:
+                self._abort(f"rank {rank} on {self.world.hosts[rank]} is gone, it died or was killed ({error})", rank)
+            return
+        for message in messages:
+            # Signed with the job's secret: the link has checked it.
+            kind, content = pickle.loads(message)
+            if kind == "up":
+                up: Up = content
+                self._negotiator.hear(rank, up)
+            elif kind == "log":
+                self._apply(content)
+            elif kind == "events":
+                self._write_timeline(content)
+            elif kind == "timeline":
+                self._broadcast(message=(kind, content))
+                self._set_timeline(*content)
+            else:
+                self._abort(content, rank)
+
+    # ---- the end --------------------------------------------------------------------------------------------------------
+
+    def _close(self, close: Close) -> None:
+        """The world ends in good order: what stands before in the log is finished, the rest fails."""
+        self._closing_since_s = time.monotonic()
+        who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self.world.hosts[close.rank]}"
+        self._fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
+
+    def _is_over(self) -> bool:
+        """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
+        if self._end is not None and self._closing_since_s is None:
+            return True
+        if self._closing_since_s is None or any(self._queues.values()):
+            return False
+        if any(child in self._open_links for child in self.world.place.children):
+            return time.monotonic() - self._closing_since_s > _FAREWELL_S
+        return True
+
+    def _abort(self, reason: str, source: int | None = None) -> None:
+        """The world is broken: tell the neighbours, fail everything, wake what waits in the transports."""
+        if self._end is not None and self._closing_since_s is None:
+            return
+        self._closing_since_s = None
+        for rank in list(self._open_links):
+            if rank != source:
+                self._send(rank, ("abort", reason))
+        text = f"{SHUT_DOWN_TEXT} ({reason})"
+        self._fail_pending(text)
+        self._transports.abort()
+        for queue in self._queues.values():
+            queue.fail(lambda: HorovodInternalError(text))
+
+    def _fail_pending(self, text: str) -> None:
+        with self._lock:
+            self._end = text
+            pending = list(self._pending.values())
+            self._pending.clear()
+            self._submitted.clear()
+        for request in pending:
+            request.handle.fail(HorovodInternalError(text))
+        if self._join_handle is not None:
+            handle, self._join_handle = self._join_handle, None
+            handle.fail(HorovodInternalError(text))
+
+    # ---- timeline -------------------------------------------------------------------------------------------------------
+
+    def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
+        if path is None:
+            self._recorder.stop()
+            self._write_timeline(self._recorder.take())
+            if self._timeline_file is not None:
+                self._timeline_file.close()
+                self._timeline_file = None
+            return
+        if self._rank == 0:
+            self._timeline_file = TimelineFile(path)
+        self._recorder.start(mark_cycles)
+        self._next_timeline_s = time.monotonic() + _TIMELINE_PERIOD_S
+
+    def _send_timeline(self) -> None:
+        if self._recorder.enabled and time.monotonic() >= self._next_timeline_s:
+            self._next_timeline_s = time.monotonic() + _TIMELINE_PERIOD_S
+            self._write_timeline(self._recorder.take())
+
+    def _write_timeline(self, events: list[Event]) -> None:
+        if not events:
+            return
+        if self._timeline_file is not None:
+            self._timeline_file.write(events)
+        elif self.world.place.parent in self._open_links:
+            self._send(self.world.place.parent, ("events", events))
+
+
+def _zeros(key: Key, signature: Signature) -> Request:
+    """What a joined rank contributes to a request that it has not submitted."""
+    tensors = [
+        torch.zeros(meta.shape, dtype=element_dtype(meta.dtype), device=meta.device) for meta in signature.tensors
+    ]
+    return Request(
+        name=key[1],
+        process_set_id=key[0],
+        signature=signature,
+        inputs=tensors,
+        outputs=tensors,
+        finish=lambda _: None,
+        handle=Handle(),
+    )

@@ -1,0 +1,187 @@
+"""Carrying out decided buckets: several at once, without blocking, each process set's launches in one order."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.collectives import COLLECTIVES
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport
+
+Notify = Callable[["Execution", Step], None]
+
+
+class Execution:
+    """One bucket on its way through its collective."""
+
+    def __init__(self, requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> None:
+        self._requests = requests
+        self._transport = transport
+        self._recorder = recorder
+        self._names = [name for request in requests for name in request.tensor_names]
+        self._steps: Steps = COLLECTIVES[requests[0].signature.kind](requests, transport, buffers, recorder)
+        self._step: Step | None = None
+        self._step_started_s = 0.0
+        self._decided_s = time.monotonic()
+        self._stream = _side_stream(requests)
+        #: All work of this bucket is launched, so the next one of the process set may begin.
+        self.is_launched = False
+        #: Every handle has its result.
+        self.is_done = False
+
+    def is_waiting_for(self, step: Step) -> bool:
+        """True when ``step`` is the one whose work has to be done before :meth:`advance` can go on."""
+        return self._step is step and not self.is_done
+
+    def advance(self, notify: Notify) -> None:
+        """Go on until work is under way that is not done.
+
+        Args:
+            notify: called from any thread with a step whose work is done.
+
+        Raises:
+            RuntimeError: the transport failed.
+        """
+        if self._step is None:
+            for name in self._names:
+                self._recorder.span(name, "QUEUE", self._decided_s, time.monotonic())
+        with torch.no_grad(), self._on_stream():
+            while not self.is_done:
+                if self._step is not None:
+                    self._finish_step(self._step)
+                try:
+                    self._step = next(self._steps)
+                except StopIteration as stop:
+                    self._complete(stop.value)
+                    return
+                self._step_started_s = time.monotonic()
+                self.is_launched = self._step.is_last
+                if self._is_waiting(self._step, notify):
+                    return
+
+    def close(self) -> None:
+        """Give up: the world is gone."""
+        with suppress(RuntimeError):
+            self._steps.close()
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """Fail every handle of the bucket, each with an error of its own."""
+        for request in self._requests:
+            request.handle.fail(error())
+
+    def _is_waiting(self, step: Step, notify: Notify) -> bool:
+        # Counts down in the transports' threads; list.pop() is atomic, an attribute's -= is not.
+        open_works = list(range(len(step.works)))
+        is_registered = False
+
+        def work_done() -> None:
+            open_works.pop()
+            if not open_works and is_registered:
+                notify(self, step)
+
+        for work in step.works:
+            work.on_done(work_done)
+        is_registered = True
+        # Work that was done before the line above has notified nobody. Work that is done just now may both have notified
+        # and be seen here: the notification then comes for a step that has passed, and is ignored.
+        return bool(open_works)
+
+    def _finish_step(self, step: Step) -> None:
+        for work in step.works:
+            work.result()
+        now_s = time.monotonic()
+        for name in self._names:
+            self._recorder.span(name, step.activity, self._step_started_s, now_s)
+
+    def _complete(self, results: list[list[torch.Tensor]]) -> None:
+        self.is_done = self.is_launched = True
+        event = None
+        if self._stream is not None:
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        now_s = time.monotonic()
+        for request, tensors in zip(self._requests, results, strict=True):
+            for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):
+                self._recorder.span(
+                    name,
+                    request.signature.kind.name,
+                    self._decided_s,
+                    now_s,
+                    dtype=meta.dtype,
+                    shape=str(list(meta.shape)),
+                )
+            request.handle.done_event = event
+            request.handle.succeed(request.finish(tensors))
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+            if self._step is None:
+                for request in self._requests:
+                    if request.ready_event is not None:
+                        self._stream.wait_event(request.ready_event)
+                    for tensor in (*request.inputs, *request.outputs):
+                        # The allocator must not hand this memory out again while the side stream uses it.
+                        tensor.record_stream(self._stream)
+            yield
+
+
+class ExecutionQueue:
+    """The decided buckets of one process set, launched in the order of the log."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._waiting: deque[Execution] = deque()
+        self._running: list[Execution] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def append(self, execution: Execution) -> None:
+        """A bucket was decided; it begins now if all before it are launched."""
+        self._waiting.append(execution)
+        self.advance([])
+
+    def advance(self, notified: Sequence[tuple[Execution, Step]]) -> None:
+        """Go on with the executions whose step is done, and launch what has become possible."""
+        for execution, step in notified:
+            if execution.is_waiting_for(step):
+                execution.advance(self._notify)
+        while self._waiting and all(execution.is_launched for execution in self._running):
+            execution = self._waiting.popleft()
+            self._running.append(execution)
+            execution.advance(self._notify)
+        self._running = [execution for execution in self._running if not execution.is_done]
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """Fail everything; the transports were aborted."""
+        for execution in (*self._running, *self._waiting):
+            if not execution.is_done:
+                execution.close()
+                execution.fail(error)
+        self._running.clear()
+        self._waiting.clear()
+
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(requests: list[Request]) -> torch.cuda.Stream | None:
+    """The engine's stream on the GPU of these requests, or None on the CPU."""
+    devices = [tensor.device for request in requests for tensor in request.inputs if tensor.is_cuda]
+    if not devices:
+        return None
+    if devices[0] not in _side_streams:
+        _side_streams[devices[0]] = torch.cuda.Stream(devices[0])
+    return _side_streams[devices[0]]

@@ -1,0 +1,411 @@
+"""Agreement on what to do next: events in, messages and decisions out; no sockets, no clock, no tensors.
+
+Ranks match requests by name, not by call order. Readiness only ever turns on, so it is AND-ed incrementally up the tree
+of :mod:`hvd_cluster.engine.tree`: a node reports a request to its parent once, when its own rank and every subtree below
+it have submitted it. The root sequences: it writes one log, which comes down the tree and is applied in the same order by
+every rank. One log for all process sets is what makes overlapping sets free of deadlock: with an order per set, three
+ranks in three sets of two can each begin another one and wait for ever.
+
+Requests seen before travel as a short id. The ids come from the log itself (:class:`Define`), so every rank knows them
+at the same place in the order; they are never reused within a world. A forgotten id (:class:`Forget`) is kept for reading
+until every child is known to have read past that place in the log: a report sent before that may still carry it.
+
+The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancestors are Horovod's coordinator
+(arXiv:1802.05799, section 3) and its response cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hvd_cluster.engine.disagreement import explain, not_with_join
+from hvd_cluster.engine.fusion import plan_buckets
+from hvd_cluster.engine.request import Key, Kind, Signature
+from hvd_cluster.engine.tree import Place
+
+#: A node that has nothing to say still tells its parent after so many messages how far it has read the log.
+_ACKNOWLEDGE_EVERY = 512
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One rank's word for what a request looks like."""
+
+    rank: int
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Report:
+    """Up: every member of the sender's subtree has submitted this request, or has joined."""
+
+    key: Key
+    #: One witness, or two whose signatures differ.
+    witnesses: tuple[Witness, ...]
+    #: Some member of the subtree has joined and would send zeros.
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class CachedReport:
+    """Up: the same, for a request that the log has defined, when all agree with the definition."""
+
+    id: int
+    #: A rank that can vouch for it, for error messages.
+    rank: int
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Up: every rank of the sender's subtree has joined."""
+
+    #: The one that joined last, as far as the order of messages tells.
+    last_rank: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Up: a rank of the sender's subtree shuts down in good order."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Up:
+    """One message to the parent."""
+
+    #: How many log messages the sender had applied.
+    num_applied: int
+    items: tuple[Report | CachedReport | Joined | Leaving, ...]
+
+
+@dataclass(frozen=True)
+class Define:
+    """Log: this id stands for this request from here on."""
+
+    id: int
+    key: Key
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Log: do not use this id for new reports."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Log: carry out these requests now, as one bucket."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Log: fail this request on every rank that submitted it, and go on."""
+
+    key: Key
+    text: str
+
+
+@dataclass(frozen=True)
+class JoinDone:
+    """Log: all ranks have joined; nobody is joined any more."""
+
+    last_rank: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """Log: the world ends here, in good order; what stands before is still carried out."""
+
+    rank: int
+
+
+Entry = Define | Forget | Run | Refuse | JoinDone | Close
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Carry out together: the keys and signatures of one :class:`Run`."""
+
+    requests: tuple[tuple[Key, Signature], ...]
+
+
+#: What :meth:`Negotiator.apply` tells the engine to do, in this order.
+Decision = Bucket | Refuse | JoinDone | Close
+
+
+@dataclass
+class _Notes:
+    """What a node knows about one request that is not yet decided."""
+
+    witnesses: list[Witness] = field(default_factory=list)
+    children: set[int] = field(default_factory=set)
+    mine: bool = False
+    joined: bool = False
+    sent: bool = False
+
+    def hear(self, witness: Witness) -> None:
+        """Keep one witness, and a second one if it contradicts the first."""
+        if len(self.witnesses) < 2 and all(witness.signature != w.signature for w in self.witnesses):
+            self.witnesses.append(witness)
+
+
+class Negotiator:
+    """The state of one rank.
+
+    Feed it events (:meth:`submit`, :meth:`join`, :meth:`leave`, :meth:`hear`, :meth:`apply`), then take what
+    :meth:`take_up` and, at the root, :meth:`take_log` have for the neighbours.
+
+    Args:
+        place: this rank's place in the tree.
+        process_sets: the ranks of each process set; the global set has id 0.
+        cache_capacity: number of requests that keep an id; 0 gives every request a new one.
+        fusion_threshold: returns the bytes of one bucket; asked at each decision, since autotune may change it.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        process_sets: Mapping[int, frozenset[int]],
+        cache_capacity: int,
+        fusion_threshold: Callable[[], int],
+    ) -> None:
+        self._place = place
+        self._process_sets = process_sets
+        self._cache_capacity = cache_capacity
+        self._fusion_threshold = fusion_threshold
+        self._notes: dict[Key, _Notes] = {}
+        self._touched: dict[Key, None] = {}  # an ordered set
+        # The cache, replicated from the log: least recently used first.
+        self._definitions: OrderedDict[int, tuple[Key, Signature]] = OrderedDict()
+        self._ids: dict[Key, int] = {}
+        self._next_id = 0
+        self._forgotten: deque[tuple[int, int]] = deque()  # (log position, id)
+        self._readable: dict[int, tuple[Key, Signature]] = {}
+        self._num_applied = 0
+        self._num_acknowledged = 0
+        self._children_applied = dict.fromkeys(place.children, 0)
+        self._joined = False
+        self._joined_children: set[int] = set()
+        self._join_sent = False
+        self._last_joined = -1
+        self._up: list[Report | CachedReport | Joined | Leaving] = []
+        self._leaving: int | None = None
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def submit(self, key: Key, signature: Signature) -> None:
+        """This rank has submitted a request; its key is not pending already."""
+        notes = self._note(key)
+        notes.mine = True
+        notes.hear(Witness(self._place.rank, signature))
+
+    def join(self) -> None:
+        """This rank has run out of data and sends zeros until all have."""
+        self._joined = True
+        self._last_joined = self._place.rank
+        self._touch_all()
+
+    def leave(self, rank: int) -> None:
+        """A rank of this subtree shuts down in good order."""
+        if self._place.parent is None:
+            self._leaving = rank if self._leaving is None else self._leaving
+        else:
+            self._up.append(Leaving(rank))
+
+    def hear(self, child: int, message: Up) -> None:
+        """A message from ``child`` has arrived."""
+        self._children_applied[child] = message.num_applied
+        for item in message.items:
+            if isinstance(item, CachedReport):
+                key, signature = self._definitions.get(item.id) or self._readable[item.id]
+                self._hear_report(child, key, (Witness(item.rank, signature),), item.joined)
+            elif isinstance(item, Report):
+                self._hear_report(child, item.key, item.witnesses, item.joined)
+            elif isinstance(item, Joined):
+                self._joined_children.add(child)
+                self._last_joined = item.last_rank
+                self._touch_all()
+            else:
+                self.leave(item.rank)
+        self._drop_readable()
+
+    def apply(self, entries: tuple[Entry, ...]) -> list[Decision]:
+        """One log message; forward it to the children first. Returns what this rank has to do, in order."""
+        self._num_applied += 1
+        decisions: list[Decision] = []
+        for entry in entries:
+            if isinstance(entry, Define):
+                self._define(entry)
+            elif isinstance(entry, Forget):
+                self._forget(entry.id)
+            elif isinstance(entry, Run):
+                decisions.append(self._run(entry))
+            else:
+                if isinstance(entry, Refuse):
+                    self._notes.pop(entry.key, None)
+                    self._touched.pop(entry.key, None)
+                elif isinstance(entry, JoinDone):
+                    self._joined = self._join_sent = False
+                    self._joined_children.clear()
+                decisions.append(entry)
+        self._drop_readable()
+        return decisions
+
+    # ---- what goes out ----------------------------------------------------------------------------------------------
+
+    def take_up(self) -> Up | None:
+        """The message for the parent, if there is something to say. Not at the root."""
+        for key in self._take_ready():
+            self._up.append(self._report(key))
+        if self._all_joined() and not self._join_sent:
+            self._join_sent = True
+            self._up.append(Joined(self._last_joined))
+        overdue = self._num_applied - self._num_acknowledged >= _ACKNOWLEDGE_EVERY
+        if not self._up and not overdue:
+            return None
+        message = Up(self._num_applied, tuple(self._up))
+        self._num_acknowledged = self._num_applied
+        self._up.clear()
+        return message
+
+    def take_log(self) -> tuple[Entry, ...]:
+        """At the root: the next log message, to be sent down and applied here; empty when nothing is decided."""
+        entries: list[Entry] = []
+        ready: list[tuple[int, Key, Signature]] = []
+        transient: list[int] = []
+        used: set[int] = set()
+        # Only this method hands out ids, and what it hands out is applied before it is called again.
+        num_cached = len(self._definitions)
+        for key in self._take_ready():
+            notes = self._notes[key]
+            text = self._objection(key, notes)
+            if text is not None:
+                entries.append(Refuse(key, text))
+                continue
+            signature = notes.witnesses[0].signature
+            id = self._ids.get(key)
+            if id is not None and self._definitions[id][1] != signature:
+                entries.append(Forget(id))
+                num_cached -= 1
+                id = None
+            if id is None:
+                id = self._next_id
+                self._next_id += 1
+                entries.append(Define(id, key, signature))
+                num_cached += 1
+                if self._cache_capacity == 0:
+                    transient.append(id)
+            used.add(id)
+            ready.append((id, key, signature))
+        for bucket in plan_buckets([(key[0], signature) for _, key, signature in ready], self._fusion_threshold()):
+            entries.append(Run(tuple(ready[index][0] for index in bucket)))
+        entries += [Forget(id) for id in transient]
+        if self._cache_capacity:
+            surplus = num_cached - self._cache_capacity
+            idle = (id for id in self._definitions if id not in used and not self._is_noted(id))
+            entries += [Forget(id) for id, _ in zip(idle, range(surplus), strict=False)]
+        if self._all_joined():
+            entries.append(JoinDone(self._last_joined))
+        if self._leaving is not None:
+            entries.append(Close(self._leaving))
+            self._leaving = None
+        return tuple(entries)
+
+    # ---- what is still open, for the stall inspector ----------------------------------------------------------------
+
+    def missing_children(self, key: Key) -> set[int]:
+        """The children whose subtrees have not reported ``key`` yet."""
+        notes = self._notes.get(key)
+        return set() if notes is None else self._members_below(key) - notes.children - self._joined_children
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _note(self, key: Key) -> _Notes:
+        self._touched[key] = None
+        return self._notes.setdefault(key, _Notes())
+
+    def _touch_all(self) -> None:
+        self._touched.update(dict.fromkeys(self._notes))
+
+    def _hear_report(self, child: int, key: Key, witnesses: tuple[Witness, ...], joined: bool) -> None:
+        notes = self._note(key)
+        notes.children.add(child)
+        notes.joined |= joined
+        for witness in witnesses:
+            notes.hear(witness)
+
+    def _members_below(self, key: Key) -> set[int]:
+        members = self._process_sets[key[0]]
+        return {child for child, below in self._place.children.items() if below & members}
+
+    def _all_joined(self) -> bool:
+        return self._joined and self._joined_children == set(self._place.children)
+
+    def _take_ready(self) -> list[Key]:
+        """The touched requests that this whole subtree is ready for, in the order in which they became so."""
+        touched, self._touched = self._touched, {}
+        ready = []
+        for key in touched:
+            notes = self._notes[key]
+            here = notes.mine or self._joined or self._place.rank not in self._process_sets[key[0]]
+            if here and not notes.sent and self._members_below(key) <= notes.children | self._joined_children:
+                notes.sent = True
+                notes.joined |= (self._joined and not notes.mine) or bool(self._members_below(key) - notes.children)
+                ready.append(key)
+        return ready
+
+    def _report(self, key: Key) -> Report | CachedReport:
+        notes = self._notes[key]
+        first = notes.witnesses[0]
+        id = self._ids.get(key)
+        if id is not None and len(notes.witnesses) == 1 and self._definitions[id][1] == first.signature:
+            return CachedReport(id, first.rank, notes.joined)
+        return Report(key, tuple(notes.witnesses), notes.joined)
+
+    def _objection(self, key: Key, notes: _Notes) -> str | None:
+        first = notes.witnesses[0]
+        if len(notes.witnesses) > 1:
+            other = notes.witnesses[1]
+            return explain(key, first.signature, first.rank, other.signature, other.rank)
+        if notes.joined and first.signature.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
+            return not_with_join(key, first.signature.kind)
+        return None
+
+    def _is_noted(self, id: int) -> bool:
+        return self._definitions[id][0] in self._notes
+
+    def _define(self, entry: Define) -> None:
+        self._definitions[entry.id] = (entry.key, entry.signature)
+        self._ids[entry.key] = entry.id
+        self._next_id = max(self._next_id, entry.id + 1)
+
+    def _forget(self, id: int) -> None:
+        key, signature = self._definitions.pop(id)
+        if self._ids.get(key) == id:
+            del self._ids[key]
+        self._readable[id] = (key, signature)
+        self._forgotten.append((self._num_applied, id))
+
+    def _drop_readable(self) -> None:
+        """Drop the forgotten ids that no child can send any more."""
+        read = min(self._children_applied.values(), default=self._num_applied)
+        while self._forgotten and self._forgotten[0][0] <= read:
+            del self._readable[self._forgotten.popleft()[1]]
+
+    def _run(self, entry: Run) -> Bucket:
+        requests = []
+        for id in entry.ids:
+            key, signature = self._definitions[id]
+            self._definitions.move_to_end(id)
+            self._notes.pop(key, None)
+            self._touched.pop(key, None)
+            requests.append((key, signature))
+        return Bucket(tuple(requests))

@@ -1,0 +1,174 @@
+"""What one rank asks of the engine: a request, the part of it that all ranks must agree on, and a handle to wait on."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any
+
+import torch
+
+
+class ReduceOp(IntEnum):
+    """How the tensors of all ranks become one."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class Kind(str, Enum):
+    """The collective operations. The value is the prefix of a request's name."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    BARRIER = "barrier"
+
+
+#: (process set id, request name): what requests of different ranks are matched by.
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What the ranks must agree on about one tensor."""
+
+    #: torch's name of the element type, e.g. "float32".
+    dtype: str
+    #: The tensor's shape; an allgather's first dimension, which may differ between ranks, is -1.
+    shape: tuple[int, ...]
+    #: "cpu" or "cuda".
+    device: str
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor; meaningless where the first dimension is -1."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor; meaningless where the first dimension is -1."""
+        return self.num_elements * element_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The part of a request that must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
+
+    kind: Kind
+    #: One entry, or one for each tensor of a group.
+    tensors: tuple[TensorMeta, ...] = ()
+    op: ReduceOp = ReduceOp.SUM
+    #: Global rank that a broadcast starts from.
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+
+class Handle:
+    """The outcome of one request, now or later. Thread-safe."""
+
+    __slots__ = ("_blocked", "_error", "_on_wait", "_value", "done_event")
+
+    def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._on_wait = on_wait
+        #: The CUDA event after which the result may be read, for results that live on a GPU.
+        self.done_event: torch.cuda.Event | None = None
+        # A held lock is the cheapest thing that a thread can wait for and a signal can interrupt.
+        self._blocked = threading.Lock()
+        self._blocked.acquire()
+
+    def succeed(self, value: Any) -> None:
+        """The request was carried out; called once."""
+        self._value = value
+        self._on_wait = None
+        self._blocked.release()
+
+    def fail(self, error: Exception) -> None:
+        """The request failed; called at most once, and never after :meth:`succeed`."""
+        self._error = error
+        self._on_wait = None
+        self._blocked.release()
+
+    @property
+    def done(self) -> bool:
+        """True once the outcome is known; never blocks."""
+        return not self._blocked.locked() and (self.done_event is None or bool(self.done_event.query()))  # type: ignore[no-untyped-call]
+
+    def wait(self) -> Any:
+        """The request's value; blocks until it is there, and raises its error if it failed."""
+        on_wait = self._on_wait
+        if on_wait is not None:
+            on_wait()
+        with self._blocked:
+            pass
+        if self._error is not None:
+            # A fresh traceback each time, and no growing chain when several callers wait on one handle.
+            raise self._error.with_traceback(None)
+        if self.done_event is not None:
+            torch.cuda.current_stream().wait_event(self.done_event)
+        return self._value
+
+
+@dataclass
+class Request:
+    """One collective that this rank has submitted."""
+
+    name: str
+    process_set_id: int
+    signature: Signature
+    #: The tensors to send, as submitted; contiguous.
+    inputs: list[torch.Tensor]
+    #: Where results go: the inputs themselves for an in-place operation, empty where the engine allocates.
+    outputs: list[torch.Tensor]
+    #: Turns the list of results into what the handle gives; one tensor for a single request.
+    finish: Callable[[list[torch.Tensor]], Any]
+    handle: Handle
+    #: ``time.monotonic()`` of the submission.
+    submitted_s: float = field(default_factory=time.monotonic)
+    #: The CUDA event after which the inputs hold what was submitted.
+    ready_event: torch.cuda.Event | None = None
+
+    @property
+    def key(self) -> Key:
+        """What this request is matched by."""
+        return (self.process_set_id, self.name)
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """A name for each tensor: the request's own, or ``<name>_<i>of<n>`` in a group."""
+        count = len(self.signature.tensors)
+        return [self.name] if count <= 1 else [f"{self.name}_{i}of{count}" for i in range(1, count + 1)]
+
+
+def element_dtype(name: str) -> torch.dtype:
+    """The torch dtype called ``name``."""
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name!r} is no torch dtype")
+    return dtype
+
+
+def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> TensorMeta:
+    """The meta data of ``tensor``, with its first dimension left open for an allgather."""
+    shape = tuple(tensor.shape)
+    return TensorMeta(
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=(-1, *shape[1:]) if any_first_dimension else shape,
+        device=tensor.device.type,
+    )

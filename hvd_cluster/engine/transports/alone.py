@@ -1,0 +1,48 @@
+"""The transport of a world, or a process set, of one rank: nothing to move."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.transports.transport import Finished, Transport, Work
+
+
+class AloneTransport(Transport):
+    """Every collective of one rank is done at once, on whatever device its buffers live.
+
+    Args:
+        device: the device of the buffers.
+        rank: the global rank.
+    """
+
+    name: ClassVar[str] = "ALONE"
+
+    def __init__(self, device: torch.device, rank: int) -> None:
+        self.device = device
+        self.index = 0
+        self.ranks = (rank,)
+
+    def reduces(self, dtype: torch.dtype) -> bool:
+        return True
+
+    def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
+        return Finished()
+
+    def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
+        output.copy_(buffer)
+        return Finished()
+
+    def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
+        return Finished()
+
+    def barrier(self) -> Work:
+        return Finished()
+
+    def abort(self) -> None:
+        """Nothing can be under way."""
+
+    def close(self) -> None:
+        """Nothing is held."""

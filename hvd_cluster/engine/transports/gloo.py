@@ -1,0 +1,164 @@
+"""Collectives over TCP on the CPU, through a Gloo process group of our own.
+
+The group is built directly on the job's store. The user's default group stays untouched, so DDP or FSDP may use
+``torch.distributed`` beside us, and an elastic job can build the next world's group after this one failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.transports.transport import Transport, Work
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
+
+logger = logging.getLogger(__name__)
+
+_REDUCE_OPS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+_REDUCED_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    }
+)
+#: Building a group remembers the sockets that appear meanwhile, so two groups of one process are built in turn.
+_building = threading.Lock()
+
+
+class GlooTransport(Transport):
+    """A Gloo group among workers.
+
+    Args:
+        client: the job's store; the transport uses it during construction only.
+        prefix: keys of this group in the store start with this.
+        index: this rank's index in the group.
+        ranks: the global ranks of the group, by index.
+        host: this host's address that reaches the others; ignored when ``interface`` is given.
+        interface: name of the network interface to use, or empty.
+        timeout_s: seconds for connecting, and for one collective.
+
+    Raises:
+        ConnectionError: the other ranks could not be reached in time.
+    """
+
+    name: ClassVar[str] = "GLOO"
+
+    def __init__(
+        self,
+        client: KeyValueClient,
+        prefix: str,
+        *,
+        index: int,
+        ranks: tuple[int, ...],
+        host: str,
+        interface: str = "",
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.device = torch.device("cpu")
+        self.index = index
+        self.ranks = ranks
+        self._store = AuthenticatedStore(client, prefix)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(interface=interface)
+            if interface
+            else dist.ProcessGroupGloo.create_device(hostname=host)
+        ]
+        with _building:
+            before = _connected_sockets()
+            try:
+                self._group: Any = dist.ProcessGroupGloo(self._store, index, len(ranks), options)
+            except RuntimeError as error:
+                raise ConnectionError(
+                    f"rank {index} of {len(ranks)} could not connect to the others over Gloo at {interface or host}: "
+                    f"{error}. If they are on different networks, name the one they share in HOROVOD_GLOO_IFACE; if they "
+                    f"are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
+                ) from error
+            self._sockets = _connected_sockets() - before
+
+    def reduces(self, dtype: torch.dtype) -> bool:
+        return dtype in _REDUCED_DTYPES
+
+    def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
+        options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCE_OPS[op]
+        return _GlooWork(self._group.allreduce([buffer], options), buffer)
+
+    def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
+        return _GlooWork(self._group._allgather_base(output, buffer), output, buffer)
+
+    def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
+        options = dist.BroadcastOptions()
+        options.rootRank = root_index
+        return _GlooWork(self._group.broadcast([buffer], options), buffer)
+
+    def barrier(self) -> Work:
+        # Gloo's own barrier cannot be waited for with a callback; a reduction of one byte can.
+        buffer = torch.zeros(1, dtype=torch.uint8)
+        return self.allreduce(buffer, ReduceOp.SUM)
+
+    def abort(self) -> None:
+        # Gloo's abort() and shutdown() leave work in flight waiting for its whole timeout, and destroying the group then
+        # waits too. Ending its connections wakes it in less than a millisecond; it is done on duplicates, because Gloo
+        # itself closes the descriptors.
+        for descriptor, inode in self._sockets:
+            with suppress(OSError), closing(socket.socket(fileno=os.dup(descriptor))) as duplicate:
+                if os.fstat(duplicate.fileno()).st_ino == inode:
+                    duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._group = None
+
+
+class _GlooWork(Work):
+    """Gloo's work, and the buffers that must stay alive until it is done."""
+
+    def __init__(self, work: Any, *buffers: torch.Tensor) -> None:
+        self._work = work
+        self._buffers = buffers
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        self._work.get_future().add_done_callback(lambda _: callback())
+
+    def result(self) -> None:
+        self._work.wait()
+
+
+def _connected_sockets() -> set[tuple[int, int]]:
+    """(descriptor, inode) of every socket of this process that does not listen.
+
+    A listening socket must never be shut down under Gloo: it ends in ``std::terminate``.
+    """
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only, in a directory that changes as it is read
+        with suppress(OSError):
+            status = os.fstat(int(entry))
+            if stat.S_ISSOCK(status.st_mode):
+                with closing(socket.socket(fileno=os.dup(int(entry)))) as duplicate:
+                    if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found.add((int(entry), status.st_ino))
+    return found

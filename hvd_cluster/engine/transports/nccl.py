@@ -1,0 +1,108 @@
+"""Collectives among GPUs, through an NCCL process group of our own.
+
+NCCL work is ordered by the stream it is launched on: the engine launches it on a stream of its own, and whoever reads
+the result waits for the event recorded behind it, on the GPU. So no thread of this process waits for NCCL at all.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.transports.transport import Finished, Transport, Work
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
+from hvd_cluster.topology import export
+
+_REDUCE_OPS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+_REDUCED_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    }
+)
+
+
+class NcclTransport(Transport):
+    """An NCCL communicator among workers, each with a GPU of its own.
+
+    Args:
+        client: the job's store; NCCL's unique id goes through it at the first collective.
+        prefix: keys of this group in the store start with this.
+        index: this rank's index in the group.
+        ranks: the global ranks of the group, by index.
+        device: this rank's GPU.
+        timeout_s: seconds for connecting.
+    """
+
+    name: ClassVar[str] = "NCCL"
+
+    def __init__(
+        self,
+        client: KeyValueClient,
+        prefix: str,
+        *,
+        index: int,
+        ranks: tuple[int, ...],
+        device: torch.device,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.device = device
+        self.index = index
+        self.ranks = ranks
+        # torch's default ends the process when a collective fails; ours has to raise HorovodInternalError.
+        export({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+        self._client = client.clone()
+        self._store = AuthenticatedStore(self._client, prefix)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        self._group: Any = dist.ProcessGroupNCCL(self._store, index, len(ranks), options)
+
+    def reduces(self, dtype: torch.dtype) -> bool:
+        return dtype in _REDUCED_DTYPES
+
+    def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
+        options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCE_OPS[op]
+        return _launched(self._group.allreduce([buffer], options))
+
+    def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
+        return _launched(self._group._allgather_base(output, buffer))
+
+    def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
+        options = dist.BroadcastOptions()
+        options.rootRank = root_index
+        return _launched(self._group.broadcast([buffer], options))
+
+    def barrier(self) -> Work:
+        return self.allreduce(torch.zeros(1, dtype=torch.uint8, device=self.device), ReduceOp.SUM)
+
+    def abort(self) -> None:
+        with suppress(RuntimeError):  # a communicator that is broken already
+            self._group.abort()
+
+    def close(self) -> None:
+        self._group = None
+        self._client.close()
+
+
+def _launched(work: Any) -> Work:
+    # Makes the engine's stream wait for NCCL's own; the host does not wait.
+    work.wait()
+    return Finished()

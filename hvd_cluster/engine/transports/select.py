@@ -1,0 +1,108 @@
+"""Which transport serves which process set and device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch.distributed import is_nccl_available
+
+from hvd_cluster.engine.transports.alone import AloneTransport
+from hvd_cluster.engine.transports.gloo import GlooTransport
+from hvd_cluster.engine.transports.transport import Transport
+from hvd_cluster.engine.world import World
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class TransportTable:
+    """The transports of one rank, by process set and kind of device.
+
+    Those for the CPU are built when the process set is, those for GPUs at the first bucket on a GPU: only then is it
+    known which device each rank uses. Both moments stand at one place of the log, so all ranks build in one order.
+
+    Args:
+        world: the world that the transports connect.
+        settings: the timeout and the network interface are read.
+        process_sets: the ranks of each process set.
+    """
+
+    def __init__(self, world: World, settings: Settings, process_sets: Mapping[int, tuple[int, ...]]) -> None:
+        self._world = world
+        self._settings = settings
+        self._process_sets = process_sets
+        self._transports: dict[tuple[int, str], Transport] = {}
+
+    def build(self, process_set_id: int) -> None:
+        """Build the CPU transport of a process set; collective over its members."""
+        ranks = self._process_sets[process_set_id]
+        if self._world.topology.rank in ranks:
+            self._transports[process_set_id, "cpu"] = self._gloo(process_set_id, ranks)
+
+    def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
+        """The transport for (process set id, device); the first GPU of a set builds its transport."""
+        process_set_id, device = key
+        if (process_set_id, device.type) not in self._transports:
+            self._transports[process_set_id, device.type] = self._for_gpu(process_set_id, device)
+        return self._transports[process_set_id, device.type]
+
+    def abort(self) -> None:
+        """Make all work under way fail now."""
+        for transport in self._transports.values():
+            transport.abort()
+
+    def close(self) -> None:
+        """Release everything."""
+        for transport in self._transports.values():
+            transport.close()
+        self._transports.clear()
+
+    def _gloo(self, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
+        world = self._world
+        if len(ranks) == 1 or world.client is None:
+            return AloneTransport(torch.device("cpu"), ranks[0])
+        return GlooTransport(
+            world.client,
+            f"{world.prefix}gloo/{process_set_id}/",
+            index=ranks.index(world.topology.rank),
+            ranks=ranks,
+            host=world.address,
+            interface=self._settings.gloo_interface,
+            timeout_s=self._settings.gloo_timeout_s,
+        )
+
+    def _for_gpu(self, process_set_id: int, device: torch.device) -> Transport:
+        """NCCL when every rank has a GPU of its own, else Gloo with copies through the host's memory."""
+        world, ranks = self._world, self._process_sets[process_set_id]
+        if len(ranks) == 1 or world.client is None:
+            return AloneTransport(device, ranks[0])
+        mine = str(torch.cuda.get_device_properties(device).uuid)
+        keys = [f"{world.prefix}gpu/{process_set_id}/{rank}" for rank in ranks]
+        world.client.set(keys[ranks.index(world.topology.rank)], mine.encode())
+        devices = world.client.get_many(keys)
+        if len(set(devices)) < len(ranks) or not is_nccl_available():
+            logger.warning(
+                "process set %d: ranks share a GPU or NCCL is missing, so its GPU tensors travel over Gloo",
+                process_set_id,
+            )
+            return self._transports[process_set_id, "cpu"]
+        from hvd_cluster.engine.transports.nccl import NcclTransport
+
+        return NcclTransport(
+            world.client,
+            f"{world.prefix}nccl/{process_set_id}/",
+            index=ranks.index(world.topology.rank),
+            ranks=ranks,
+            device=device,
+            timeout_s=self._settings.gloo_timeout_s,
+        )
+
+
+def nccl_version() -> int:
+    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 where this torch has no NCCL."""
+    if not (torch.cuda.is_available() and is_nccl_available()):
+        return 0
+    major, minor, patch = torch.cuda.nccl.version()[:3]
+    return int(major) * 10000 + int(minor) * 100 + int(patch)

@@ -1,0 +1,83 @@
+"""The interface of a transport: collectives over flat buffers among the ranks of one process set."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+
+from hvd_cluster.engine.request import ReduceOp
+
+
+class Work(ABC):
+    """A collective under way."""
+
+    @abstractmethod
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` from any thread once :meth:`result` will not block; at once if it is so already."""
+
+    @abstractmethod
+    def result(self) -> None:
+        """Return when the buffers may be read; raise ``RuntimeError`` when the collective failed."""
+
+
+class Transport(ABC):
+    """Moves bytes among the ranks of one process set.
+
+    All ranks of the set call the same methods in the same order. Buffers are one-dimensional, contiguous, and live on
+    :attr:`device`; they must not be touched until the work is done.
+    """
+
+    #: How the transport appears in the timeline, e.g. "GLOO" in "GLOO_ALLREDUCE".
+    name: ClassVar[str]
+    #: Where buffers have to live.
+    device: torch.device
+    #: The global ranks of the process set, by index.
+    ranks: tuple[int, ...]
+    #: This rank's index in the process set.
+    index: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks in the process set."""
+        return len(self.ranks)
+
+    @abstractmethod
+    def reduces(self, dtype: torch.dtype) -> bool:
+        """True when :meth:`allreduce` takes elements of ``dtype``."""
+
+    @abstractmethod
+    def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
+        """Reduce ``buffer`` over all ranks, in place. ``op`` is SUM, MIN, MAX or PRODUCT."""
+
+    @abstractmethod
+    def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
+        """Concatenate the equally long byte ``buffer`` of every rank into ``output``, in the order of the ranks."""
+
+    @abstractmethod
+    def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
+        """Copy the byte ``buffer`` of the rank with index ``root_index`` over that of all others."""
+
+    @abstractmethod
+    def barrier(self) -> Work:
+        """Done once every rank has called it."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Make all work under way fail now, on this rank."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release sockets and threads. No work is under way, or :meth:`abort` was called."""
+
+
+class Finished(Work):
+    """Work that was done when it was begun."""
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def result(self) -> None:
+        return

@@ -1,0 +1,59 @@
+"""Who reports to whom: a tree over host leaders, with the other workers of a host below their leader.
+
+The first rank of each host leads it; rank 0 is the root and sequences the job. Between hosts the tree is ``FANOUT``-ary,
+so a report needs O(log hosts) hops and no rank has more than ``FANOUT`` + local_size - 1 children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Children of a leader among the other leaders. 8 keeps 512 ranks on 64 hosts within three hops of the root.
+FANOUT = 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """The neighbours of one rank in the tree."""
+
+    rank: int
+    #: None at the root.
+    parent: int | None
+    #: Each child, with all ranks of the subtree below it, itself included.
+    children: dict[int, frozenset[int]]
+
+    @property
+    def neighbours(self) -> list[int]:
+        """The parent, if any, and the children."""
+        return ([] if self.parent is None else [self.parent]) + list(self.children)
+
+
+def plan(hosts: Sequence[str]) -> list[Place]:
+    """The place of every rank.
+
+    Args:
+        hosts: for each rank, a string that is equal for ranks of the same host.
+    """
+    leaders: dict[str, int] = {}
+    for rank, host in enumerate(hosts):
+        leaders.setdefault(host, rank)
+    order = list(leaders.values())  # by rank, so the root is rank 0
+    parents: list[int | None] = [None] * len(hosts)
+    for rank, host in enumerate(hosts):
+        parents[rank] = leaders[host]
+    for index, leader in enumerate(order):
+        parents[leader] = None if index == 0 else order[(index - 1) // FANOUT]
+    below: list[set[int]] = [{rank} for rank in range(len(hosts))]
+    children: list[list[int]] = [[] for _ in hosts]
+    # Deepest first: the workers that lead nothing, then the leaders from the last to the first.
+    leading = set(order)
+    for rank in [r for r in range(len(hosts)) if r not in leading] + order[::-1]:
+        parent = parents[rank]
+        if parent is not None:
+            below[parent] |= below[rank]
+            children[parent].append(rank)
+    return [
+        Place(rank, parents[rank], {child: frozenset(below[child]) for child in sorted(children[rank])})
+        for rank in range(len(hosts))
+    ]

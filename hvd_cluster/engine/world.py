@@ -1,0 +1,254 @@
+"""Bringing a world together: every rank meets the others in the store and connects to its neighbours in the tree."""
+
+from __future__ import annotations
+
+import json
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_cluster.engine import tree
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.link import Link
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class World:
+    """One agreed set of workers, seen from one of them."""
+
+    topology: Topology
+    place: tree.Place
+    #: The connections to the parent and the children in the tree, by rank.
+    links: dict[int, Link]
+    #: For each rank, the name of its host, for messages.
+    hosts: list[str]
+    #: For each rank, its number among the ranks of its host and how many those are.
+    local_places: list[tuple[int, int]]
+    #: This rank's address that reaches the others.
+    address: str
+    #: The job's store; None in a world of one.
+    client: KeyValueClient | None
+    #: Keys of this world start with this.
+    prefix: str
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """True when every host has the same number of ranks."""
+        return len({count for _, count in self.local_places}) == 1
+
+    def close(self) -> None:
+        """Close what is still open."""
+        for link in self.links.values():
+            link.close()
+        if self.client is not None:
+            self.client.close()
+
+
+def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
+    """Meet the other ranks; returns once this rank is connected to its neighbours.
+
+    Args:
+        topology: this rank's place.
+        settings: the timeout and the network interface are read.
+        attempt: how often this process has assembled a world of this generation before; equal on all ranks.
+
+    Raises:
+        ConnectionError: the store or a neighbour could not be reached in time.
+    """
+    if topology.size == 1:
+        return World(topology, tree.plan(["here"])[0], {}, [topology.host], [(0, 1)], "127.0.0.1", None, "")
+    if not topology.rendezvous:
+        raise ConnectionError(
+            f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'} and has no "
+            "rendezvous: start the job with hvdrun, or with a launcher of hvd_cluster"
+        )
+    timeout_s = settings.gloo_timeout_s
+    client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
+    address = interface_address(settings.gloo_interface) if settings.gloo_interface else client.local_host
+    prefix = f"world/{topology.generation}.{attempt}/"
+    with _listening(address) as listener:
+        members = _meet(client, prefix, topology, address, listener.getsockname()[1])
+        place = tree.plan([member["host_key"] for member in members])[topology.rank]
+        links: dict[int, Link] = {}
+        try:
+            if place.parent is not None:
+                parent = members[place.parent]
+                links[place.parent] = _call(parent["address"], parent["port"], topology, timeout_s)
+            links |= _answer(listener, topology, set(place.children), timeout_s, members)
+        except BaseException:
+            for link in links.values():
+                link.close()
+            client.close()
+            raise
+    return World(
+        topology=topology,
+        place=place,
+        links=links,
+        hosts=[member["host"] for member in members],
+        local_places=[(member["local_rank"], member["local_size"]) for member in members],
+        address=address,
+        client=client,
+        prefix=prefix,
+    )
+
+
+def host_key() -> str:
+    """A string that is equal for two processes exactly when they share a kernel, and so can share memory."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of a network interface, e.g. "eth0".
+
+    Raises:
+        ConnectionError: there is no such interface, or it has no address.
+    """
+    import fcntl
+    import struct
+
+    get_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in interface.split(","):
+            try:
+                answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", name.strip().encode()[:15]))
+            except OSError:
+                continue
+            return socket.inet_ntoa(answer[20:24])
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    raise ConnectionError(
+        f"HOROVOD_GLOO_IFACE={interface!r} names no interface with an address; this host has: {names}"
+    )
+
+
+@contextmanager
+def _listening(address: str) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=128) as listener:
+        yield listener
+
+
+def _meet(client: KeyValueClient, prefix: str, topology: Topology, address: str, port: int) -> list[dict[str, Any]]:
+    """What every rank says of itself, by rank. Rank 0 collects it, so that n ranks need 2n messages and not n * n."""
+    me = {
+        "host_key": host_key(),
+        "host": topology.host,
+        "address": address,
+        "port": port,
+        "local_rank": topology.local_rank,
+        "local_size": topology.local_size,
+    }
+    client.set(f"{prefix}member/{topology.rank}", json.dumps(me).encode())
+    if topology.rank == 0:
+        try:
+            members = client.get_many([f"{prefix}member/{rank}" for rank in range(topology.size)])
+        except TimeoutError as error:
+            raise ConnectionError(
+                f"not all of the {topology.size} ranks called hvd.init() within {client.timeout_s:g} s ({error}); "
+                "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+            ) from None
+        client.set(f"{prefix}members", b"[" + b",".join(members) + b"]")
+    try:
+        table = client.get(f"{prefix}members", client.timeout_s + 5)
+    except TimeoutError:
+        raise ConnectionError(
+            f"rank {topology.rank}: not all of the {topology.size} ranks called hvd.init() within {client.timeout_s:g} s; "
+            "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+        ) from None
+    result: list[dict[str, Any]] = json.loads(table)
+    return result
+
+
+def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link:
+    """Connect to the parent, and say who we are."""
+    try:
+        sock = socket.create_connection((address, port), timeout=timeout_s)
+    except OSError as error:
+        raise ConnectionError(
+            f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open ports among "
+            "each other; HOROVOD_GLOO_IFACE names the interface to use"
+        ) from error
+    _watch(sock)
+    link = Link(sock, topology.secret, accepts=False)
+    link.send(json.dumps(topology.rank).encode())
+    _exchange([link], timeout_s, until=lambda: link.established)
+    return link
+
+
+def _answer(
+    listener: socket.socket, topology: Topology, expected: set[int], timeout_s: float, members: list[dict[str, Any]]
+) -> dict[int, Link]:
+    """Accept the connections of all children. Strangers are dropped."""
+    links: dict[int, Link] = {}
+    unknown: list[Link] = []
+    deadline_s = time.monotonic() + timeout_s
+    listener.setblocking(False)
+    while set(links) != expected:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            missing = sorted(expected - set(links))
+            raise ConnectionError(
+                f"rank {topology.rank} waited {timeout_s:g} s for "
+                + ", ".join(f"rank {rank} ({members[rank]['host']})" for rank in missing)
+                + " to connect; HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+            )
+        with selectors.DefaultSelector() as selector:
+            for source in (listener, *unknown):
+                selector.register(source, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(left_s)]
+        if listener in ready:
+            sock, _ = listener.accept()
+            _watch(sock)
+            unknown.append(Link(sock, topology.secret, accepts=True))
+            unknown[-1].flush()
+        for link in [link for link in unknown if link in ready]:
+            try:
+                messages = link.receive()
+            except (EOFError, AuthenticationError) as error:
+                logger.warning("rank %d dropped a connection during start-up: %s", topology.rank, error)
+                messages = []
+                unknown.remove(link)
+                link.close()
+            if messages:
+                unknown.remove(link)
+                links[int(json.loads(messages[0]))] = link
+    for link in unknown:
+        link.close()
+    return links
+
+
+def _exchange(links: list[Link], timeout_s: float, until: Callable[[], bool]) -> None:
+    """Let ``links`` talk until ``until`` holds."""
+    deadline_s = time.monotonic() + timeout_s
+    for link in links:
+        link.flush()
+    while not until():
+        with selectors.DefaultSelector() as selector:
+            for link in links:
+                selector.register(link, link.events)
+            ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline_s - time.monotonic()))]
+        if not ready:
+            raise ConnectionError(f"a neighbour did not answer within {timeout_s:g} s")
+        for link in links:
+            try:
+                link.receive()
+            except EOFError as error:
+                raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
+
+
+def _watch(sock: socket.socket) -> None:
+    """Let the kernel notice a host that vanished without a word, in about 10 s; a dead process says so by itself."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)

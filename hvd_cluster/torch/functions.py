@@ -1,0 +1,179 @@
+"""Making all ranks equal: parameters, optimizer state and any Python object, sent from one rank to the others."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import TensorMeta, describe, element_dtype
+from hvd_cluster.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
+from hvd_cluster.torch.submission import next_number
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Overwrite tensors with those of ``root_rank``, in place.
+
+    Args:
+        params: a state dict, or a list of tensors or of (name, tensor) pairs, alike on all ranks. Entries of a state
+            dict that are no tensors are left alone.
+        root_rank: the global rank whose tensors all get.
+        process_set: whose ranks take part.
+
+    Raises:
+        ValueError: ``params`` is something else, e.g. a generator.
+    """
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, list):
+        named = [entry if isinstance(entry, tuple) else (f"{i}", entry) for i, entry in enumerate(params)]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")  # noqa: TRY004 - what Horovod raises
+    tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    # A tensor that is no contiguous block travels through a copy; names keep the ranks matched in either case.
+    copies = [(tensor, tensor.data if tensor.is_contiguous() else tensor.data.contiguous()) for _, tensor in tensors]
+    handles = [
+        broadcast_async_(copy, root_rank, f"parameters.{name}", process_set)
+        for (name, _), (_, copy) in zip(tensors, copies, strict=True)
+    ]
+    for handle in handles:
+        synchronize(handle)
+    for tensor, copy in copies:
+        if tensor.data_ptr() != copy.data_ptr():
+            tensor.data.copy_(copy)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank the state and the options of ``root_rank``'s optimizer.
+
+    The state's structure travels first, so no step is taken to create it and no weight moves.
+
+    Args:
+        optimizer: an optimizer of the same kind over the same parameters on all ranks.
+        root_rank: the global rank whose state all get.
+        model: kept for programs that pass it; not needed here.
+        process_set: whose ranks take part.
+
+    Raises:
+        ValueError: LBFGS, whose state differs in shape between ranks.
+    """
+    del model
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    is_root = basics.rank() == root_rank
+    tensors: list[torch.Tensor] = []
+    skeleton = _hollow(optimizer.state_dict(), tensors) if is_root else None
+    skeleton, metas = broadcast_object(
+        (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
+    )
+    if not is_root:
+        tensors = [_empty_like(meta, optimizer) for meta in metas]
+    sent = [tensor.contiguous() for tensor in tensors]
+    number = next_number(process_set, "optimizer_state")
+    handles = [
+        broadcast_async_(tensor, root_rank, f"optimizer_state.{number}.{i}", process_set)
+        for i, tensor in enumerate(sent)
+    ]
+    for handle in handles:
+        synchronize(handle)
+    if not is_root:
+        optimizer.load_state_dict(_filled(skeleton, sent))
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Give every rank ``root_rank``'s object.
+
+    Args:
+        obj: anything that cloudpickle takes; what the other ranks pass is ignored.
+        root_rank: the global rank whose object all get.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+
+    Returns:
+        ``obj`` itself on the root, a copy elsewhere.
+    """
+    label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
+    is_root = basics.rank() == root_rank
+    data = _to_tensor(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    size = broadcast_(torch.tensor([data.numel()]), root_rank, f"{label}.sz", process_set)
+    if not is_root:
+        data = torch.empty(int(size.item()), dtype=torch.uint8)
+    broadcast_(data, root_rank, f"{label}.t", process_set)
+    return obj if is_root else _from_tensor(data)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Give every rank the objects of all ranks, in the order of the ranks.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+    """
+    label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
+    data = _to_tensor(obj)
+    sizes = allgather(torch.tensor([data.numel()]), f"{label}.sz", process_set)
+    gathered = allgather(data, f"{label}.t", process_set)
+    return [_from_tensor(part) for part in gathered.split(sizes.tolist())]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the n-th tensor stood in a state dict."""
+
+    index: int
+
+
+def _hollow(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """``value`` with every tensor moved to ``tensors`` and replaced by its place."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    if isinstance(value, dict):
+        return {key: _hollow(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_hollow(entry, tensors) for entry in value)
+    return value
+
+
+def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of :func:`_hollow`."""
+    if isinstance(value, _Place):
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {key: _filled(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_filled(entry, tensors) for entry in value)
+    return value
+
+
+def _empty_like(meta: TensorMeta, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Room for a state tensor on the device where this rank keeps such tensors."""
+    devices = (p.device for group in optimizer.param_groups for p in group["params"] if p.device.type == meta.device)
+    return torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=next(devices, torch.device("cpu")))
+
+
+def _to_tensor(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _from_tensor(data: torch.Tensor) -> Any:
+    # It came from a rank of this job: over links that the job's secret signed, or over the job's data sockets.
+    return cloudpickle.load(io.BytesIO(data.numpy().tobytes()))

@@ -1,0 +1,177 @@
+"""From a torch call to a request of the engine: names, checks, and the table of open handles."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+
+_handles: dict[int, Handle] = {}
+_next_handle = itertools.count()
+_lock = threading.Lock()
+_unnamed: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+
+_MOVED_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+
+def submit(
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    *,
+    process_set: ProcessSet,
+    name: str | None,
+    in_place: bool = False,
+    op: ReduceOp = ReduceOp.SUM,
+    root: int = -1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    finish: Callable[[list[torch.Tensor]], Any],
+) -> int:
+    """Hand tensors to the engine.
+
+    Args:
+        kind: the collective.
+        tensors: one, or those of a group; dense and contiguous.
+        process_set: whose ranks take part.
+        name: what the ranks are matched by; None takes the next number of this kind of operation.
+        in_place: write the results into ``tensors``.
+        op: the reduction.
+        root: the global rank that a broadcast starts from.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        finish: makes the value of the handle out of the results.
+
+    Returns:
+        A handle for :func:`synchronize` and :func:`poll`.
+
+    Raises:
+        ValueError: a tensor cannot be sent, or a request of this name is under way.
+        HorovodInternalError: ``init()`` has not been called, or the world has ended.
+    """
+    try:
+        engine = basics.engine()
+    except NotInitializedError as error:
+        raise HorovodInternalError(str(error)) from None
+    set_id = _process_set_id(process_set)
+    data = [_checked(tensor) for tensor in tensors]
+    signature = Signature(
+        kind=kind,
+        tensors=tuple(describe(tensor, any_first_dimension=kind == Kind.ALLGATHER) for tensor in data),
+        op=ReduceOp(op),
+        root=root,
+        prescale=float(prescale),
+        postscale=float(postscale),
+    )
+    handle = Handle(on_wait=engine.flush)
+    engine.submit(
+        Request(
+            name=f"{kind.value}.{name}" if name is not None else _next_name(set_id, kind.value),
+            process_set_id=set_id,
+            signature=signature,
+            inputs=data,
+            outputs=data if in_place else [],
+            finish=finish,
+            handle=handle,
+            ready_event=_recorded_event(data),
+        )
+    )
+    return keep(handle)
+
+
+def keep(handle: Handle) -> int:
+    """The public number of ``handle``."""
+    with _lock:
+        number = next(_next_handle)
+        _handles[number] = handle
+    return number
+
+
+def poll(handle: int) -> bool:
+    """True when the operation is done, so that :func:`synchronize` will not block.
+
+    Raises:
+        ValueError: the handle is not open: it was synchronized already, or never given out.
+    """
+    if handle not in _handles:
+        raise ValueError(f"{handle!r} is not the handle of an operation under way")
+    return _handles[handle].done
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an asynchronous operation and return its result; None for a handle that is not open.
+
+    Raises:
+        HorovodInternalError: the operation failed.
+    """
+    entry = _handles.get(handle)
+    if entry is None:
+        return None
+    try:
+        return entry.wait()
+    finally:
+        if entry.done:  # not after a KeyboardInterrupt: the operation still owns the tensors
+            _handles.pop(handle, None)
+
+
+def next_number(process_set: ProcessSet, family: str) -> int:
+    """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
+    return next(_unnamed[_process_set_id(process_set), family])
+
+
+def forget_all() -> None:
+    """Start to count and to hand out anew; for the next world."""
+    _handles.clear()
+    _unnamed.clear()
+
+
+def _next_name(set_id: int, family: str) -> str:
+    return f"{family}.noname.{next(_unnamed[set_id, family])}"
+
+
+def _process_set_id(process_set: ProcessSet) -> int:
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} does not exist or has not been registered")
+    return process_set.process_set_id
+
+
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    """The data of ``tensor``, outside autograd."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")  # noqa: TRY004 - as Horovod
+    if tensor.dtype not in _MOVED_DTYPES:
+        raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise ValueError("Tensor is required to be contiguous.")
+    # .data and not .detach(): an in-place result must not count as a change that autograd objects to.
+    return tensor.data
+
+
+def _recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
+    devices = [tensor.device for tensor in tensors if tensor.is_cuda]
+    if not devices:
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(devices[0]))  # type: ignore[no-untyped-call]
+    return event
