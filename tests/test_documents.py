@@ -70,3 +70,9 @@ def test_files_that_the_documents_link_to_exist() -> None:
 def test_the_migration_guide_lists_every_old_path() -> None:
     listed = re.findall(r"^\| `([^`]+)` \| .* \|$", (ROOT / "docs" / "migrating.md").read_text(), flags=re.MULTILINE)
     assert set(TABLE) <= {"" if path == "(itself)" else path for path in listed}
+
+
+def test_files_that_the_structure_page_names_exist() -> None:
+    named = re.findall(r"`(hvd_cluster/[\w/]+\.py)`", (ROOT / "docs" / "structure.md").read_text())
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
