@@ -139,12 +139,15 @@ class _Materializer:
             pyarrow = load_pyarrow()
             context = TaskContext.get()
             part = context.partitionId() if context is not None else 0
-            yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(_report(plan, part, batches))]})
+            named = (batch.rename_columns(names) for batch in batches)
+            yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(_report(plan, part, named))]})
 
-        quoted = ["`" + name.replace("`", "``") + "`" for name in self.read_columns]
+        names = self.read_columns
+        quoted = ["`" + name.replace("`", "``") + "`" for name in names]
         with _Folders(self.store, plan) as folders:
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
-            selected = frame.select(*quoted).coalesce(self.num_groups)
+            # mapInArrow looks columns up by name and takes a dot for a field: it gets names without any.
+            selected = frame.select(*quoted).toDF(*(f"c{i}" for i in range(len(names)))).coalesce(self.num_groups)
             collected = selected.mapInArrow(write, "report string").collect()
             answers = [json.loads(row["report"]) for row in collected]
             errors = sorted({answer["error"] for answer in answers if "error" in answer})

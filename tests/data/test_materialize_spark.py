@@ -1,0 +1,149 @@
+"""From a Spark DataFrame, on every kind of session, to Parquet that the reader takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.data.batches import to_tensors
+from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.schema import Kind
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.vectors import vector_type
+from hvd_cluster.errors import DataError
+
+pytestmark = pytest.mark.spark
+
+ROWS = 60
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def frame(spark: Any) -> Any:
+    """Columns of every kind; row i is told by ``id``."""
+    from pyspark.ml.linalg import Vectors
+
+    rows = [
+        (
+            i,
+            float(i) / 2,
+            i % 2 == 0,
+            [float(i), 1.0],
+            Vectors.dense([i, 0.0, 2.0]) if i % 3 else Vectors.sparse(3, {0: float(i), 2: 2.0}),
+            f"name {i}",
+            1 if i % 4 == 0 else 0,
+        )
+        for i in range(ROWS)
+    ]
+    return spark.createDataFrame(rows, ["id", "x", "b", "l", "v", "s", "held"])
+
+
+def everything(dataset: Dataset, split: Split | None) -> dict[str, torch.Tensor]:
+    """All rows of a split, sorted by id."""
+    assert split is not None
+    reader = ParquetReader(split, dataset.schema, dataset.store, batch_size=7, remainder="partial")
+    batches = list(reader.epoch(0))
+    whole = {name: torch.cat([batch[name] for batch in batches]) for name in dataset.schema.names}
+    order = whole["id"].argsort()
+    return {name: tensor[order] for name, tensor in whole.items()}
+
+
+def test_every_kind_of_column_arrives_as_the_same_numbers(frame: Any, store: Store) -> None:
+    dataset = materialize(frame, store, columns=["id", "x", "b", "l", "v"], num_proc=2)
+    rows = everything(dataset, dataset.train)
+    ids = torch.arange(ROWS)
+    assert torch.equal(rows["id"], ids)
+    assert torch.equal(rows["x"], ids.double() / 2)
+    assert torch.equal(rows["b"], ids % 2 == 0)
+    assert torch.equal(rows["l"], torch.stack([ids.double(), torch.ones(ROWS).double()], 1))
+    assert torch.equal(
+        rows["v"], torch.stack([ids.double(), torch.zeros(ROWS).double(), torch.full((ROWS,), 2.0).double()], 1)
+    )
+    assert dataset.schema["v"].kind is Kind.VECTOR
+    assert dataset.schema["v"].shape == (3,)
+    assert dataset.schema["l"].shape == (2,)
+
+
+def test_a_ratio_splits_the_rows_once_and_the_same_way_each_time(frame: Any, store: Store) -> None:
+    first = materialize(frame, store, columns=["id"], validation=0.25, seed=3)
+    second = materialize(frame, store, columns=["id"], validation=0.25, seed=3)
+    train, held_out = everything(first, first.train)["id"], everything(first, first.validation)["id"]
+    assert sorted(torch.cat([train, held_out]).tolist()) == list(range(ROWS))
+    assert 9 <= len(held_out) <= 21
+    assert torch.equal(held_out, everything(second, second.validation)["id"])
+    assert set(first.folders).isdisjoint(second.folders)
+
+
+def test_a_column_marks_the_rows_for_validation_and_is_no_feature(frame: Any, store: Store) -> None:
+    dataset = materialize(frame, store, columns=["id"], validation="held")
+    assert everything(dataset, dataset.validation)["id"].tolist() == list(range(0, ROWS, 4))
+    assert dataset.schema.names == ("id",)
+
+
+def test_the_order_of_rows_does_not_depend_on_the_number_of_workers(frame: Any, store: Store) -> None:
+    orders = []
+    for num_proc in (1, 2):
+        dataset = materialize(frame, store, columns=["id"], num_proc=num_proc)
+        reader = ParquetReader(dataset.train, dataset.schema, dataset.store, batch_size=10)
+        orders.append([batch["id"].tolist() for batch in reader.epoch(0)])
+    assert orders[0] == orders[1]
+
+
+def test_nulls_and_ragged_lists_are_all_reported_at_once_with_their_counts(spark: Any, store: Store) -> None:
+    rows = [(1, [1.0]), (None, [1.0, 2.0]), (None, [3.0])]
+    frame = spark.createDataFrame(rows, "n int, l array<double>")
+    with pytest.raises(DataError) as caught:
+        materialize(frame, store, columns=["n", "l"])
+    assert "column 'n' holds 2 nulls" in str(caught.value)
+    assert "column 'l' holds lists of different lengths, 1 and 2" in str(caught.value)
+    assert store.list(store.prefix) == []
+
+
+def test_a_wrong_column_name_is_known_before_any_job_runs(frame: Any, store: Store) -> None:
+    with pytest.raises(DataError, match="no column 'ID'; did you mean 'id'") as caught:
+        materialize(frame, store, columns=["ID", "x"])
+    assert "'held'" in str(caught.value)
+
+
+def test_an_empty_dataframe_is_refused(frame: Any, store: Store) -> None:
+    with pytest.raises(DataError, match="no rows"):
+        materialize(frame.where("id < 0"), store, columns=["id"])
+
+
+def test_a_column_name_with_dots_and_backticks_is_one_column(spark: Any, store: Store) -> None:
+    frame = spark.createDataFrame([(1, 2.0), (2, 3.0)], ["id", "a.b`c"])
+    dataset = materialize(frame, store, columns=["id", "a.b`c"])
+    assert everything(dataset, dataset.train)["a.b`c"].tolist() == [2.0, 3.0]
+
+
+def test_vectors_written_by_spark_itself_are_read_in_place(frame: Any, store: Store, tmp_path: Path) -> None:
+    path = str(tmp_path / "by_spark")
+    frame.select("id", "v").coalesce(2).write.parquet(path)
+    dataset = materialize(path, store, columns=["id", "v"])
+    assert dataset.folders == ()
+    assert torch.equal(everything(dataset, dataset.train)["v"][:, 0], torch.arange(ROWS).double())
+
+
+def test_vectors_reach_map_in_arrow_in_the_layout_that_we_write(frame: Any) -> None:
+    def echo(batches: Any) -> Any:
+        import pyarrow as pa
+
+        from hvd_cluster.data.batches import to_arrow
+
+        for batch in batches:
+            tensors = to_tensors(batch.select(["id", "v"]))
+            scored = to_arrow(tensors["v"] * 2, vector_type())
+            yield pa.RecordBatch.from_arrays([batch.column("id"), scored], names=["id", "v"])
+
+    selected = frame.select("id", "v")
+    rows = sorted(selected.mapInArrow(echo, selected.schema).collect(), key=lambda row: row["id"])
+    assert [row["v"].toArray().tolist() for row in rows] == [[2.0 * i, 0.0, 4.0] for i in range(ROWS)]
