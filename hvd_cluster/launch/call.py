@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.origin import is_users
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
@@ -35,8 +36,21 @@ class _Packed:
     source: tuple[str, str] | None
 
 
-def pack(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bytes:
-    """Pickle a call. Functions of a script, a notebook, a test module, lambdas and closures travel by value.
+def pack(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    shared_path: bool = True,
+) -> bytes:
+    """Pickle a call. Functions of a script, a notebook, lambdas and closures travel by value.
+
+    Args:
+        fn: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        shared_path: the workers find modules where this process does. If not, everything from the module of ``fn``
+            travels by value, unless that is an installed one; so it does in any case when no import could find it.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -45,7 +59,7 @@ def pack(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, 
     if not callable(fn):
         raise TypeError(f"the first argument must be a function that the workers can call, not {type(fn).__name__}")
     call = (fn, tuple(args), dict(kwargs or {}))
-    with _by_value(_unimportable_module(fn)):
+    with _by_value(_travelling_module(fn, shared_path)):
         try:
             body: bytes = cloudpickle.dumps(call)
         except Exception as error:
@@ -89,28 +103,31 @@ def _plain_function(fn: Any) -> Any:
 
 def _source_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
     code = getattr(_plain_function(fn), "__code__", None)
-    if code is None:
+    if code is None or not is_users(code.co_filename):
         return None
     text = "".join(linecache.getlines(code.co_filename))
     return (code.co_filename, text) if 0 < len(text) <= _MAX_SOURCE_BYTES else None
 
 
-def _unimportable_module(fn: Callable[..., Any]) -> ModuleType | None:
-    """The module of ``fn`` if a fresh process could not import it: a test module, one that was executed from a path."""
+def _travelling_module(fn: Callable[..., Any], shared_path: bool) -> ModuleType | None:
+    """The module of ``fn`` if the workers could not import it."""
     module = sys.modules.get(getattr(_plain_function(fn), "__module__", None) or "")
-    if module is None or module.__name__ == "__main__":
-        return None  # cloudpickle takes these by value anyway
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__" or not is_users(file):
+        return None  # built in, installed, or taken by value by cloudpickle itself
+    return None if shared_path and _importable(module.__name__) else module
+
+
+def _importable(name: str) -> bool:
+    """Whether an import would find the module, had it not been loaded from a path as test modules are."""
     path: Sequence[str] | None = None
-    parts = module.__name__.split(".")
+    parts = name.split(".")
     for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        if path is None and name in sys.builtin_module_names:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
-            return module
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:
+            return False
         path = list(spec.submodule_search_locations or ())
-    return None
+    return True
 
 
 @contextlib.contextmanager

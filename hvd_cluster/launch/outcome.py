@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 import signal
-import site
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
+from hvd_cluster.launch.origin import is_ours, is_users
 
 logger = logging.getLogger(__name__)
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
 #: What the network libraries say on a rank whose peer has gone; such an error is an echo of the peer's failure.
 _ECHO_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
 
@@ -220,15 +217,7 @@ def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterat
 
 def _first_own_frame(frames: Sequence[traceback.FrameSummary]) -> int:
     """Index of the first frame of the user's own files; else of the first one that is not ours; else 0."""
-    foreign = (_PACKAGE, *_library_folders())
-    for outside in (foreign, (_PACKAGE,)):
-        for index, frame in enumerate(frames):
-            if not frame.filename.startswith(outside) and not frame.filename.startswith("<frozen "):
-                return index
-    return 0
-
-
-def _library_folders() -> tuple[str, ...]:
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders.update(site.getsitepackages())
-    return tuple(folder for folder in folders if folder)
+    files = [frame.filename for frame in frames]
+    own = [index for index, file in enumerate(files) if is_users(file)]
+    others = [index for index, file in enumerate(files) if not is_ours(file)]
+    return next(iter(own or others), 0)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import cloudpickle
+import pytest
+
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.call import pack, unpack
+
+LOCK = threading.Lock()
+
+
+class Model:
+    def __init__(self) -> None:
+        self.weights = [1.0]
+        self.lock = threading.Lock()
+
+    def fit(self) -> None: ...
+
+
+def uses_global() -> object:
+    return LOCK
+
+
+def test_arguments_closures_and_partials_come_through() -> None:
+    base = 10
+    assert unpack(pack(lambda a, b: base + a + b, (1,), {"b": 2}))() == 13
+    assert unpack(pack(functools.partial(divmod, 7), (2,)))() == (3, 1)
+
+
+def test_a_captured_variable_that_cannot_be_pickled_is_named_with_its_type_and_the_remedy() -> None:
+    model = Model()
+    other = [1, {"deep": threading.Lock()}]
+    with pytest.raises(LaunchError) as caught:
+        pack(lambda: (model, other))
+    text = str(caught.value)
+    assert "captured variable 'model', attribute 'lock' of" in text
+    assert "Model: _thread.lock" in text
+    assert "captured variable 'other', item 1, item 'deep': _thread.lock" in text
+    assert "weights" not in text
+    assert "Create it inside the function, or pass what it is made from" in text
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "where"),
+    [
+        (print, (1, threading.Lock()), {}, "argument 1: _thread.lock"),
+        (print, (), {"file": threading.Lock()}, "argument 'file': _thread.lock"),
+        (uses_global, (), {}, "global variable 'LOCK': _thread.lock"),
+        (functools.partial(print, threading.Lock()), (), {}, "argument 0 of the partial: _thread.lock"),
+        (Model().fit, (), {}, "the object that the method is bound to, attribute 'lock' of"),
+        (lambda x=LOCK: x, (), {}, "a default argument: _thread.lock"),
+    ],
+)
+def test_whatever_cannot_be_pickled_is_found_where_it_is(fn: object, args: tuple, kwargs: dict, where: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        pack(fn, args, kwargs, shared_path=False)  # type: ignore[arg-type]
+    assert where in str(caught.value)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="function that the workers can call, not int"):
+        pack(3)  # type: ignore[arg-type]
+
+
+def test_functions_of_a_module_that_the_workers_cannot_import_travel_by_value(tmp_path: Path) -> None:
+    packed = tmp_path / "call"
+    packed.write_bytes(pack(helper_caller, (2,), shared_path=False))
+    code = f"from hvd_cluster.launch.call import unpack; print(unpack(open({str(packed)!r}, 'rb').read())())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (result.stdout, result.stderr) == ("6\n", "")
+    assert __name__ not in cloudpickle.list_registry_pickle_by_value()
+
+
+def helper(x: int) -> int:
+    return x * 3
+
+
+def helper_caller(x: int) -> int:
+    return helper(x)
+
+
+def test_functions_of_an_importable_module_travel_by_name() -> None:
+    assert len(pack(textwrap.dedent, shared_path=False)) < 500
+
+
+def test_a_worker_without_a_module_says_which() -> None:
+    module = ModuleType("vanishing")
+    sys.modules["vanishing"] = module
+    try:
+        exec("class Thing: pass", module.__dict__)
+        packed = pack(print, (module.Thing(),))
+    finally:
+        del sys.modules["vanishing"]
+    with pytest.raises(LaunchError, match="cannot be rebuilt on the worker.*No module named 'vanishing'"):
+        unpack(packed)
+
+
+def test_the_source_of_a_notebook_cell_comes_along_for_tracebacks() -> None:
+    import linecache
+
+    cell, source = "<ipython-input-7>", "def in_cell():\n    raise ValueError('x')  # the line\n"
+    linecache.cache[cell] = (len(source), None, source.splitlines(keepends=True), cell)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(source, cell, "exec"), namespace)
+    packed = pack(namespace["in_cell"])  # type: ignore[arg-type]
+    del linecache.cache[cell]
+    try:
+        unpack(packed)
+        assert linecache.getline(cell, 2).strip().endswith("# the line")
+    finally:
+        linecache.cache.pop(cell, None)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import hvd_cluster
+from hvd_cluster.launch.environment import worker_environment
+from hvd_cluster.topology import Topology
+
+
+def test_the_users_variables_beat_the_topology_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("REMOVED", "1")
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    variables = worker_environment(Topology(rank=1, size=2, secret=b"s"), {"REMOVED": None, "HOROVOD_HOSTNAME": "me"})
+    assert variables["KEPT"] == "1"
+    assert variables["RANK"] == variables["HOROVOD_RANK"] == "1"
+    assert variables["HOROVOD_HOSTNAME"] == "me"
+    assert variables["PYTHONUNBUFFERED"] == "1"
+    assert not {"REMOVED", "TORCHELASTIC_USE_AGENT_STORE"} & set(variables)
+    assert os.environ["RANK"] == "7"
+
+
+def test_the_cores_are_shared_among_the_workers_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert worker_environment(Topology(), {})["OMP_NUM_THREADS"] == str(cores)
+    many = Topology(local_size=cores * 2, size=cores * 2)
+    assert worker_environment(many, {})["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(many, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert worker_environment(many, {})["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_checkout_is_importable_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    entries = worker_environment(Topology(), {})["PYTHONPATH"].split(os.pathsep)
+    assert entries[0] == "/somewhere"
+    assert str(Path(hvd_cluster.__file__).parents[1]) in entries
+
+
+def test_old_names_are_answered_for_when_asked() -> None:
+    entries = worker_environment(Topology(), {}, as_horovod=True)["PYTHONPATH"].split(os.pathsep)
+    assert (Path(entries[0]) / "horovod/__init__.py").is_file()

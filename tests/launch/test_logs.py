@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_cluster.launch.logs import MAX_LINE_BYTES, LinePrinter, LineSplitter, RankFiles, Tail, prefixed
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))), st.integers(1, 7))
+def test_lines_come_out_whole_however_the_bytes_arrive(lines: list[str], step: int) -> None:
+    data = "\n".join(lines).encode()
+    splitter = LineSplitter()
+    out: list[str] = []
+    for start in range(0, len(data), step):
+        out += splitter.feed(data[start : start + step])
+    out += splitter.flush()
+    expected = lines[:-1] if lines and not lines[-1] else lines
+    assert out == expected
+
+
+def test_undecodable_bytes_are_replaced() -> None:
+    assert LineSplitter().feed(b"a\xff\xfeb\n") == ["a��b"]
+
+
+def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b" 10%\r 50%\r100%\r\nnext") == ["100%"]
+    for step in range(20_000):
+        assert splitter.feed(b"\rstep %d" % step) == []
+    assert splitter.flush() == ["step 19999"]
+
+
+def test_a_line_without_end_is_cut() -> None:
+    splitter = LineSplitter()
+    lines = splitter.feed(b"x" * (2 * MAX_LINE_BYTES + 5)) + splitter.flush()
+    assert [len(line) for line in lines] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 5]
+
+
+def test_the_prefix_is_horovods() -> None:
+    assert prefixed(3, "stderr", "hi") == "[3]<stderr>:hi"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[0\]<stdout>:hi", prefixed(0, "stdout", "hi", at=1e9))
+
+
+def test_the_printer_keeps_the_streams_apart_and_stops_at_its_cap() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    printer = LinePrinter(out, err, max_lines=2)
+    for number in range(4):
+        printer(0, "stdout", f"a{number}")
+    printer(1, "stderr", "b")
+    assert out.getvalue().splitlines()[:2] == ["[0]<stdout>:a0", "[0]<stdout>:a1"]
+    assert out.getvalue().splitlines()[2:] == ["[0]<stdout>:... (more than 2 lines; the rest of rank 0 is not shown)"]
+    assert err.getvalue() == "[1]<stderr>:b\n"
+
+
+def test_the_printer_follows_a_replaced_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    LinePrinter()(0, "stdout", "here")
+    assert capsys.readouterr().out == "[0]<stdout>:here\n"
+
+
+def test_a_stream_that_has_no_such_character_or_is_closed_costs_nothing_but_the_line() -> None:
+    raw = io.BytesIO()
+    latin = io.TextIOWrapper(raw, encoding="ascii")
+    printer = LinePrinter(latin)
+    printer(0, "stdout", "pi is \u03c0")
+    assert raw.getvalue() == b"[0]<stdout>:pi is \\u03c0\n"
+    latin.close()
+    printer(0, "stdout", "nobody reads this")
+
+
+def test_the_tail_holds_the_last_lines() -> None:
+    tail = Tail(2)
+    for line in ("a", "b", "c" * 5000):
+        tail.add(line)
+    assert tail.text() == "b\n" + "c" * 1000
+
+
+def test_files_are_numbered_with_leading_zeros(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path / "new" / "logs", 11)
+    files(3, "stderr", "kept")
+    files.close()
+    assert (tmp_path / "new/logs/rank.03/stderr").read_text() == "kept\n"
+    assert (tmp_path / "new/logs/rank.10/stdout").read_text() == ""

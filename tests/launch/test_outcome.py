@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import signal
+
+import cloudpickle
+import pytest
+
+from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
+from hvd_cluster.launch.outcome import ErrorReport, Outcome, collect, first_failure
+
+
+def done(rank: int, value: object = None) -> Outcome:
+    return Outcome(rank, "h", value=cloudpickle.dumps(value), finished_at=1.0)
+
+
+def raised(rank: int, error: BaseException, at: float = 1.0, **more: object) -> Outcome:
+    return Outcome(rank, "h", error=report_of(error), finished_at=at, **more)  # type: ignore[arg-type]
+
+
+def dead(rank: int, exit_code: int, at: float = 1.0, **more: object) -> Outcome:
+    return Outcome(rank, "h", exit_code=exit_code, finished_at=at, **more)  # type: ignore[arg-type]
+
+
+def report_of(error: BaseException) -> ErrorReport:
+    try:
+        raise error
+    except type(error) as caught:
+        return ErrorReport.of(caught)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> tuple[object, ...]:
+        raise RuntimeError("not me")
+
+
+class TwoArguments(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_values_come_in_the_order_of_the_ranks() -> None:
+    assert collect([done(2, "c"), done(0, None), done(1, [1])]) == [None, [1], "c"]
+
+
+def test_the_failure_that_came_first_is_told_and_the_others_are_summed_up() -> None:
+    outcomes = [
+        raised(0, ValueError("late"), at=9.0),
+        raised(1, KeyError("early"), at=3.0, output_tail="one\ntwo"),
+        done(2),
+        done(3),
+        done(4),
+        dead(5, -signal.SIGTERM, at=1.0, stopped=True),
+    ]
+    with pytest.raises(WorkerFailedError) as caught:
+        collect(outcomes)
+    text = str(caught.value)
+    assert text.startswith("Traceback (most recent call last):")
+    assert "KeyError: 'early'" in text
+    assert "Rank 1 on host h raised KeyError." in text
+    assert "rank 0 raised ValueError; ranks 2-4 finished; rank 5 was stopped by the launcher." in text
+    assert text.endswith("Last output of rank 1:\n  one\n  two")
+    assert (caught.value.rank, caught.value.exit_code) == (1, None)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [HorovodInternalError("gone"), RuntimeError("[/x/pair.cc:534] Connection closed by peer [127.0.0.1]:1")],
+)
+def test_an_error_that_only_echoes_the_death_of_another_rank_is_no_cause_even_if_it_came_first(echo: Exception) -> None:
+    failed = first_failure([raised(0, echo, at=1.0), dead(1, -signal.SIGKILL, at=2.0)])
+    assert failed is not None
+    assert failed.rank == 1
+
+
+def test_an_echo_is_told_when_nothing_else_failed() -> None:
+    with pytest.raises(WorkerFailedError, match="Rank 1 on host h raised .*HorovodInternalError"):
+        collect([done(0), raised(1, HorovodInternalError("mismatch"))])
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [
+        (3, "exited with code 3"),
+        (0, "exited with code 0 before its function returned"),
+        (-9, "killed by signal 9 (SIGKILL: killed, perhaps out of memory)"),
+        (-11, "killed by signal 11 (SIGSEGV: it crashed in native code)"),
+        (-40, "killed by signal 40 (a real-time signal)"),
+    ],
+)
+def test_a_death_names_its_exit_code_or_signal(exit_code: int, words: str) -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        collect([dead(0, exit_code)])
+    assert words in str(caught.value)
+    assert caught.value.exit_code == exit_code
+
+
+def test_an_exception_that_cannot_be_pickled_still_gives_its_text() -> None:
+    with pytest.raises(WorkerFailedError, match="Unpicklable: deep inside") as caught:
+        collect([raised(0, Unpicklable("deep inside"))])
+    assert caught.value.__cause__ is None
+
+
+def test_an_exception_that_cannot_be_rebuilt_still_gives_its_text() -> None:
+    with pytest.raises(WorkerFailedError, match="TwoArguments: 1 and 2") as caught:
+        collect([raised(0, TwoArguments(1, 2))])
+    assert caught.value.__cause__ is None
+
+
+def test_an_exception_without_a_text_is_reported_too() -> None:
+    assert report_of(Mute()).message == "<its __str__ raised RuntimeError>"
+
+
+def test_a_result_that_cannot_be_rebuilt_here_names_the_rank() -> None:
+    broken = Outcome(1, "h", value=b"cno_such_module\nThing\n.")
+    with pytest.raises(LaunchError, match=r"rank 1 cannot be unpickled here \(ModuleNotFoundError"):
+        collect([done(0), broken])
+
+
+def test_the_traceback_begins_in_the_users_file_and_keeps_the_chain() -> None:
+    def inner() -> None:
+        try:
+            cloudpickle.loads(b"garbage")
+        except Exception as error:
+            raise LookupError("outer") from error
+
+    from hvd_cluster.launch.call import pack
+    from hvd_cluster.launch.worker import perform
+    from hvd_cluster.topology import Topology
+
+    outcome = perform(pack(inner), Topology())
+    assert outcome.error is not None
+    text = outcome.error.traceback_text
+    assert "hvd_cluster/launch" not in text
+    assert "The above exception was the direct cause" in text
+    assert text.count(__file__) == 2
+    assert text.index("UnpicklingError") < text.index("LookupError: outer")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_cluster.launch import progress
+
+
+@pytest.fixture
+def sent() -> Iterator[list[bytes]]:
+    events: list[bytes] = []
+    progress.attach(events.append)
+    yield events
+    progress.attach(None)
+
+
+def test_outside_a_worker_a_report_goes_nowhere() -> None:
+    progress.report(epoch=1, thing=object())
+
+
+def test_a_report_is_json(sent: list[bytes]) -> None:
+    progress.report(epoch=1, loss=0.5)
+    assert sent == [b'{"epoch": 1, "loss": 0.5}']
+
+
+def test_what_json_cannot_hold_is_refused(sent: list[bytes]) -> None:
+    with pytest.raises(TypeError, match="plain data"):
+        progress.report(loss=object())
+
+
+def test_a_forked_child_does_not_speak_on_the_workers_channel(sent: list[bytes]) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        progress.report(epoch=1)
+        os.write(writer, str(len(sent)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 10) == b"0"
+    os.close(reader)
+    os.close(writer)
