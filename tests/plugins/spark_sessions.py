@@ -27,17 +27,6 @@ FAKE_GPUS = ("3", "5")
 LOOPBACK = "127.0.0.1"
 
 
-def why_no_spark() -> str:
-    """What is missing for a Spark session here; empty when nothing is."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        return "pyspark is not installed: pip install 'hvd-cluster[spark]'"
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        return "no Java: install the Debian package default-jre-headless (or openjdk-17-jre-headless)"
-    return ""
-
-
 @contextlib.contextmanager
 def session(kind: str, work_dir: Path, conf: Mapping[str, Any] | None = None) -> Iterator[Any]:
     """A SparkSession of ``kind`` (a key of SLOTS) that leaves no process, folder or variable behind.
@@ -215,10 +204,14 @@ def spark_slots(spark_master: str) -> int:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_master: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The Spark session of this test run, classic or Connect as ``--spark-master`` says."""
-    missing = why_no_spark()
-    if missing:
-        pytest.skip(missing)
+def _spark_session(spark_master: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with session(spark_master, tmp_path_factory.mktemp("spark")) as running:
         yield running
+
+
+@pytest.fixture
+def spark(request: pytest.FixtureRequest) -> Any:
+    """The Spark session of this test run, classic or Connect as ``--spark-master`` says; for tests marked ``spark``."""
+    if request.node.get_closest_marker("spark") is None:
+        pytest.fail("a test that uses Spark needs @pytest.mark.spark: it runs once for each kind of session")
+    return request.getfixturevalue("_spark_session")

@@ -1,0 +1,105 @@
+"""What the tasks of a job tell each other before they agree on ranks: one round, for Spark takes a second for each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.spark import host
+from hvd_cluster.spark.plan import Plan, Versions, disagreements
+from hvd_cluster.topology import split_address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """One task's word to all."""
+
+    #: Its partition.
+    seat: int
+    #: See :func:`hvd_cluster.spark.host.machine_key`.
+    host_key: str = ""
+    #: Addresses of its host, the likeliest first.
+    addresses: Sequence[str] = ()
+    #: The GPUs that the scheduler assigned to it.
+    gpus: Sequence[str] = ()
+    #: Fields of its :class:`Versions`.
+    versions: dict[str, str] = field(default_factory=dict)
+    #: Of seat 0: the ports of the job's key-value store and for torch.distributed's rendezvous.
+    ports: Sequence[int] = ()
+    #: Of seat 0: those ports are open on the loopback interface only.
+    loopback: bool = False
+    #: Why this task cannot take part; empty if it can.
+    problem: str = ""
+
+
+def exchange(context: Any, greeting: Greeting) -> list[Greeting]:
+    """Give ``greeting`` to the other tasks and get theirs, in the order of the seats."""
+    texts = context.allGather(json.dumps(asdict(greeting)))
+    return sorted((Greeting(**json.loads(text)) for text in texts), key=lambda one: one.seat)
+
+
+def meet(context: Any, job: Plan, stack: contextlib.ExitStack) -> list[Greeting]:
+    """Greet the other tasks; the task of seat 0, which will have rank 0, opens the job's store on ``stack``."""
+    infos = context.getTaskInfos()
+    names = [split_address(info.address)[0] for info in infos]
+    mine = _introduce(context, names[context.partitionId()], job)
+    greetings = exchange(context, _open_store(mine, job.secret, len(set(names)) == 1, stack))
+    if greetings[0].loopback and len({one.host_key for one in greetings}) > 1:
+        # Spark knows several machines by one name: once more, with ports that the others can reach.
+        greetings = exchange(context, _open_store(mine, job.secret, False, stack))
+    return greetings
+
+
+def judge(driver: Versions, greetings: Sequence[Greeting]) -> tuple[list[str], list[str]]:
+    """What keeps these tasks from working together, and what is worth a warning; every task comes to the same."""
+    problems = list(dict.fromkeys(one.problem for one in greetings if one.problem))
+    if problems:
+        return problems, []
+    by_host = {one.host_key: Versions(**one.versions) for one in greetings}
+    problems, warnings = disagreements(driver, by_host)
+    try:
+        place(seats(greetings))
+    except ValueError as error:
+        problems.append(f"the workers cannot be placed: {error}")
+    return problems, warnings
+
+
+def seats(greetings: Sequence[Greeting]) -> list[Seat]:
+    """The seats of the tasks, for :func:`hvd_cluster.launch.placement.place`."""
+    alone = len({one.host_key for one in greetings}) == 1
+    return [
+        Seat(one.seat, one.host_key, host.LOOPBACK if alone else one.addresses[0], tuple(one.gpus)) for one in greetings
+    ]
+
+
+def refusal(seat: int, driver: Versions) -> Greeting:
+    """The greeting of a task that cannot even read its plan, written by another version."""
+    errors, _ = disagreements(driver, {socket.gethostname(): Versions.here()})
+    return Greeting(seat=seat, problem="; ".join(errors))
+
+
+def _introduce(context: Any, name: str, job: Plan) -> Greeting:
+    resources = context.resources()
+    return Greeting(
+        seat=context.partitionId(),
+        host_key=host.machine_key(),
+        addresses=host.addresses([name], [split_address(address)[0] for address in job.driver_addresses]),
+        gpus=[str(gpu) for gpu in resources["gpu"].addresses] if "gpu" in resources else [],
+        versions=asdict(Versions.here()),
+    )
+
+
+def _open_store(greeting: Greeting, secret: bytes, loopback: bool, stack: contextlib.ExitStack) -> Greeting:
+    if greeting.seat != 0:
+        return greeting
+    address = host.LOOPBACK if loopback else host.ANY
+    server = stack.enter_context(KeyValueServer(secret, address))
+    master = stack.enter_context(ReservedPort(address))
+    return replace(greeting, ports=(server.port, master.port), loopback=loopback)

@@ -1,0 +1,84 @@
+"""How the tasks of a job follow each other's fate: through keys of the job's store."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from hvd_cluster.launch.group import FAILURE_GRACE_S
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.topology import join_address
+
+_FAILED = "launch/failed"
+_ENDED = "launch/ended/"
+#: Seconds for reaching the store at one of its addresses.
+_REACH_S = 5.0
+#: Seconds of one wait for the others' ends.
+_WAIT_S = 1.0
+
+
+class Peers:
+    """The other tasks, seen from the one of ``rank``.
+
+    Args:
+        client: a connection to the job's store.
+    """
+
+    def __init__(self, client: KeyValueClient, rank: int, size: int) -> None:
+        self._client = client
+        self._rank = rank
+        self._size = size
+        self._period_s = max(0.5, size / 500)  # all tasks ask one thread of rank 0's task
+        self._next_look_s = 0.0
+        self._deadline_s = math.inf
+
+    def deadline_s(self) -> float:
+        """When (``time.monotonic``) this task's worker must have ended: infinity until another one has failed."""
+        now_s = time.monotonic()
+        if self._deadline_s == math.inf and now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._period_s
+            if self._another_failed():
+                self._deadline_s = now_s + FAILURE_GRACE_S
+        return self._deadline_s
+
+    def announce_end(self, ok: bool) -> None:
+        """Tell the others that this task's worker has ended; if not ``ok``, theirs have to end as well.
+
+        Raises:
+            ConnectionError: the task of rank 0, which holds the store, is gone.
+        """
+        if not ok:
+            self._client.set(_FAILED, b"")
+        self._client.set(f"{_ENDED}{self._rank}", b"")
+
+    def wait_for_ends(self, give_up: Callable[[], bool]) -> None:
+        """Wait until every task has announced its end, or until ``give_up()``."""
+        keys = [f"{_ENDED}{rank}" for rank in range(self._size)]
+        while not give_up():
+            try:
+                self._client.wait(keys, _WAIT_S)
+                return
+            except TimeoutError:
+                continue
+
+    def _another_failed(self) -> bool:
+        try:
+            return self._client.check([_FAILED])
+        except ConnectionError:
+            return True  # the task of rank 0 is gone
+
+
+def reach(hosts: Sequence[str], port: int, secret: bytes) -> tuple[KeyValueClient, str]:
+    """A client of the job's store at the first of its host's addresses that answers here, and that address.
+
+    Raises:
+        ConnectionError: none of them does.
+    """
+    errors: list[str] = []
+    for one in hosts:
+        try:
+            return KeyValueClient(join_address(one, port), secret, _REACH_S), one
+        except ConnectionError as error:
+            errors.append(str(error))
+    raise ConnectionError("the host of rank 0 cannot be reached: " + "; ".join(errors))
