@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
@@ -36,7 +37,7 @@ class DistributedEstimator(Stage, Estimator):
         """What is wrong with the params of this framework, each with its remedy; empty if nothing."""
 
     @abstractmethod
-    def _train_spec(self, dataset: Any, run_id: str, seed: int) -> Any:
+    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> Any:
         """The spec of the run over the materialised ``dataset``, tried on a few rows."""
 
     @abstractmethod
@@ -67,9 +68,10 @@ class DistributedEstimator(Stage, Estimator):
                 num_proc=backend.num_processes(),
                 partitions_per_process=self._value("partitions_per_process"),
                 seed=seed,
+                allow_ragged=self._value("transformation_fn") is not None,
             )
             try:
-                spec = self._train_spec(prepared, run_id, seed)
+                spec = self._train_spec(prepared, store, run_id, seed)
                 logger.info(
                     "run %s: %d workers, %d training rows", run_id, backend.num_processes(), prepared.train.rows
                 )

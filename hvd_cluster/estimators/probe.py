@@ -1,7 +1,7 @@
 """The model, the loss and the metrics tried on the driver, on a few rows, before any worker starts.
 
 The trial also settles what dtype each column has at the model's edge: the model's own floating dtype, as Horovod had
-it for every column, unless only the column's own integer or bool dtype works there (embeddings, class labels).
+it for every column, unless that does not work there and int64 (bool for bools) does: embeddings, class labels.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _choices(
 
     def wanted(names: Sequence[str], own: bool) -> tuple[str, ...]:
         dtypes = (batch[name].dtype for name in names)
-        return tuple(_name(dtype if own and not dtype.is_floating_point else floating) for dtype in dtypes)
+        return tuple(_name(floating if dtype.is_floating_point or not own else _whole(dtype)) for dtype in dtypes)
 
     seen = set()
     for own_features, own_labels in ((False, False), (False, True), (True, False), (True, True)):
@@ -205,6 +205,10 @@ def _shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) ->
             line += f", given to the model as {inputs.input_shapes[index]}"
         lines.append(line)
     return "\n".join(["the columns are:", *lines])
+
+
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool if dtype == torch.bool else torch.int64
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -37,18 +37,20 @@ class Readers:
             transformation_fn=spec.transformation_fn,
             num_threads=spec.train_reader_threads,
         )
-        self._validation = data.validation and ParquetReader(
-            data.validation,
-            data.schema,
-            data.store,
-            batch_size=spec.val_batch_size,
-            rank=rank,
-            size=size,
-            shuffle=False,
-            remainder="partial",
-            transformation_fn=spec.transformation_fn,
-            num_threads=spec.val_reader_threads,
-        )
+        self._validation: ParquetReader | None = None
+        if data.validation is not None:
+            self._validation = ParquetReader(
+                data.validation,
+                data.schema,
+                data.store,
+                batch_size=spec.val_batch_size,
+                rank=rank,
+                size=size,
+                shuffle=False,
+                remainder="partial",
+                transformation_fn=spec.transformation_fn,
+                num_threads=spec.val_reader_threads,
+            )
         self._validation_steps = spec.validation_steps_per_epoch
         #: Steps of a training epoch, the same on every rank.
         self.train_steps = spec.train_steps_per_epoch or self._train.steps

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 @contextlib.contextmanager
 def scalar_log(spec: TrainSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """A function that writes one epoch's record; None where TensorBoard or a local log folder is missing."""
-    folder = spec.dataset.store.get_logs_path(spec.run_id)
+    folder = spec.store.get_logs_path(spec.run_id)
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.objective import Objective
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 
@@ -71,6 +72,8 @@ class TrainSpec:
     gradient_compression: Any = None
 
     dataset: Dataset
+    #: Keeps checkpoints and logs; the data may lie in another one.
+    store: Store
     #: Rows of a batch, per worker.
     batch_size: int
     val_batch_size: int

@@ -11,6 +11,7 @@ import torch
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.estimator import DistributedEstimator, as_group, wrong_counts
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
@@ -76,7 +77,7 @@ class TorchEstimator(DistributedEstimator):
             )
         return wrong
 
-    def _train_spec(self, dataset: Dataset, run_id: str, seed: int) -> TrainSpec:
+    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
         value = self._value
         labels = tuple(value("label_cols"))
         weight_col = value("sample_weight_col")
@@ -117,6 +118,7 @@ class TorchEstimator(DistributedEstimator):
             transformation_fn=value("transformation_fn"),
             gradient_compression=value("gradient_compression"),
             dataset=dataset,
+            store=store,
             batch_size=value("batch_size"),
             val_batch_size=value("val_batch_size") or value("batch_size"),
             epochs=value("epochs"),

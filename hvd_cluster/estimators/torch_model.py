@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from hvd_cluster.data.pandas_table import to_table
 from hvd_cluster.data.schema import Kind
 from hvd_cluster.estimators import history
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
@@ -173,9 +174,7 @@ class TorchModel(Stage, Model):
             records = data.to_pylist() if kind_of(data) is Frame.ARROW else data.to_dict("records")
             return scorer.score_rows(model, self.get_prediction_fn(), records)
         if kind_of(data) is Frame.PANDAS:
-            import pyarrow as pa
-
-            data = pa.Table.from_pandas(data[list(scorer.inputs.feature_cols)], preserve_index=False)
+            data = to_table(data, list(scorer.inputs.feature_cols))
         return scorer.score(model, data.combine_chunks())
 
     def _transform_spark(self, dataset: Any) -> Any:

@@ -70,7 +70,7 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
                 record["validation"] = worker.validate_epoch()
             history.append(record)
             if hvd.rank() == 0:
-                Checkpoint.of(model, optimizer, hvd.size(), scale, history).save(spec.dataset.store, spec.run_id)
+                Checkpoint.of(model, optimizer, hvd.size(), scale, history).save(spec.store, spec.run_id)
             if log is not None:
                 log(record)
             for callback in spec.callbacks:
@@ -113,7 +113,7 @@ def _start(
     spec: TrainSpec, hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float
 ) -> list[dict[str, Any]]:
     """Bring all ranks to the same weights, optimizer state and rates; returns the history so far."""
-    found = Checkpoint.load(spec.dataset.store, spec.run_id) if hvd.rank() == 0 else None
+    found = Checkpoint.load(spec.store, spec.run_id) if hvd.rank() == 0 else None
     blob = hvd.broadcast_object(found.to_bytes() if found is not None else b"", root_rank=0, name="hvd_cluster.resume")
     if blob:
         checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {spec.run_id!r}")

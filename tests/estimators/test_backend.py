@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hvd_cluster.estimators import Backend, LocalBackend, SparkBackend
+from hvd_cluster.estimators.backend import run_on
+from hvd_cluster.launch import progress
+
+
+def where(base):
+    progress.report(step=base)
+    return base + int(os.environ["RANK"]), os.environ.get("COLOUR")
+
+
+def test_local_workers_get_the_environment_and_report():
+    seen = []
+    backend = LocalBackend(2, env={"COLOUR": "green", "RED": "1"})
+    assert backend.num_processes() == 2
+    assert run_on(backend, _where(), (10,), lambda rank, fields: seen.append((rank, fields["step"]))) == [
+        (10, "green"),
+        (11, "green"),
+    ]
+    assert sorted(seen) == [(0, 10), (1, 10)]
+
+
+def test_a_backend_of_the_users_own_needs_no_on_event():
+    class Here(Backend):
+        def run(self, fn, args=(), kwargs=None, env=None):
+            return [fn(*args)]
+
+        def num_processes(self):
+            return 1
+
+    assert run_on(Here(), lambda x: x + 1, (1,), lambda rank, fields: None) == [2]
+
+
+def test_a_subclass_reads_what_the_spark_backend_was_given():
+    backend = SparkBackend(3, env={"A": "1"}, stdout=None, verbose=0)
+    assert (backend._num_proc, backend._env, backend._kwargs) == (3, {"A": "1"}, {"stdout": None, "verbose": 0})
+    assert backend.num_processes() == 3
+
+
+@pytest.mark.parametrize("kind", [LocalBackend, SparkBackend])
+def test_no_workers_are_refused_at_once(kind):
+    with pytest.raises(ValueError, match="num_proc=0 must be a whole number of at least 1"):
+        kind(0)
+
+
+def _where():
+    """The function, by value: the workers cannot import this test module."""
+    return lambda base: where(base)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.checkpoint import Checkpoint
+
+
+def trained(lr):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_checkpoint_holds_the_rate_of_one_worker(tmp_path):
+    store = Store.create(tmp_path)
+    model, optimizer = trained(lr=np.float64(0.3))
+    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0}]).save(store, "run")
+    content = torch.load(store.get_checkpoint_path("run"), weights_only=True)
+    assert content["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.1)
+    assert torch.equal(content["model"]["weight"], model.weight)
+
+
+@pytest.mark.parametrize("size", [3, 2])
+def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, size):
+    store = Store.create(tmp_path)
+    model, optimizer = trained(lr=0.7)
+    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0, "train": {"loss": float("nan")}}]).save(store, "run")
+    twin = torch.nn.Linear(2, 1)
+    fresh = torch.optim.SGD(twin.parameters(), lr=99.0, momentum=0.9)
+    found = Checkpoint.load(store, "run")
+    assert (found.epochs, found.history[0]["epoch"]) == (1, 0)
+    found.restore(twin, fresh, size, float(size))
+    assert torch.equal(twin.weight, model.weight)
+    assert torch.equal(fresh.state[twin.weight]["momentum_buffer"], optimizer.state[model.weight]["momentum_buffer"])
+    # With as many workers as before it is the very same rate, not one that was divided and multiplied again.
+    assert fresh.param_groups[0]["lr"] == (0.7 if size == 3 else pytest.approx(0.7 / 3 * 2))
+
+
+def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
+    assert Checkpoint.load(Store.create(tmp_path), "run") is None
+
+
+def test_a_store_that_keeps_no_runs_gets_none(tmp_path):
+    store = Store.create(tmp_path, save_runs=False)
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(store, "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_or_half_file_is_named_and_not_executed(tmp_path):
+    store = Store.create(tmp_path)
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(store, "run")
+    path = store.get_checkpoint_path("run")
+    store.write(path, store.read(path)[:-40])
+    with pytest.raises(DataError, match=r"not a checkpoint of this run.*another run_id"):
+        Checkpoint.load(store, "run")
+
+
+def test_taking_a_checkpoint_leaves_the_optimizer_alone():
+    model, optimizer = trained(0.1)
+    before = copy.deepcopy(optimizer.state_dict())
+    Checkpoint.of(model, optimizer, 2, 2.0, [])
+    assert optimizer.state_dict()["param_groups"] == before["param_groups"]

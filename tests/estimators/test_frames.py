@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+
+
+def test_each_kind_of_data_is_told_and_its_columns_named(tmp_path):
+    table = pa.table({"a": [1, 2], "b": [3.0, 4.0]})
+    pq.write_table(table, tmp_path / "part.parquet")
+    for data, kind in ((table, Frame.ARROW), (table.to_pandas(), Frame.PANDAS), (str(tmp_path), Frame.PARQUET)):
+        assert kind_of(data) is kind
+        assert column_names(data) == ["a", "b"]
+
+
+def test_a_subclass_of_a_dataframe_is_one():
+    class Mine(pd.DataFrame): ...
+
+    assert kind_of(Mine({"a": [1]})) is Frame.PANDAS
+
+
+def test_anything_else_is_refused_with_what_there_is():
+    with pytest.raises(DataError, match=r"builtins\.list is not supported: give a Spark DataFrame, a pandas"):
+        kind_of([1, 2])
+
+
+def test_a_path_without_parquet_is_named(tmp_path):
+    with pytest.raises(DataError, match="no Parquet can be read at"):
+        column_names(str(tmp_path / "nothing"))
