@@ -29,7 +29,27 @@ def _from(module: str, *names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names}
 
 
-_BUILT = _from("hvd_cluster.torch", "gloo_built", "mpi_built")
+_BASICS = _from(
+    "hvd_cluster.engine.basics",
+    "init",
+    "shutdown",
+    "is_initialized",
+    "is_homogeneous",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "start_timeline",
+    "stop_timeline",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+)
 _TORCH_ESTIMATOR = _from("hvd_cluster.estimators", "TorchEstimator", "TorchModel")
 _RUN = {"run": "hvd_cluster:run"}
 
@@ -43,7 +63,7 @@ TABLE: Mapping[str, Row] = {
         )
     ),
     "common.process_sets": Row(module="hvd_cluster.engine.process_sets"),
-    "common.util": Row(names=_BUILT),
+    "common.util": Row(names=_from("hvd_cluster.engine.basics", "gloo_built", "mpi_built")),
     "runner": Row(names=_RUN),
     "runner.launch": Row(
         module="hvd_cluster.launch.cli.main", names={"run_commandline": "hvd_cluster.launch.cli.main:main"}
@@ -57,7 +77,7 @@ TABLE: Mapping[str, Row] = {
     "torch": Row(module="hvd_cluster.torch"),
     "torch.compression": Row(module="hvd_cluster.torch.compression"),
     "torch.functions": Row(module="hvd_cluster.torch.functions"),
-    "torch.mpi_ops": Row(module="hvd_cluster.torch.ops"),
+    "torch.mpi_ops": Row(module="hvd_cluster.torch.ops", names=_BASICS),
     "torch.optimizer": Row(module="hvd_cluster.torch.optimizer"),
 }
 
