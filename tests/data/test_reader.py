@@ -1,0 +1,247 @@
+"""Batches from Parquet: the right numbers, in an order that threads do not change, and errors that say where."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+
+ROWS = 500
+#: 16 bytes a row (int64, 2 * float32): windows of 64 rows.
+SMALL_WINDOW_BYTES = 16 * 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three files with row groups of 40 rows: ``id`` counts the rows, ``f`` is [id, 2 * id], ``s`` is its name."""
+    ids = np.arange(ROWS)
+    pairs = pa.FixedSizeListArray.from_arrays(pa.array(np.stack([ids, 2 * ids], 1).astype("f4").reshape(-1)), 2)
+    table = pa.table({"id": ids, "f": pairs, "s": [f"name {i}" for i in ids]})
+    (tmp_path / "in").mkdir()
+    for number, begin in enumerate(range(0, ROWS, 200)):
+        pq.write_table(table.slice(begin, 200), tmp_path / "in" / f"part-{number}.parquet", row_group_size=40)
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def dataset(folder: Path) -> Dataset:
+    return materialize(str(folder), Store.create(folder), columns=["id", "f"], num_proc=2)
+
+
+def reader(dataset: Dataset, **options: Any) -> ParquetReader:
+    options = {"batch_size": 16, "window_bytes": SMALL_WINDOW_BYTES, **options}
+    return ParquetReader(dataset.train, dataset.schema, dataset.store, **options)
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def test_each_row_arrives_once_and_its_columns_stay_together(dataset: Dataset) -> None:
+    batches = list(reader(dataset, remainder="partial").epoch(0))
+    seen = torch.cat([batch["id"] for batch in batches])
+    assert sorted(seen.tolist()) == list(range(ROWS))
+    assert seen.tolist() != list(range(ROWS))
+    features = torch.cat([batch["f"] for batch in batches])
+    assert torch.equal(features, torch.stack([seen, 2 * seen], 1).float())
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_order_is_the_same_for_any_number_of_threads_and_any_bound(dataset: Dataset, shuffle: bool) -> None:
+    orders = [
+        ids(reader(dataset, shuffle=shuffle, num_threads=threads, prefetch_bytes=bound, rank=1, size=3).epoch(5))
+        for threads, bound in [(1, 1), (1, 10**9), (4, 3000), (8, 10**9)]
+    ]
+    assert all(order == orders[0] for order in orders)
+
+
+def test_epochs_differ_and_repeat(dataset: Dataset) -> None:
+    one = reader(dataset)
+    assert ids(one.epoch(0)) == ids(one.epoch(0)) == ids(reader(dataset).epoch(0))
+    assert ids(one.epoch(0)) != ids(one.epoch(1))
+    assert ids(one.epoch(0)) != ids(reader(dataset, seed=1).epoch(0))
+
+
+@pytest.mark.parametrize("window_bytes", [SMALL_WINDOW_BYTES, 1 << 20])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_together_take_the_global_batches_of_one_process(dataset: Dataset, size: int, window_bytes: int) -> None:
+    options = {"window_bytes": window_bytes, "remainder": "pad"}
+    alone = [sorted(step) for step in ids(reader(dataset, batch_size=8 * size, **options).epoch(2))]
+    ranks = [ids(reader(dataset, batch_size=8, rank=r, size=size, **options).epoch(2)) for r in range(size)]
+    assert [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)] == alone
+
+
+def test_more_ranks_than_row_groups_all_get_the_same_number_of_steps(tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    data = materialize(pa.table({"id": np.arange(100)}), store, columns=["id"], num_proc=8)
+    assert len(data.train.row_groups) == 1
+    ranks = [ids(reader(data, batch_size=4, rank=r, size=8).epoch(0)) for r in range(8)]
+    assert {len(steps) for steps in ranks} == {3}
+    assert len(set(itertools.chain(*itertools.chain(*ranks)))) == 96
+
+
+def test_the_last_partial_batch_may_be_empty_on_some_ranks_but_keeps_its_shape(dataset: Dataset) -> None:
+    # 500 rows, 3 ranks of 166: one full step of 498 rows, then two rows for three ranks.
+    last = [list(reader(dataset, batch_size=166, rank=r, size=3, remainder="partial").epoch(0))[-1] for r in range(3)]
+    assert [len(batch["id"]) for batch in last] == [1, 1, 0]
+    assert last[2]["f"].shape == (0, 2)
+    assert last[2]["f"].dtype == torch.float32
+
+
+def test_a_reader_without_a_full_batch_has_no_steps(dataset: Dataset) -> None:
+    too_large = reader(dataset, batch_size=501)
+    assert too_large.steps == 0
+    assert list(too_large.epoch(0)) == []
+
+
+def test_closing_or_dropping_an_iterator_ends_its_threads(dataset: Dataset) -> None:
+    batches = reader(dataset, num_threads=3).epoch(0)
+    next(batches)
+    batches.close()
+    assert not _reader_threads()
+    batches = reader(dataset, num_threads=3).epoch(0)
+    next(batches)
+    assert _reader_threads()
+    del batches
+    gc.collect()
+    assert not _reader_threads()
+
+
+def test_batches_may_be_changed_in_place_without_changing_others(dataset: Dataset) -> None:
+    expected = ids(reader(dataset, shuffle=False, window_bytes=1 << 20).epoch(0))
+    changed = []
+    for batch in reader(dataset, shuffle=False, window_bytes=1 << 20).epoch(0):
+        changed.append(batch["id"].tolist())
+        batch["id"].fill_(-1)
+    assert changed == expected
+
+
+def test_readers_can_be_made_from_pickled_values(dataset: Dataset) -> None:
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again == dataset
+    assert ids(reader(again).epoch(0)) == ids(reader(dataset).epoch(0))
+
+
+# --- transformation_fn ----------------------------------------------------------------------------------------------
+
+
+def with_strings(folder: Path, fn: Callable[[dict[str, Any]], Any], **options: Any) -> ParquetReader:
+    data = materialize(str(folder), Store.create(folder), columns=["id", "f", "s"])
+    return reader(data, transformation_fn=fn, **options)
+
+
+def test_a_transform_turns_strings_into_tensors(folder: Path) -> None:
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(row["s"], str)
+        return {"id": row["id"], "length": len(row["s"]), "f": torch.from_numpy(row["f"]) * 2}
+
+    strings = with_strings(folder, encode, num_threads=3)
+    assert [(c.name, c.kind, c.dtype, c.shape) for c in strings.schema] == [
+        ("id", Kind.NUMERIC, "int64", ()),
+        ("length", Kind.NUMERIC, "int64", ()),
+        ("f", Kind.LIST, "float32", (2,)),
+    ]
+    for batch in strings.epoch(0):
+        assert batch["length"].tolist() == [len(f"name {i}") for i in batch["id"].tolist()]
+        assert torch.equal(batch["f"][:, 1], batch["id"].float() * 4)
+
+
+def test_strings_without_a_transform_are_refused_with_the_remedy(folder: Path) -> None:
+    data = materialize(str(folder), Store.create(folder), columns=["id", "s"])
+    with pytest.raises(DataError, match=r"'s' \(string\).*transformation_fn"):
+        reader(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda row: {"id": row["id"], "x": np.zeros(3 if row["id"] == 250 else 2)},
+            r"shape \(3,\).*'x'.*row 10 of row gr",
+        ),
+        (lambda row: {"id": row["id"], "x": 0.5 if row["id"] == 250 else 1}, "dtype float64.*'x'.*row 10 of row gr"),
+        (lambda row: {"id": row["id"]} if row["id"] == 250 else {"id": row["id"], "x": 1}, "row 10 of row group 1 of"),
+        (lambda row: {"id": 1 // (row["id"] - 250)}, "failed on row 10 of row group 1 of .*part-1"),
+        (lambda row: None if row["id"] == 250 else {"id": 1}, "returned NoneType"),
+        (lambda row: {"s": row["s"]}, "returned str in column 's'"),
+    ],
+    ids=["shape", "dtype", "columns", "raises", "none", "text"],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_row_that_does_not_fit_is_named(folder: Path, change: Any, message: str) -> None:
+    def whole(row: dict[str, Any]) -> Any:
+        with np.errstate(divide="raise"):
+            return change(row)
+
+    with pytest.raises(DataError, match=message):
+        list(with_strings(folder, whole, num_threads=2).epoch(0))
+
+
+def test_ragged_lists_reach_a_transform_row_by_row(tmp_path: Path) -> None:
+    lists = [[float(j) for j in range(i % 4)] for i in range(50)]
+    data = materialize(
+        pa.table({"id": range(50), "l": lists}), Store.create(tmp_path), columns=["id", "l"], allow_ragged=True
+    )
+
+    def pad(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "l": np.pad(row["l"], (0, 3 - len(row["l"])))}
+
+    for batch in reader(data, transformation_fn=pad, batch_size=10).epoch(0):
+        lengths = batch["id"] % 4
+        assert torch.equal(batch["l"].sum(1), (lengths * (lengths - 1) / 2).double())
+
+
+# --- broken data ----------------------------------------------------------------------------------------------------
+
+
+def test_a_truncated_file_is_named_with_its_row_group(dataset: Dataset, folder: Path) -> None:
+    file = folder / "part-1.parquet"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"cannot read row group \d+ of .*part-1\.parquet"):
+        list(reader(dataset).epoch(0))
+    assert not _reader_threads()
+
+
+def test_a_file_that_is_gone_is_named(dataset: Dataset, folder: Path) -> None:
+    (folder / "part-2.parquet").unlink()
+    with pytest.raises(DataError, match=r"part-2\.parquet"):
+        list(reader(dataset).epoch(0))
+
+
+def test_lists_that_the_footers_could_not_tell_apart_are_found_while_reading(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    # On average two elements in every row group: only the rows tell.
+    table = pa.table({"l": [[1.0, 2.0]] * 10 + [[1.0], [1.0, 2.0, 3.0]] * 5})
+    pq.write_table(table, tmp_path / "in" / "a.parquet", row_group_size=10)
+    data = materialize(str(tmp_path / "in"), Store.create(tmp_path), columns=["l"])
+    assert data.schema["l"] == Column("l", Kind.LIST, "float64", (2,))
+    with pytest.raises(
+        DataError, match=r"(?s)row group 1 of .*a\.parquet.*'l' holds lists of different lengths, 2 and 1"
+    ):
+        list(reader(data, batch_size=2).epoch(0))
+
+
+def test_numbers_that_make_no_sense_are_refused(dataset: Dataset) -> None:
+    with pytest.raises(DataError, match="batch_size is 0"):
+        reader(dataset, batch_size=0)
+
+
+def _reader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("hvd-reader")]
