@@ -100,8 +100,8 @@ def engine() -> Engine:
         raise NotInitializedError
     if _engine_pid != os.getpid():
         raise HorovodInternalError(
-            "this process was forked after hvd.init() and is not a rank: use hvd in the process that called init(), or start "
-            "the workers of a DataLoader with multiprocessing_context='spawn'"
+            "this process was forked after hvd.init() and is not a rank: use hvd in the process that called init(), "
+            "or start the workers of a DataLoader with multiprocessing_context='spawn'"
         )
     return _engine
 

@@ -104,7 +104,8 @@ class Engine:
         """
         if self._rank not in self.process_sets[request.process_set_id]:
             raise ValueError(
-                f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided process set."
+                f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided "
+                "process set."
             )
         if self._thread is None:
             self._run_alone(request)
@@ -162,7 +163,7 @@ class Engine:
         self.world.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the connections without ending them, so that the parent's peers see its end only."""
+        """In a forked child: let go of the connections without ending them; they are the parent's."""
         for link in self.world.links.values():
             link.close()
         os.close(self._bell)
@@ -184,7 +185,7 @@ class Engine:
         self._finished.append((execution, step))
         self._ring()
 
-    # ---- a world of one: the caller's thread does it ------------------------------------------------------------------
+    # ---- a world of one: the caller's thread does it ----------------------------------------------------------------
 
     def _run_alone(self, request: Request) -> None:
         device = request.inputs[0].device if request.inputs else torch.device("cpu")
@@ -193,7 +194,7 @@ class Engine:
         execution.advance(lambda *_: None)
         self._write_timeline(self._recorder.take())
 
-    # ---- the engine's thread ------------------------------------------------------------------------------------------
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -292,7 +293,8 @@ class Engine:
             if message is not None and parent in self._open_links:
                 self._send(parent, ("up", message))
             return
-        while self._closing_since_s is None and (entries := self._negotiator.take_log()):
+        # Carrying out a bucket may bring the end, or free a name that was waiting to be negotiated.
+        while entries := self._negotiator.take_log():
             self._apply(entries)
 
     def _apply(self, entries: tuple[Entry, ...]) -> None:
@@ -331,7 +333,7 @@ class Engine:
         with self._lock:
             return self._pending.pop(key, None)
 
-    # ---- neighbours -----------------------------------------------------------------------------------------------------
+    # ---- neighbours -------------------------------------------------------------------------------------------------
 
     def _send(self, rank: int, message: tuple[str, Any]) -> None:
         with suppress(OSError):  # the end of the connection shows itself at the next read
@@ -368,7 +370,7 @@ class Engine:
             else:
                 self._abort(content, rank)
 
-    # ---- the end --------------------------------------------------------------------------------------------------------
+    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _close(self, close: Close) -> None:
         """The world ends in good order: what stands before in the log is finished, the rest fails."""
@@ -412,7 +414,7 @@ class Engine:
             handle, self._join_handle = self._join_handle, None
             handle.fail(HorovodInternalError(text))
 
-    # ---- timeline -------------------------------------------------------------------------------------------------------
+    # ---- timeline ---------------------------------------------------------------------------------------------------
 
     def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
         if path is None:
@@ -437,8 +439,8 @@ class Engine:
             return
         if self._timeline_file is not None:
             self._timeline_file.write(events)
-        elif self.world.place.parent in self._open_links:
-            self._send(self.world.place.parent, ("events", events))
+        elif (parent := self.world.place.parent) is not None and parent in self._open_links:
+            self._send(parent, ("events", events))
 
 
 def _zeros(key: Key, signature: Signature) -> Request:

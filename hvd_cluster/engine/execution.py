@@ -90,8 +90,9 @@ class Execution:
         for work in step.works:
             work.on_done(work_done)
         is_registered = True
-        # Work that was done before the line above has notified nobody. Work that is done just now may both have notified
-        # and be seen here: the notification then comes for a step that has passed, and is ignored.
+        # Work that was done before the line above has notified nobody. Work that is done just now may both
+        # have notified and be seen here: the notification then comes for a step that has passed, and is
+        # ignored.
         return bool(open_works)
 
     def _finish_step(self, step: Step) -> None:

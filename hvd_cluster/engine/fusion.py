@@ -14,9 +14,9 @@ def plan_buckets(requests: Sequence[tuple[int, Signature]], threshold_bytes: int
     """Deal requests into buckets.
 
     Requests may share a bucket when one call can serve them: allreduces of one process set, element type, device,
-    operation and factors; broadcasts of one process set, device and root, whatever their types, because they move bytes.
-    A request larger than the threshold travels alone, as does every other kind. Buckets stand in the order of their
-    first request, and each keeps the order of its requests.
+    operation and factors; broadcasts of one process set, device and root, whatever their types, because they move
+    bytes. A request larger than the threshold travels alone, as does every other kind. Buckets stand in the order
+    of their first request, and each keeps the order of its requests.
 
     Args:
         requests: process set id and signature of each ready request, in the order of readiness.

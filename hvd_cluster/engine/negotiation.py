@@ -1,14 +1,15 @@
 """Agreement on what to do next: events in, messages and decisions out; no sockets, no clock, no tensors.
 
 Ranks match requests by name, not by call order. Readiness only ever turns on, so it is AND-ed incrementally up the tree
-of :mod:`hvd_cluster.engine.tree`: a node reports a request to its parent once, when its own rank and every subtree below
-it have submitted it. The root sequences: it writes one log, which comes down the tree and is applied in the same order by
-every rank. One log for all process sets is what makes overlapping sets free of deadlock: with an order per set, three
-ranks in three sets of two can each begin another one and wait for ever.
+of :mod:`hvd_cluster.engine.tree`: a node reports a request to its parent once, when its own rank and every subtree
+below it have submitted it. The root sequences: it writes one log, which comes down the tree and is applied in the
+same order by every rank. One log for all process sets is what makes overlapping sets free of deadlock: with an order
+per set, three ranks in three sets of two can each begin another one and wait for ever.
 
 Requests seen before travel as a short id. The ids come from the log itself (:class:`Define`), so every rank knows them
-at the same place in the order; they are never reused within a world. A forgotten id (:class:`Forget`) is kept for reading
-until every child is known to have read past that place in the log: a report sent before that may still carry it.
+at the same place in the order; they are never reused within a world. A forgotten id (:class:`Forget`) is kept for
+reading until every child is known to have read past that place in the log: a report sent before that may still carry
+it.
 
 The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancestors are Horovod's coordinator
 (arXiv:1802.05799, section 3) and its response cache.
@@ -305,8 +306,8 @@ class Negotiator:
                     transient.append(id)
             used.add(id)
             ready.append((id, key, signature))
-        for bucket in plan_buckets([(key[0], signature) for _, key, signature in ready], self._fusion_threshold()):
-            entries.append(Run(tuple(ready[index][0] for index in bucket)))
+        buckets = plan_buckets([(key[0], signature) for _, key, signature in ready], self._fusion_threshold())
+        entries += [Run(tuple(ready[index][0] for index in bucket)) for bucket in buckets]
         entries += [Forget(id) for id in transient]
         if self._cache_capacity:
             surplus = num_cached - self._cache_capacity

@@ -61,7 +61,7 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class Signature:
-    """The part of a request that must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
+    """What must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
 
     kind: Kind
     #: One entry, or one for each tensor of a group.
@@ -108,7 +108,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """True once the outcome is known; never blocks."""
-        return not self._blocked.locked() and (self.done_event is None or bool(self.done_event.query()))  # type: ignore[no-untyped-call]
+        return not self._blocked.locked() and (self.done_event is None or bool(self.done_event.query()))
 
     def wait(self) -> Any:
         """The request's value; blocks until it is there, and raises its error if it failed."""

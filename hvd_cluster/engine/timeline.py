@@ -95,8 +95,8 @@ class Recorder:
             {"ph": phase, "name": name, "pid": self._rank, "tid": lane, "ts": self._us(start_s), **rest}
         )
 
-    def _metadata(self, name: str, lane: int, **args: Any) -> Event:
-        return {"ph": "M", "name": name, "pid": self._rank, "tid": lane, "args": args}
+    def _metadata(self, kind: str, lane: int, **args: Any) -> Event:
+        return {"ph": "M", "name": kind, "pid": self._rank, "tid": lane, "args": args}
 
     def _us(self, monotonic_s: float) -> int:
         return self._origin_us + round(monotonic_s * 1e6)

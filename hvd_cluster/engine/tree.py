@@ -1,7 +1,7 @@
 """Who reports to whom: a tree over host leaders, with the other workers of a host below their leader.
 
-The first rank of each host leads it; rank 0 is the root and sequences the job. Between hosts the tree is ``FANOUT``-ary,
-so a report needs O(log hosts) hops and no rank has more than ``FANOUT`` + local_size - 1 children.
+The first rank of each host leads it; rank 0 is the root and sequences the job. Between hosts the tree is
+``FANOUT``-ary, so a report needs O(log hosts) hops and no rank has more than ``FANOUT`` + local_size - 1 children.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         return World(topology, tree.plan(["here"])[0], {}, [topology.host], [(0, 1)], "127.0.0.1", None, "")
     if not topology.rendezvous:
         raise ConnectionError(
-            f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'} and has no "
-            "rendezvous: start the job with hvdrun, or with a launcher of hvd_cluster"
+            f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'} "
+            "and has no rendezvous: start the job with hvdrun, or with a launcher of hvd_cluster"
         )
     timeout_s = settings.gloo_timeout_s
     client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
@@ -162,8 +162,8 @@ def _meet(client: KeyValueClient, prefix: str, topology: Topology, address: str,
         table = client.get(f"{prefix}members", client.timeout_s + 5)
     except TimeoutError:
         raise ConnectionError(
-            f"rank {topology.rank}: not all of the {topology.size} ranks called hvd.init() within {client.timeout_s:g} s; "
-            "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+            f"rank {topology.rank}: not all of the {topology.size} ranks called hvd.init() within "
+            f"{client.timeout_s:g} s; HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
         ) from None
     result: list[dict[str, Any]] = json.loads(table)
     return result
@@ -175,8 +175,8 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
         sock = socket.create_connection((address, port), timeout=timeout_s)
     except OSError as error:
         raise ConnectionError(
-            f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open ports among "
-            "each other; HOROVOD_GLOO_IFACE names the interface to use"
+            f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open ports "
+            "among each other; HOROVOD_GLOO_IFACE names the interface to use"
         ) from error
     _watch(sock)
     link = Link(sock, topology.secret, accepts=False)
@@ -203,8 +203,9 @@ def _answer(
                 + " to connect; HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
             )
         with selectors.DefaultSelector() as selector:
-            for source in (listener, *unknown):
-                selector.register(source, selectors.EVENT_READ)
+            selector.register(listener, selectors.EVENT_READ)
+            for link in unknown:
+                selector.register(link, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select(left_s)]
         if listener in ready:
             sock, _ = listener.accept()

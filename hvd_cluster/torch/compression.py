@@ -39,11 +39,11 @@ class _CastCompressor(Compressor):
     wire_dtype: torch.dtype
 
     @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:  # type: ignore[override]
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return (tensor.to(cls.wire_dtype) if tensor.is_floating_point() else tensor), tensor.dtype
 
     @classmethod
-    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # type: ignore[override]
+    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         return tensor.to(ctx) if tensor.is_floating_point() else tensor
 
 

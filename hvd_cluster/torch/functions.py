@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import TensorMeta, describe, element_dtype
+from hvd_cluster.rendezvous.secret import sign, verify
 from hvd_cluster.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
 from hvd_cluster.torch.submission import next_number
 
@@ -36,7 +36,7 @@ def broadcast_parameters(
     elif isinstance(params, list):
         named = [entry if isinstance(entry, tuple) else (f"{i}", entry) for i, entry in enumerate(params)]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}")  # noqa: TRY004 - what Horovod raises
+        raise ValueError(f"invalid params of type: {type(params)}")
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     # A tensor that is no contiguous block travels through a copy; names keep the ranks matched in either case.
     copies = [(tensor, tensor.data if tensor.is_contiguous() else tensor.data.contiguous()) for _, tensor in tensors]
@@ -109,17 +109,15 @@ def broadcast_object(
     """
     label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
     is_root = basics.rank() == root_rank
-    data = _to_tensor(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    data = _to_tensor(obj, label) if is_root else torch.empty(0, dtype=torch.uint8)
     size = broadcast_(torch.tensor([data.numel()]), root_rank, f"{label}.sz", process_set)
     if not is_root:
         data = torch.empty(int(size.item()), dtype=torch.uint8)
     broadcast_(data, root_rank, f"{label}.t", process_set)
-    return obj if is_root else _from_tensor(data)
+    return obj if is_root else _from_tensor(data, label)
 
 
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Give every rank the objects of all ranks, in the order of the ranks.
 
     Args:
@@ -128,10 +126,10 @@ def allgather_object(
         process_set: whose ranks take part.
     """
     label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
-    data = _to_tensor(obj)
+    data = _to_tensor(obj, label)
     sizes = allgather(torch.tensor([data.numel()]), f"{label}.sz", process_set)
     gathered = allgather(data, f"{label}.t", process_set)
-    return [_from_tensor(part) for part in gathered.split(sizes.tolist())]
+    return [_from_tensor(part, label) for part in gathered.split(sizes.tolist())]
 
 
 @dataclass(frozen=True)
@@ -170,10 +168,11 @@ def _empty_like(meta: TensorMeta, optimizer: torch.optim.Optimizer) -> torch.Ten
     return torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=next(devices, torch.device("cpu")))
 
 
-def _to_tensor(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+def _to_tensor(obj: Any, label: str) -> torch.Tensor:
+    """``obj`` as signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
+    signed = sign(basics.engine().world.topology.secret, label, cloudpickle.dumps(obj))
+    return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
 
 
-def _from_tensor(data: torch.Tensor) -> Any:
-    # It came from a rank of this job: over links that the job's secret signed, or over the job's data sockets.
-    return cloudpickle.load(io.BytesIO(data.numpy().tobytes()))
+def _from_tensor(data: torch.Tensor, label: str) -> Any:
+    return cloudpickle.loads(verify(basics.engine().world.topology.secret, label, data.numpy().tobytes()))

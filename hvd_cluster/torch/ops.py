@@ -7,7 +7,7 @@ Every function is a few lines over :func:`hvd_cluster.torch.submission.submit`. 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ def allreduce(
     """
     op = _reduce_op(average, op)
     compressed, ctx = compression.compress(tensor)
-    (result,) = _Allreduce.apply(name, op, prescale_factor, postscale_factor, process_set, False, compressed)
+    (result,) = _allreduce(name, op, prescale_factor, postscale_factor, process_set, False, compressed)
     return compression.decompress(result, ctx)
 
 
@@ -147,7 +147,7 @@ def grouped_allreduce(
     if not tensors:
         return []
     compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    results = _Allreduce.apply(name, op, prescale_factor, postscale_factor, process_set, True, *compressed)
+    results = _allreduce(name, op, prescale_factor, postscale_factor, process_set, True, *compressed)
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
 
 
@@ -243,7 +243,7 @@ def _submit_allreduce(
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         name: str | None,
         op: ReduceOp,
@@ -258,10 +258,10 @@ class _Allreduce(torch.autograd.Function):
         return tuple(synchronize(handle))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         op, prescale, postscale, process_set, is_group = ctx.arguments
         dense = [gradient.contiguous() for gradient in gradients]
-        reduced = _Allreduce.apply(None, op, prescale, postscale, process_set, is_group, *dense)
+        reduced = _allreduce(None, op, prescale, postscale, process_set, is_group, *dense)
         return (None,) * 6 + tuple(reduced)
 
 
@@ -286,8 +286,8 @@ def allgather(
         ValueError: the tensor cannot be sent.
         HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
     """
-    (result,) = _Allgather.apply(name, process_set, tensor)
-    return result  # type: ignore[no-any-return]
+    (result,) = _allgather(name, process_set, tensor)
+    return result
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -299,7 +299,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """:func:`allgather` of several tensors as one request."""
-    return list(_Allgather.apply(name, process_set, *tensors)) if tensors else []
+    return list(_allgather(name, process_set, *tensors)) if tensors else []
 
 
 def grouped_allgather_async(
@@ -327,7 +327,7 @@ def _submit_allgather(tensors: Sequence[torch.Tensor], name: str | None, process
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
@@ -335,7 +335,7 @@ class _Allgather(torch.autograd.Function):
         return tuple(synchronize(_submit_allgather(tensors, name, process_set, as_list=True)))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         process_set = ctx.process_set
         averages = grouped_allreduce([gradient.contiguous() for gradient in gradients], process_set=process_set)
         rows = allgather(torch.tensor([ctx.rows]), process_set=process_set)  # (ranks, tensors)
@@ -367,7 +367,7 @@ def broadcast(
         ValueError: the tensor cannot be sent, or there is no such root.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
-    return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
+    return _broadcast(tensor, root_rank, name, process_set)
 
 
 def broadcast_async(
@@ -411,7 +411,7 @@ def _submit_broadcast(
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
@@ -419,7 +419,7 @@ class _Broadcast(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         average = allreduce(gradient.contiguous(), process_set=ctx.process_set)
         return (average if basics.rank() == ctx.root_rank else torch.zeros_like(average), None, None, None)
 
@@ -450,6 +450,12 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank has come here. Operations submitted before are not waited for."""
     synchronize(submit(Kind.BARRIER, [], process_set=process_set, name=None, finish=lambda _: None))
+
+
+# autograd.Function.apply is untyped.
+_allreduce: Callable[..., tuple[torch.Tensor, ...]] = _Allreduce.apply
+_allgather: Callable[..., tuple[torch.Tensor, ...]] = _Allgather.apply
+_broadcast: Callable[..., torch.Tensor] = _Broadcast.apply
 
 
 # ---- inside ---------------------------------------------------------------------------------------------------------

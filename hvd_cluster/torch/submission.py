@@ -159,7 +159,7 @@ def _process_set_id(process_set: ProcessSet) -> int:
 def _checked(tensor: torch.Tensor) -> torch.Tensor:
     """The data of ``tensor``, outside autograd."""
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")  # noqa: TRY004 - as Horovod
+        raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")
     if tensor.dtype not in _MOVED_DTYPES:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
@@ -172,6 +172,6 @@ def _recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
     devices = [tensor.device for tensor in tensors if tensor.is_cuda]
     if not devices:
         return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(devices[0]))  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(devices[0]))
     return event

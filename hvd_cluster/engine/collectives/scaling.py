@@ -1,4 +1,4 @@
-"""The arithmetic around a reduction: prescale, then reduce, then postscale; an average divides by the number of ranks."""
+"""The arithmetic around a reduction: prescale, reduce, postscale; an average divides by the number of ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def reduction_op(op: ReduceOp, dtype: torch.dtype) -> ReduceOp:
 def copy_scaled(target: torch.Tensor, source: torch.Tensor, factor: float) -> None:
     """``target = source * factor``, in the element type of ``target``; they may be the same memory.
 
-    Integers are scaled in float64 and truncated. Halves on the CPU are scaled in float32 and rounded once, which is what
-    torch does for a product with a Python number.
+    Integers are scaled in float64 and truncated. Halves on the CPU are scaled in float32 and rounded once, which
+    is what torch does for a product with a Python number.
     """
     if factor == 1.0:
         if target.data_ptr() != source.data_ptr():

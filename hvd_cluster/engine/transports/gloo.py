@@ -26,7 +26,7 @@ from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 
 logger = logging.getLogger(__name__)
 
-_REDUCE_OPS = {
+_REDUCE_OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.MIN: dist.ReduceOp.MIN,
     ReduceOp.MAX: dist.ReduceOp.MAX,
@@ -81,7 +81,7 @@ class GlooTransport(Transport):
         self.index = index
         self.ranks = ranks
         self._store = AuthenticatedStore(client, prefix)
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
         options._devices = [
             dist.ProcessGroupGloo.create_device(interface=interface)
@@ -95,8 +95,8 @@ class GlooTransport(Transport):
             except RuntimeError as error:
                 raise ConnectionError(
                     f"rank {index} of {len(ranks)} could not connect to the others over Gloo at {interface or host}: "
-                    f"{error}. If they are on different networks, name the one they share in HOROVOD_GLOO_IFACE; if they "
-                    f"are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
+                    f"{error}. If they are on different networks, name the one they share in HOROVOD_GLOO_IFACE; if "
+                    f"they are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
                 ) from error
             self._sockets = _connected_sockets() - before
 
@@ -122,9 +122,9 @@ class GlooTransport(Transport):
         return self.allreduce(buffer, ReduceOp.SUM)
 
     def abort(self) -> None:
-        # Gloo's abort() and shutdown() leave work in flight waiting for its whole timeout, and destroying the group then
-        # waits too. Ending its connections wakes it in less than a millisecond; it is done on duplicates, because Gloo
-        # itself closes the descriptors.
+        # Gloo's abort() and shutdown() leave work in flight waiting for its whole timeout, and destroying the
+        # group then waits too. Ending its connections wakes it in less than a millisecond; it is done on
+        # duplicates, because Gloo itself closes the descriptors.
         for descriptor, inode in self._sockets:
             with suppress(OSError), closing(socket.socket(fileno=os.dup(descriptor))) as duplicate:
                 if os.fstat(duplicate.fileno()).st_ino == inode:
