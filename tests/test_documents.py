@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,9 @@ SCRIPTS = dict(re.findall(r"```python\n(?=# ([\w.]+)\n)(.*?)```", README, flags=
 
 
 def run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+    """What ``command`` prints in an activated environment: Spark's workers are the first ``python3`` of the path."""
+    environ = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
