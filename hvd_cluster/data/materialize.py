@@ -14,6 +14,7 @@ from hvd_cluster.data import census, parquet, schema_spark
 from hvd_cluster.data import validation as validation_rule
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.filesystems import normalize
+from hvd_cluster.data.folders import DatasetFolders
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.pandas_table import to_table
 from hvd_cluster.data.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
@@ -144,7 +145,7 @@ class _Materializer:
 
         names = self.read_columns
         quoted = ["`" + name.replace("`", "``") + "`" for name in names]
-        with _Folders(self.store, plan) as folders:
+        with DatasetFolders(self.store, plan.folders) as folders:
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
             # mapInArrow looks columns up by name and takes a dot for a field: it gets names without any.
             selected = frame.select(*quoted).toDF(*(f"c{i}" for i in range(len(names)))).coalesce(self.num_groups)
@@ -160,7 +161,7 @@ class _Materializer:
             raise DataError(NO_ROWS_TEXT)
         schema = self._arrow_schema(table.schema)
         plan = self._plan(schema, max(_MIN_GROUP_ROWS, -(-table.num_rows // self.num_groups)))
-        with _Folders(self.store, plan) as folders:
+        with DatasetFolders(self.store, plan.folders) as folders:
             batches = table.select(self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
             return self._dataset(plan, schema, [self._written(plan, batches)], folders)
 
@@ -189,7 +190,7 @@ class _Materializer:
             for group in folder.row_groups
             for batch in folder.read(group, self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
         )
-        with _Folders(self.store, plan) as folders:
+        with DatasetFolders(self.store, plan.folders) as folders:
             return self._dataset(plan, schema, [self._written(plan, batches)], folders)
 
     def _written(self, plan: PartPlan, batches: Any) -> PartReport:
@@ -229,7 +230,7 @@ class _Materializer:
             allow_ragged=self.allow_ragged,
         )
 
-    def _dataset(self, plan: PartPlan, schema: Schema, reports: list[PartReport], folders: _Folders) -> Dataset:
+    def _dataset(self, plan: PartPlan, schema: Schema, reports: list[PartReport], folders: DatasetFolders) -> Dataset:
         reports.sort(key=lambda report: report.part)
         seen = census.Census()
         for report in reports:
@@ -239,8 +240,7 @@ class _Materializer:
         census.require(seen.problems(allow_ragged=self.allow_ragged))
         train = self._split([group for report in reports for group in report.train])
         held_out = self._split([group for report in reports for group in report.validation])
-        made = (plan.train_folder,) if self.validation is None else (plan.train_folder, plan.validation_folder)
-        dataset = self._checked(Dataset(self.store, seen.complete(schema), train, held_out, made))
+        dataset = self._checked(Dataset(self.store, seen.complete(schema), train, held_out, plan.folders))
         folders.complete({group.path for group in (*train.row_groups, *held_out.row_groups)})
         return dataset
 
@@ -268,55 +268,3 @@ def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dic
         return {"error": f"on {socket.gethostname()}: {unwritable_text(plan.train_folder, error)}"}
     except DataError as error:
         return {"error": str(error)}
-
-
-class _Folders:
-    """The folders of a data set while it is written: marked as incomplete, and removed when that fails.
-
-    Raises:
-        DataError: the store cannot be written, or the folders are there already.
-    """
-
-    def __init__(self, store: Store, plan: PartPlan) -> None:
-        self._store = store
-        self._folders = [plan.train_folder]
-        if plan.validation is not None:
-            self._folders.append(plan.validation_folder)
-
-    def __enter__(self) -> _Folders:
-        self._store.check_writable()
-        for folder in self._folders:
-            if self._store.list(folder):
-                raise DataError(f"{folder!r} holds data already: choose another dataset_id, or delete it")
-        for folder in self._folders:
-            self._store.write(f"{folder}/{parquet.INCOMPLETE}", b"")
-        return self
-
-    def complete(self, paths: set[str]) -> None:
-        """Say that exactly these files are the data.
-
-        Raises:
-            DataError: this process does not see what the executors wrote.
-        """
-        there = {path for folder in self._folders for path in self._store.list(folder)}
-        unseen = sorted(paths - there)
-        if unseen:
-            raise DataError(
-                f"the executors wrote {unseen[0]}, but the driver does not see it: the store {self._store.prefix!r} must be "
-                "a path or URL that all machines share"
-            )
-        for path in there - paths:
-            if path.endswith(".parquet"):  # of a task attempt that was repeated
-                self._store.delete(path)
-        for folder in self._folders:
-            self._store.write(f"{folder}/{parquet.SUCCESS}", b"")
-            self._store.delete(f"{folder}/{parquet.INCOMPLETE}")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        if error is None:
-            return
-        for folder in self._folders:
-            try:
-                self._store.delete(folder)
-            except OSError:
-                logger.warning("could not remove the incomplete data in %s", folder, exc_info=True)

@@ -50,6 +50,11 @@ class PartPlan:
     #: Lists may differ in length; they are then written as they are.
     allow_ragged: bool = False
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that will be written."""
+        return (self.train_folder,) if self.validation is None else (self.train_folder, self.validation_folder)
+
 
 @dataclass
 class PartReport:

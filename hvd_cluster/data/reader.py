@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,14 +17,16 @@ from hvd_cluster.data.row_transform import RowTransform
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.data.shards import Block, Remainder, RowRange
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.weave import Batch, remaining_blocks, weave
 from hvd_cluster.errors import DataError
 
-#: Bytes of rows that are shuffled among each other at a time.
-WINDOW_BYTES = 32 * 1024 * 1024
+#: Rows that are shuffled among each other at a time: as many as take WINDOW_BYTES (a size that processor caches like), and
+#: at least WINDOW_ROWS (for rows as large as images), but no more than take MAX_WINDOW_BYTES.
+WINDOW_BYTES = 16 * 1024 * 1024
+WINDOW_ROWS = 4096
+MAX_WINDOW_BYTES = 128 * 1024 * 1024
 #: Bytes of decoded rows that may wait for the consumer.
 PREFETCH_BYTES = 256 * 1024 * 1024
-
-Batch = dict[str, torch.Tensor]
 
 
 class ParquetReader:
@@ -51,7 +52,8 @@ class ParquetReader:
             or tensors), run in the reader's threads; the columns of the first row it returns become the batches' columns.
         num_threads: threads that read ahead.
         prefetch_bytes: bound of decoded rows that wait.
-        window_bytes: size of the rows that are shuffled among each other; a part of what decides the order.
+        window_bytes: size of the rows that are shuffled among each other, a part of what decides the order; None for 16 MiB,
+            and up to 128 MiB where rows are large.
 
     Raises:
         DataError: the split is empty, or there are string or binary columns and no ``transformation_fn``.
@@ -72,7 +74,7 @@ class ParquetReader:
         transformation_fn: RowTransform | None = None,
         num_threads: int = 2,
         prefetch_bytes: int = PREFETCH_BYTES,
-        window_bytes: int = WINDOW_BYTES,
+        window_bytes: int | None = None,
     ) -> None:
         if not split.rows:
             raise DataError(f"there are no rows to read in {store.prefix!r}")
@@ -92,6 +94,8 @@ class ParquetReader:
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
         self._row_bytes = _row_bytes(split, schema)
+        if window_bytes is None:
+            window_bytes = min(max(WINDOW_BYTES, WINDOW_ROWS * self._row_bytes), MAX_WINDOW_BYTES)
         self._window_rows = max(1, window_bytes // self._row_bytes)
         self._output_schema = schema if transformation_fn is None else None
         self._lock = threading.Lock()
@@ -129,13 +133,14 @@ class ParquetReader:
             window_rows=self._window_rows,
         )
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch.
 
         Closing the iterator, or dropping it, ends its threads.
 
         Args:
             epoch: number of the epoch, any integer.
+            start_step: the first step wanted; what only earlier ones need is not read.
 
         Yields:
             Column name -> tensor of shape ``(rows, *column.shape)`` on the CPU. A tensor may be a view of a larger one
@@ -145,18 +150,19 @@ class ParquetReader:
             DataError: data cannot be read, or is not what the schema says; file and row group are named.
         """
         plan = self.plan(epoch)
-        if not plan.steps:
+        blocks = remaining_blocks(plan, start_step)
+        if start_step >= plan.steps:
             return
         output = self.schema  # once, before the threads need it
-        sizes = [max(1, block.window_rows * self._row_bytes) for block in plan.blocks]
+        row_bytes = max(self._row_bytes, output.row_bytes)
         ahead: ReadAhead[Batch] = ReadAhead(
-            lambda index, stopped: self._block(plan.blocks[index], output, stopped),
-            sizes,
+            lambda index, stopped: self._block(blocks[index], output, stopped),
+            [block.window_rows * row_bytes for block in blocks],
             self._num_threads,
             self._prefetch_bytes,
         )
         try:
-            yield from _assemble(plan, ahead, output)
+            yield from weave(plan, blocks, ahead.take, output, start_step)
         finally:
             ahead.close()
 
@@ -232,70 +238,6 @@ class ParquetReader:
         )
 
 
-def _assemble(plan: shards.ShardPlan, ahead: ReadAhead[Batch], schema: Schema) -> Iterator[Batch]:
-    """Cut the blocks, which come in the order of first need, into batches."""
-    slots: list[_Slot] = [_Slot() for _ in range(plan.num_slots)]
-    blocks = iter(plan.blocks)
-    names = schema.names
-    for step in range(plan.steps):
-        start = step * plan.batch_size
-        stop = start + plan.rows_in(step)
-        parts: list[Batch | None] = []
-        for slot, buffer in enumerate(slots):
-            # Row m belongs to slot m % num_slots.
-            count = len(range(start + (slot - start) % plan.num_slots, stop, plan.num_slots))
-            while buffer.rows < count:
-                block = next(blocks)
-                slots[block.slot].add(ahead.take(), block.rows)
-            parts.append(buffer.cut(count, names) if count else None)
-        if start == stop:
-            yield {column.name: _empty(column) for column in schema}
-        elif plan.num_slots == 1 and parts[0] is not None:
-            yield parts[0]
-        else:
-            yield {name: _woven(parts, name, start, stop) for name in names}
-
-
-class _Slot:
-    """The rows of one lane that have been read and not yet been taken."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._blocks: deque[tuple[Batch, int]] = deque()  # tensors, and their number of rows
-        self._begin = 0  # the first row of the first block that has not been taken
-
-    def add(self, tensors: Batch, rows: int) -> None:
-        self._blocks.append((tensors, rows))
-        self.rows += rows
-
-    def cut(self, count: int, names: tuple[str, ...]) -> Batch:
-        """Take the next ``count`` rows: views where they lie in one block, else a copy."""
-        pieces: list[Batch] = []
-        self.rows -= count
-        while count:
-            tensors, rows = self._blocks[0]
-            stop = min(rows, self._begin + count)
-            pieces.append({name: tensors[name][self._begin : stop] for name in names})
-            count -= stop - self._begin
-            self._begin = stop
-            if stop == rows:
-                self._blocks.popleft()
-                self._begin = 0
-        if len(pieces) == 1:
-            return pieces[0]
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in names}
-
-
-def _woven(parts: list[Batch | None], name: str, start: int, stop: int) -> torch.Tensor:
-    """Rows of several lanes in turn; row m of the rank comes from lane ``m % len(parts)``."""
-    some = next(part[name] for part in parts if part is not None)
-    rows = some.new_empty((stop - start, *some.shape[1:]))
-    for slot, part in enumerate(parts):
-        if part is not None:
-            rows[(slot - start) % len(parts) :: len(parts)] = part[name]
-    return rows
-
-
 def _joined(tensors: list[torch.Tensor], name: str, ranges: tuple[RowRange, ...]) -> torch.Tensor:
     if len(tensors) == 1:
         return tensors[0]
@@ -306,10 +248,6 @@ def _joined(tensors: list[torch.Tensor], name: str, ranges: tuple[RowRange, ...]
                 f"column {name!r} has rows of shape {shape} in {_place(piece)}, but {shapes[0]} in {_place(ranges[0])}"
             )
     return torch.cat(tensors)
-
-
-def _empty(column: Any) -> torch.Tensor:
-    return torch.empty((0, *(max(0, length) for length in column.shape)), dtype=getattr(torch, column.dtype))
 
 
 def _place(piece: RowRange) -> str:
