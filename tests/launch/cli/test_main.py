@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
+
+
+def hvdrun(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*HVDRUN, *arguments], capture_output=True, text=True, timeout=60, check=False, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_a_command_finds_its_place_and_its_output_has_the_rank_in_front() -> None:
+    result = hvdrun("-np", "2", "bash", "-c", "echo $HOROVOD_RANK of $HOROVOD_SIZE; echo $LOCAL_RANK >&2")
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:0 of 2", "[1]<stdout>:1 of 2"]
+    assert sorted(result.stderr.splitlines()) == ["[0]<stderr>:0", "[1]<stderr>:1"]
+
+
+def test_the_first_failing_rank_ends_the_others_and_speaks_last(tmp_path: Path) -> None:
+    script = 'echo "$$ $BASHPID" > pid.$RANK; if [ $RANK = 1 ]; then echo "what went wrong"; exit 7; fi; sleep 300'
+    began = time.monotonic()
+    result = hvdrun("-np", "3", "bash", "-c", script, cwd=tmp_path)
+    assert time.monotonic() - began < 20
+    assert result.returncode == 7
+    assert "Process 1 exit with status code 7.\nTerminating remaining workers after failure of Process 1." in (
+        result.stderr
+    )
+    assert "one or more processes exited with non-zero status" in result.stderr
+    assert "Rank 1 on host 127.0.0.1 exited with code 7." in result.stderr
+    assert result.stderr.endswith("Last output of rank 1:\n  what went wrong\n")
+    assert not any(psutil.pid_exists(int(f.read_text().split()[0])) for f in tmp_path.glob("pid.*"))
+
+
+def test_a_signal_becomes_the_exit_code_that_a_shell_would_give() -> None:
+    result = hvdrun("-np", "1", "bash", "-c", "kill -9 $$")
+    assert result.returncode == 128 + 9
+    assert "killed by signal 9 (SIGKILL: killed, perhaps out of memory)" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_process_survives_the_launcher(number: int, tmp_path: Path) -> None:
+    script = "sleep 300 & echo $$ $! > tmp.$RANK; mv tmp.$RANK pids.$RANK; wait"
+    launcher = subprocess.Popen(
+        [*HVDRUN, "-np", "2", "bash", "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        files = [tmp_path / "pids.0", tmp_path / "pids.1"]
+        deadline = time.monotonic() + 60
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        family = [psutil.Process(int(pid)) for file in files for pid in file.read_text().split()]
+        launcher.send_signal(number)
+        _, errors = launcher.communicate(timeout=30)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    if number != signal.SIGKILL:
+        assert launcher.returncode == 128 + number
+        assert errors == f"hvdrun: ended by {signal.Signals(number).name}; all workers are stopped\n"
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+def test_output_files_hold_what_the_console_shows(tmp_path: Path) -> None:
+    result = hvdrun("-np", "2", "--output-filename", str(tmp_path / "logs"), "bash", "-c", "echo $RANK; echo e >&2")
+    assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:0", "[1]<stdout>:1"]
+    assert (tmp_path / "logs/rank.1/stdout").read_text() == "1\n"
+    assert (tmp_path / "logs/rank.0/stderr").read_text() == "e\n"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = hvdrun("-np", "1", "--output-filename", str(tmp_path / "file"), "true")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "--output-filename" in result.stderr
+
+
+def test_lines_can_carry_the_time() -> None:
+    result = hvdrun("-np", "1", "-prefix-timestamp", "echo", "x")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[0\]<stdout>:x\n", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-np", "3", "-H", "localhost:2", "true"], "Requested more processes (3) than there are available slots (2)"),
+        (["-np", "1", "-H", "localhost", "true"], "Invalid host input"),
+        (["-np", "1", "no-such-program"], "there is no program 'no-such-program' here"),
+        (["-np", "0", "true"], "-np must be at least 1"),
+        (["-np", "1", "--cycle-time-ms=-1", "true"], "--cycle-time-ms=-1.0 must be >= 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], text: str) -> None:
+    result = hvdrun(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"hvdrun: {text}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_setting_that_no_worker_could_read_is_refused_before_they_start() -> None:
+    result = hvdrun("-np", "1", "true", env={**os.environ, "HOROVOD_CYCLE_TIME": "soon"})
+    assert result.returncode == 2
+    assert "HOROVOD_CYCLE_TIME='soon'" in result.stderr
+
+
+def test_a_reader_that_goes_away_does_not_hang_the_job() -> None:
+    pipe = f"{' '.join(HVDRUN)} -np 1 seq 100000 | head -n 1"
+    assert subprocess.check_output(["bash", "-c", pipe], text=True, timeout=60) == "[0]<stdout>:1\n"
+
+
+def test_scripts_that_import_horovod_run_when_asked_to() -> None:
+    script = "import horovod; print(horovod.__version__)"
+    result = hvdrun("-np", "1", "--as-horovod", sys.executable, "-c", script)
+    assert (result.returncode, result.stdout) == (0, "[0]<stdout>:0.28.1\n")
+    result = hvdrun("-np", "1", sys.executable, "-c", script)
+    assert "No module named 'horovod'" in result.stderr
+
+
+def test_programs_get_the_signals_that_shells_expect() -> None:
+    result = hvdrun("-np", "1", "bash", "-o", "pipefail", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}")
+    assert result.stdout.splitlines()[-1] == f"[0]<stdout>:{128 + signal.SIGPIPE}"
+
+
+def test_the_command_starts_without_torch() -> None:
+    code = "import sys, hvd_cluster.launch.cli.main; print({'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_cluster.launch.child import ChildProcess
+
+
+class Run:
+    """A shell script as a child, its lines and its exit code."""
+
+    def __init__(self, script: str) -> None:
+        self.lines: list[tuple[int, str, str]] = []
+        self.exits: queue.Queue[int] = queue.Queue()
+        self.child = ChildProcess(
+            5,
+            ["/bin/bash", "-c", script],
+            dict(os.environ),
+            on_line=lambda *line: self.lines.append(line),
+            on_exit=self.exits.put,
+        )
+        self.child.start()
+
+    def end(self) -> int:
+        code = self.exits.get(timeout=30)
+        self.child.join()
+        return code
+
+
+def test_output_arrives_in_lines_before_the_exit_code() -> None:
+    run = Run("echo one; echo two >&2; printf 'last without newline'; exit 4")
+    assert run.end() == 4
+    assert sorted(run.lines) == [(5, "stderr", "two"), (5, "stdout", "last without newline"), (5, "stdout", "one")]
+    assert "one" in run.child.tail.text()
+
+
+def test_what_the_child_leaves_behind_is_killed_with_its_group(tmp_path: Path) -> None:
+    run = Run(f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/pid; exit 0")
+    assert run.end() == 0
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_grandchild_that_escaped_the_group_does_not_delay_the_end(tmp_path: Path) -> None:
+    run = Run(f"setsid sleep 60 & echo $! > {tmp_path}/pid; echo done")
+    assert run.end() == 0
+    assert run.lines == [(5, "stdout", "done")]
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_broken_sink_does_not_stop_the_child(caplog: pytest.LogCaptureFixture) -> None:
+    exits: queue.Queue[int] = queue.Queue()
+
+    def broken(rank: int, stream: str, line: str) -> None:
+        raise RuntimeError("no")
+
+    script = "import sys; sys.stdout.write('x\\n' * 3)"
+    child = ChildProcess(0, [sys.executable, "-c", script], dict(os.environ), on_line=broken, on_exit=exits.put)
+    child.start()
+    assert exits.get(timeout=30) == 0
+    child.join()
+    assert caplog.text.count("a line of rank 0 could not be passed on") == 3
+
+
+def test_signals_reach_the_group_and_nobody_after_its_end() -> None:
+    run = Run("sleep 300; echo never")
+    run.child.signal(signal.SIGTERM)
+    assert run.end() == -signal.SIGTERM
+    run.child.signal(signal.SIGKILL)
+    run.child.catch_up()
+
+
+def test_a_program_that_does_not_exist_is_an_error_at_the_start() -> None:
+    child = ChildProcess(0, ["/no/such/program"], {}, on_line=print, on_exit=print)
+    with pytest.raises(FileNotFoundError, match="/no/such/program"):
+        child.start()
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    """A process that is dead and reaped, or a zombie that init has yet to reap."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from hvd_cluster.launch import guard
+
+
+def guards() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "# guard of hvd_cluster" in " ".join(child.cmdline())]
+
+
+def test_there_is_one_guard_while_anything_is_held_and_none_afterwards() -> None:
+    with subprocess.Popen(["sleep", "300"], start_new_session=True) as one:
+        guard.hold(one.pid)
+        guard.hold(10**8)
+        assert len(guards()) == 1
+        guard.release(10**8)
+        assert len(guards()) == 1
+        guard.release(one.pid)
+        assert guards() == []
+        assert one.poll() is None
+        one.kill()
+
+
+def test_a_group_that_was_released_outlives_the_launcher_and_one_that_is_held_does_not() -> None:
+    code = """
+import os, signal, subprocess, sys
+from hvd_cluster.launch import guard
+quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+held, free = (subprocess.Popen(["sleep", "300"], start_new_session=True, **quiet) for _ in "ab")
+guard.hold(held.pid); guard.hold(free.pid); guard.release(free.pid)
+print(held.pid, free.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    held, free = map(int, result.stdout.split())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(held) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(held)
+    psutil.Process(free).kill()

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.process import WorkerProcess
+from hvd_cluster.topology import Topology
+
+TOPOLOGY = Topology(rank=1, size=2, local_rank=1, local_size=2, secret=b"s" * 32, host="here")
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+def test_a_worker_runs_its_call_reports_events_and_ends() -> None:
+    def fn() -> tuple[str, int]:
+        from hvd_cluster.launch.progress import report
+
+        print("from the worker", flush=True)
+        report(step=3)
+        return os.environ["HOROVOD_RANK"], os.getpid()
+
+    lines: list[object] = []
+    events: list[object] = []
+    worker = WorkerProcess(TOPOLOGY, pack(fn), on_line=lambda *a: lines.append(a), on_event=lambda *a: events.append(a))
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert outcome.ok
+    assert outcome.host == "here"
+    assert pickle.loads(outcome.value or b"") == ("1", worker.pid)
+    assert lines == [(1, "stdout", "from the worker")]
+    assert events == [(1, {"step": 3})]
+    assert worker.wait() is outcome
+
+
+def test_the_end_of_the_thread_that_started_a_worker_does_not_end_the_worker() -> None:
+    workers: list[WorkerProcess] = []
+    starter = threading.Thread(target=lambda: workers.append(WorkerProcess(TOPOLOGY, on_line=ignore)))
+    starter.start()
+    starter.join()
+    worker = workers[0]
+    assert worker.wait(0.5) is None
+    worker.submit(pack(lambda: 1))
+    worker.finish()
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert outcome.ok
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    def deaf() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(300)
+
+    heard = threading.Event()
+    worker = WorkerProcess(TOPOLOGY, pack(deaf), on_line=lambda *_: heard.set())
+    assert heard.wait(60)
+    worker.stop(grace_s=0.2)
+    assert worker.outcome is not None
+    assert (worker.outcome.exit_code, worker.outcome.stopped) == (-signal.SIGKILL, True)
+
+
+def test_what_a_worker_forked_dies_with_it_and_does_not_hide_its_death() -> None:
+    def parent() -> None:
+        if os.fork() == 0:
+            time.sleep(300)
+        print("forked", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    worker = WorkerProcess(TOPOLOGY, pack(parent), on_line=ignore)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.output_tail, outcome.stopped) == (-signal.SIGKILL, "forked", False)
+
+
+def test_a_worker_without_the_secret_gets_no_call() -> None:
+    worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), env={"_HOROVOD_SECRET_KEY": (b"x" * 32).hex()}, on_line=ignore)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert not worker.ready
+    assert outcome.exit_code == 1
+    assert "AuthenticationError" in outcome.output_tail
+
+
+def test_the_secret_is_not_on_the_command_line() -> None:
+    worker = WorkerProcess(TOPOLOGY, on_line=ignore)
+    command = psutil.Process(worker.pid).cmdline()
+    worker.finish()
+    assert worker.wait(60) is not None
+    assert TOPOLOGY.secret.hex() not in " ".join(command)
+
+
+def test_an_interpreter_that_cannot_run_the_worker_says_why_in_its_tail() -> None:
+    worker = WorkerProcess(TOPOLOGY, pack(lambda: 1), executable="/bin/ls", on_line=ignore)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert outcome.exit_code == 2
+    assert "hvd_cluster.launch.worker" in outcome.output_tail
+
+
+def test_a_worker_finds_the_modules_that_this_process_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "beside_the_script.py").write_text("def answer(): return 42")
+    import beside_the_script  # type: ignore[import-not-found]
+
+    worker = WorkerProcess(TOPOLOGY, pack(beside_the_script.answer), on_line=ignore)
+    outcome = worker.wait(60)
+    del sys.modules["beside_the_script"]
+    assert outcome is not None
+    assert pickle.loads(outcome.value or b"") == 42
+
+
+def test_a_worker_imports_nothing_heavy_by_itself() -> None:
+    def loaded() -> list[str]:
+        return sorted({"torch", "numpy", "pyspark", "pyarrow", "pandas"} & set(sys.modules))
+
+    worker = WorkerProcess(TOPOLOGY, pack(loaded), on_line=ignore)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert pickle.loads(outcome.value or b"") == []
