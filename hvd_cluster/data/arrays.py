@@ -22,8 +22,8 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     """The values of a numeric, bool, list or vector column.
 
     Args:
-        array: a ``pyarrow.Array`` (not chunked) of n rows, in any type that :func:`hvd_cluster.data.schema.column_of` maps
-            to this column's kind and dtype.
+        array: a ``pyarrow.Array`` (not chunked) of n rows, in any type that :func:`hvd_cluster.data.schema.column_of`
+            maps to this column's kind and dtype.
         column: what the column holds; an UNKNOWN length is taken from the rows.
 
     Returns:
@@ -129,7 +129,8 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
             array = array.cast(column.dtype)
         except ValueError as error:
             raise DataError(
-                f"column {column.name!r} holds unsigned integers that do not fit {column.dtype}: {error}; cast it to double"
+                f"column {column.name!r} holds unsigned integers that do not fit {column.dtype}: {error}; cast it to "
+                "double"
             ) from error
     return view(array).astype(column.dtype, copy=False)
 

@@ -29,8 +29,8 @@ def to_tensors(
     Args:
         batch: n rows.
         schema: the columns to convert; None for all columns of the batch.
-        share_memory: let tensors be views of the batch's memory where the type allows it; then whoever writes to a tensor
-            writes to the batch.
+        share_memory: let tensors be views of the batch's memory where the type allows it; then whoever writes to a
+            tensor writes to the batch.
 
     Returns:
         Name -> tensor of shape ``(n, *column.shape)`` and dtype ``column.dtype``, on the CPU.

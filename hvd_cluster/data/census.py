@@ -1,4 +1,4 @@
-"""What the rows of the used columns really hold: nulls and list lengths, counted batch by batch, then judged at once."""
+"""What the rows of the used columns really hold: nulls and list lengths, counted batch by batch."""
 
 from __future__ import annotations
 

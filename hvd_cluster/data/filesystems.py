@@ -32,8 +32,8 @@ def scheme_of(url: str) -> str:
 def normalize(path: str | os.PathLike[str]) -> str:
     """A path or URL in its one spelling: an absolute path where it is local, a URL without a trailing "/" elsewhere.
 
-    ``file:/a``, ``file:///a`` and ``/a`` are the same; relative paths are taken from the current folder, so that the result
-    means the same in every process of this host.
+    ``file:/a``, ``file:///a`` and ``/a`` are the same; relative paths are taken from the current folder, so that the
+    result means the same in every process of this host.
 
     Raises:
         DataError: the path is empty, or a ``file:`` URL names another host.

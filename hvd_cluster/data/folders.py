@@ -47,8 +47,8 @@ class DatasetFolders:
         unseen = sorted(paths - there)
         if unseen:
             raise DataError(
-                f"the executors wrote {unseen[0]}, but the driver does not see it: the store {self._store.prefix!r} must be "
-                "a path or URL that all machines share"
+                f"the executors wrote {unseen[0]}, but the driver does not see it: the store {self._store.prefix!r} "
+                "must be a path or URL that all machines share"
             )
         for path in there - paths:
             if path.endswith(".parquet"):  # of a task attempt that was repeated

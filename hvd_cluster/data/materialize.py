@@ -1,4 +1,4 @@
-"""Whatever the user has -> Parquet in the store, split into training and validation, checked before any worker starts."""
+"""Whatever the user has -> checked Parquet in the store, split into training and validation."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def materialize(
 ) -> Dataset:
     """Make data ready to train on.
 
-    A Spark DataFrame (classic or Connect) is written by its executors, in one job; a pandas DataFrame or an Arrow table by
-    this process; Parquet is used where it is, unless a validation column mixes both parts in one row group.
+    A Spark DataFrame (classic or Connect) is written by its executors, in one job; a pandas DataFrame or an Arrow
+    table by this process; Parquet is used where it is, unless a validation column mixes both parts in one row group.
 
     The same data gives the same rows in the same order and the same split, whatever ``num_proc`` is, as long as Spark
     delivers its partitions in the same way.
@@ -71,8 +71,8 @@ def materialize(
         The data set. ``Dataset.store`` is the store to read it with: for Parquet in place it may differ from ``store``.
 
     Raises:
-        DataError: columns are missing or of an impossible type, hold nulls or ragged lists, either part is empty, or the
-            store cannot be written. All problems of one kind are named at once.
+        DataError: columns are missing or of an impossible type, hold nulls or ragged lists, either part is empty, or
+            the store cannot be written. All problems of one kind are named at once.
         MissingExtraError: pyarrow is not installed.
     """
     validation = validation_rule.check(validation)
@@ -97,8 +97,8 @@ def materialize(
     if isinstance(data, load_pyarrow().Table):
         return writer.from_table(data)
     raise DataError(
-        f"cannot train on {type(data).__module__}.{type(data).__name__}: give a Spark or pandas DataFrame, a pyarrow.Table, "
-        "or the path of Parquet data"
+        f"cannot train on {type(data).__module__}.{type(data).__name__}: give a Spark or pandas DataFrame, a "
+        "pyarrow.Table, or the path of Parquet data"
     )
 
 
@@ -205,8 +205,8 @@ class _Materializer:
             kind = schema[self.validation].kind
             if kind not in {Kind.NUMERIC, Kind.BOOL}:
                 raise DataError(
-                    f"the validation column {self.validation!r} holds {kind.value}: it must be bool, or numeric with > 0 "
-                    "for validation"
+                    f"the validation column {self.validation!r} holds {kind.value}: it must be bool, or numeric with "
+                    "> 0 for validation"
                 )
         return schema.select(self.columns)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
     """The named columns of a DataFrame.
 
-    Missing values (None, NaN, NA) become nulls. Object columns may hold lists, NumPy arrays of any dimension, torch tensors,
-    Spark ML vectors, strings or bytes.
+    Missing values (None, NaN, NA) become nulls. Object columns may hold lists, NumPy arrays of any dimension, torch
+    tensors, Spark ML vectors, strings or bytes.
 
     Raises:
         DataError: columns are missing, occur twice or mix types; all such columns are named.

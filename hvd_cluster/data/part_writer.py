@@ -91,8 +91,8 @@ class PartReport:
 def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> PartReport:
     """Write a partition.
 
-    Once a null or a ragged list turns up nothing more is written, but all rows are still counted, so that the caller can
-    name every problem with its full count.
+    Once a null or a ragged list turns up nothing more is written, but all rows are still counted, so that the caller
+    can name every problem with its full count.
 
     Args:
         plan: what all partitions share.

@@ -20,8 +20,8 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.data.weave import Batch, remaining_blocks, weave
 from hvd_cluster.errors import DataError
 
-#: Rows that are shuffled among each other at a time: as many as take WINDOW_BYTES (a size that processor caches like), and
-#: at least WINDOW_ROWS (for rows as large as images), but no more than take MAX_WINDOW_BYTES.
+#: Rows that are shuffled among each other at a time: as many as take WINDOW_BYTES (a size that processor caches
+#: like), and at least WINDOW_ROWS (for rows as large as images), but no more than take MAX_WINDOW_BYTES.
 WINDOW_BYTES = 16 * 1024 * 1024
 WINDOW_ROWS = 4096
 MAX_WINDOW_BYTES = 128 * 1024 * 1024
@@ -49,11 +49,12 @@ class ParquetReader:
         shuffle: whether to permute rows; False keeps the order of the data (in each lane).
         remainder: what happens to the rows that do not fill the last global batch: "drop", "pad" or "partial".
         transformation_fn: function from row (dict of NumPy scalars, arrays, str, bytes) to row (dict of numbers, arrays
-            or tensors), run in the reader's threads; the columns of the first row it returns become the batches' columns.
+            or tensors), run in the reader's threads; the columns of the first row it returns become the batches'
+            columns.
         num_threads: threads that read ahead.
         prefetch_bytes: bound of decoded rows that wait.
-        window_bytes: size of the rows that are shuffled among each other, a part of what decides the order; None for 16 MiB,
-            and up to 128 MiB where rows are large.
+        window_bytes: size of the rows that are shuffled among each other, a part of what decides the order; None for
+            16 MiB, and up to 128 MiB where rows are large.
 
     Raises:
         DataError: the split is empty, or there are string or binary columns and no ``transformation_fn``.
@@ -206,8 +207,8 @@ class ParquetReader:
                 table = file.read_row_group(group.index, columns=list(self._input_schema.names), use_threads=False)
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
             raise DataError(
-                f"cannot read {_place(piece)}: {error}; the file may be damaged, half-written or removed: write the data "
-                "again"
+                f"cannot read {_place(piece)}: {error}; the file may be damaged, half-written or removed: write the "
+                "data again"
             ) from error
         missing = [name for name in self._input_schema.names if name not in table.column_names]
         if missing:

@@ -96,7 +96,7 @@ def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str,
     values: dict[str, npt.NDArray[Any]] = {}
     for column in output:
         value = _array(result[column.name])
-        # Python's ints and floats have no width of their own: 1 in one row and 0.5 in the next are both fine as float64.
+        # Python's numbers have no width of their own: an int is fine where the first row had a float, not the reverse.
         fits = value.dtype.kind in "biuf" and np.can_cast(value.dtype, column.dtype, casting="same_kind")
         if value.shape != column.shape or not fits:
             raise DataError(
@@ -113,8 +113,8 @@ def _column_of_value(name: Any, value: Any, where: str) -> Column:
     array = _array(value)
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"transformation_fn returned {type(value).__name__} in column {name!r} for {where}: no tensor can be made of "
-            "it; return numbers, arrays or tensors, and leave out columns that are not needed"
+            f"transformation_fn returned {type(value).__name__} in column {name!r} for {where}: no tensor can be "
+            "made of it; return numbers, arrays or tensors, and leave out columns that are not needed"
         )
     dtype = WIDENED.get(array.dtype.name, array.dtype.name)
     if array.shape:

@@ -198,8 +198,8 @@ def column_of(name: str, arrow_type: Any) -> Column:
     dtype = _element_dtype(types, element)
     if dtype is None:
         raise DataError(
-            f"column {name!r} has the type {arrow_type}, which no tensor can hold: cast it to numbers, strings, binary, "
-            "arrays of numbers or Spark ML vectors, or leave it out"
+            f"column {name!r} has the type {arrow_type}, which no tensor can hold: cast it to numbers, strings, "
+            "binary, arrays of numbers or Spark ML vectors, or leave it out"
         )
     if shape:
         return Column(name, Kind.LIST, dtype, tuple(shape))
@@ -209,8 +209,8 @@ def column_of(name: str, arrow_type: Any) -> Column:
 def is_vector(arrow_type: Any) -> bool:
     """Whether an Arrow type has the layout of Spark's VectorUDT.
 
-    The layout is that of ``org.apache.spark.ml.linalg.VectorUDT.sqlType``; neither Parquet nor ``mapInArrow`` names the UDT
-    in the Arrow type itself.
+    The layout is that of ``org.apache.spark.ml.linalg.VectorUDT.sqlType``; neither Parquet nor ``mapInArrow`` names
+    the UDT in the Arrow type itself.
     """
     types = load_pyarrow("pyarrow.types")
     if not types.is_struct(arrow_type) or arrow_type.num_fields != 4:

@@ -77,6 +77,6 @@ def column_of(name: str, data_type: Any) -> Column:
         if not shape and element == "binary":
             return Column(name, Kind.BINARY, "bytes")
     raise DataError(
-        f"column {name!r} has the type {data_type.simpleString()}, which no tensor can hold: cast it to numbers, strings, "
-        "binary, arrays of numbers or vectors, or leave it out"
+        f"column {name!r} has the type {data_type.simpleString()}, which no tensor can hold: cast it to numbers, "
+        "strings, binary, arrays of numbers or vectors, or leave it out"
     )

@@ -2,21 +2,23 @@
 
 The order of an epoch
 ---------------------
-1. *Line*: the split's row groups one after the other, as RowGroups in the order of the data, or permuted by (seed, epoch).
-   N rows.
-2. *Lanes*: the line is cut into L contiguous pieces of equal length (the first N mod L have one row more). L is 1 where all
-   rows fit one window: then the order does not depend on how the data was cut into row groups, nor for how many workers.
-   Elsewhere L is ``split.lanes``.
-3. *Windows*: consecutive row ranges of a lane, up to ``window_rows`` rows (one range may be longer). The rows of a window
-   are permuted by (seed, epoch, lane, window).
+1. *Line*: the split's row groups one after the other, as RowGroups in the order of the data, or permuted by (seed,
+   epoch). N rows.
+2. *Lanes*: the line is cut into L contiguous pieces of equal length (the first N mod L have one row more). L is 1
+   where all rows fit one window: then the order does not depend on how the data was cut into row groups, nor for how
+   many workers. Elsewhere L is ``split.lanes``.
+3. *Windows*: consecutive row ranges of a lane, up to ``window_rows`` rows (one range may be longer). The rows of a
+   window are permuted by (seed, epoch, lane, window).
 4. *Weave*: position i of the epoch's order is element ``i // L`` of lane ``i mod L``.
 
-Nothing of this knows the rank or the number of ranks. With b rows per rank and step, step t of R ranks takes the positions
-``[t*b*R, (t+1)*b*R)`` (the global batch), and of those rank r the ones with ``i mod R == r``. So R ranks with batch b and
-one rank with batch b*R see the same rows in step t, and when R is a multiple or a divisor of L, a rank reads the row groups
-of its own lanes only. Fewer row groups than ranks is no special case: lanes cut inside row groups.
+Nothing of this knows the rank or the number of ranks. With b rows per rank and step, step t of R ranks takes the
+positions ``[t*b*R, (t+1)*b*R)`` (the global batch), and of those rank r the ones with ``i mod R == r``. So R ranks
+with batch b and one rank with batch b*R see the same rows in step t, and when R is a multiple or a divisor of L, a
+rank reads the row groups of its own lanes only. Fewer row groups than ranks is no special case: lanes cut inside row
+groups.
 
-Permutations come from NumPy's legacy generator, whose stream is frozen (NEP 19), so ranks with different NumPy versions agree.
+Permutations come from NumPy's legacy generator, whose stream is frozen (NEP 19), so ranks with different NumPy
+versions agree.
 """
 
 from __future__ import annotations
@@ -94,8 +96,8 @@ class Block:
 class ShardPlan:
     """What one rank reads in one epoch.
 
-    Rows are numbered by the order in which the rank takes them: step t takes the rows ``[t*batch_size, (t+1)*batch_size)``
-    as far as there are any. Row m belongs to slot ``m % num_slots``.
+    Rows are numbered by the order in which the rank takes them: step t takes the rows ``[t*batch_size,
+    (t+1)*batch_size)`` as far as there are any. Row m belongs to slot ``m % num_slots``.
     """
 
     #: Steps of the epoch, the same on every rank.
@@ -160,7 +162,8 @@ def plan(
     """
     if not 0 <= rank < size or batch_size < 1 or window_rows < 1 or remainder not in {"drop", "pad", "partial"}:
         raise ValueError(
-            f"no plan for rank {rank} of {size}, batch_size {batch_size}, window_rows {window_rows}, remainder {remainder!r}"
+            f"no plan for rank {rank} of {size}, batch_size {batch_size}, window_rows {window_rows}, remainder "
+            f"{remainder!r}"
         )
     n = split.rows
     steps = num_steps(n, batch_size, size, remainder)
@@ -236,13 +239,13 @@ def _windows(ranges: Sequence[RowRange], window_rows: int) -> list[list[RowRange
 
 
 def _visits(lengths: Sequence[int], first: int, stride: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Where the elements ``first + k*stride`` for k in ``range(count)`` fall on windows of these lengths, laid end to end.
+    """Where elements ``first + k*stride``, k in ``range(count)``, fall on windows of these lengths, laid end to end.
 
     Past the last window the first one follows again.
 
     Yields:
-        (k of the first element, number of elements, offset of the first one in the window, index of the window); windows
-        without an element are left out.
+        (k of the first element, number of elements, offset of the first one in the window, index of the window);
+        windows without an element are left out.
     """
     k, begin, index = 0, 0, 0
     while k < count:

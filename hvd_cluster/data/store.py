@@ -34,16 +34,18 @@ class Store:
     """A prefix, what lies where below it, and the filesystem that serves it.
 
     Stores pickle: the filesystem is opened again by whoever uses it next. Two stores with the same prefix are equal.
-    All ``get_*`` methods return paths in the form of the prefix (an absolute local path, or a URL); the file methods take
-    that form as well as paths inside the filesystem.
+    All ``get_*`` methods return paths in the form of the prefix (an absolute local path, or a URL); the file methods
+    take that form as well as paths inside the filesystem.
 
     Args:
-        prefix_path: local path (relative ones are made absolute), ``file:`` URL, or any URL that pyarrow or fsspec opens.
-        train_path, val_path, test_path: folders of the intermediate data; default ``<prefix>/intermediate_train_data`` and
-            so on.
+        prefix_path: local path (relative ones are made absolute), ``file:`` URL, or any URL that pyarrow or fsspec
+            opens.
+        train_path, val_path, test_path: folders of the intermediate data; default
+            ``<prefix>/intermediate_train_data`` and so on.
         runs_path: folder of the runs; default ``<prefix>/runs``.
         save_runs: whether runs keep checkpoints and logs.
-        storage_options: arguments for the fsspec filesystem of the URL, such as credentials. They travel with the pickle.
+        storage_options: arguments for the fsspec filesystem of the URL, such as credentials. They travel with the
+            pickle.
         checkpoint_filename: name of the checkpoint in a run's folder.
 
     Raises:

@@ -82,7 +82,8 @@ class HDFSStore(Store):
             return fs.HadoopFileSystem(**self._connection), self.parse_url(url)[2]
         except OSError as error:
             raise DataError(
-                f"cannot open {url!r}: {error}; libhdfs needs JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`)"
+                f"cannot open {url!r}: {error}; libhdfs needs JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop "
+                "classpath --glob`)"
             ) from error
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check(validation: float | str | None) -> float | str | None:
+def check(validation: object) -> float | str | None:
     """The parameter in its one form: None, the name of a column, or a ratio in (0, 1).
 
     Raises:
@@ -24,7 +24,7 @@ def check(validation: float | str | None) -> float | str | None:
     """
     if validation is None or (isinstance(validation, str) and validation):
         return validation
-    if isinstance(validation, bool) or not isinstance(validation, (int, float)):  # type: ignore[redundant-expr]  # user input
+    if isinstance(validation, bool) or not isinstance(validation, (int, float)):
         raise DataError(
             f"validation is {validation!r}: give a ratio in [0, 1), the name of a column (true or > 0 marks a row for "
             "validation), or None"
@@ -38,7 +38,8 @@ def ratio_mask(start: int, stop: int, ratio: float, seed: int, stream: int) -> n
     """Mark the rows ``[start, stop)`` of a stream that are for validation.
 
     The stream is cut into strata of ``1/ratio`` rows; one row of each, drawn by a hash of (seed, stream, stratum), is
-    marked. So the share is exact to about one row per stream, and data in a periodic order is not sampled in step with it.
+    marked. So the share is exact to about one row per stream, and data in a periodic order is not sampled in step
+    with it.
 
     Args:
         start, stop: row numbers within the stream.
