@@ -60,7 +60,7 @@ class ChildProcess:
         self._pass_fds = tuple(pass_fds)
         self._on_line = on_line
         self._on_exit = on_exit
-        self._started: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._burial = threading.Lock()
         self._buried = False
         self._control = -1
@@ -72,6 +72,7 @@ class ChildProcess:
 
         Raises:
             OSError: it cannot be started.
+            TypeError, ValueError: an argument or a variable is no text that a program could be given.
         """
         self._thread.start()
         error = self._started.get()
@@ -109,7 +110,7 @@ class ChildProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked for the start
             self._started.put(error)
             return
         self.pid = process.pid

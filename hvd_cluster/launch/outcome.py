@@ -213,6 +213,8 @@ def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterat
     yield story
     yield from _chain(story.__cause__, seen)
     yield from _chain(story.__context__, seen)
+    for member in getattr(story, "exceptions", None) or ():  # of an ExceptionGroup, from Python 3.11 on
+        yield from _chain(member, seen)
 
 
 def _first_own_frame(frames: Sequence[traceback.FrameSummary]) -> int:

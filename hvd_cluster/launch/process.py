@@ -104,7 +104,7 @@ class WorkerProcess:
         self._thread.start()
         try:
             self._child.start()
-        except OSError:
+        except Exception:
             self._hang_up()
             raise
         finally:

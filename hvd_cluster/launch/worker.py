@@ -29,6 +29,8 @@ from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
+_HANDSHAKE_TIMEOUT_S = 120.0  # the driver may be busy starting many workers
+
 
 def main() -> int:
     """Serve the driver until it has no more orders."""
@@ -38,7 +40,7 @@ def main() -> int:
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
     topology = Topology.from_env()
-    channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret)
+    channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret, _HANDSHAKE_TIMEOUT_S)
     channel.send(pickle.dumps(Ready(os.getpid())))
     progress.attach(lambda event: channel.send(pickle.dumps(Event(event))))
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()

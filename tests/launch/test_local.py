@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -198,6 +199,7 @@ def test_output_of_a_call_has_been_written_when_an_executor_returns() -> None:
 
 DRIVER = """
 import os, subprocess, sys, time
+from collections.abc import Callable
 from pathlib import Path
 from hvd_cluster.launch.local import run
 
@@ -229,6 +231,22 @@ def test_nothing_survives_the_driver_not_even_what_the_workers_started(number: i
         driver.wait()
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+@pytest.mark.parametrize("launch", [run, Executor(2, verbose=0).run])
+def test_an_interrupt_stops_the_workers_and_goes_on_to_the_caller(launch: Callable[..., object]) -> None:
+    began = time.monotonic()
+    timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(time.sleep, (300,))
+    timer.join()
+    assert time.monotonic() - began < 20
+
+
+def test_a_variable_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError):
+        run(rank, env={"NUMBER": 1})  # type: ignore[dict-item]
 
 
 def wait_until(condition: object, within_s: float = 60.0) -> None:

@@ -30,6 +30,7 @@ def test_what_json_cannot_hold_is_refused(sent: list[bytes]) -> None:
         progress.report(loss=object())
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_speak_on_the_workers_channel(sent: list[bytes]) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
