@@ -129,3 +129,53 @@ def test_workers_answer_for_horovod_where_the_driver_does(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([(7, True, "hvd_cluster.errors", "0.28.1")] * 2)
+
+
+# Written for Horovod, word for word.
+OLD_SCRIPT = """
+import torch
+import horovod.torch as hvd
+from horovod.torch.mpi_ops import rank, synchronize
+
+hvd.init()
+torch.manual_seed(rank())
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = hvd.DistributedOptimizer(
+    optimizer, named_parameters=model.named_parameters(), compression=hvd.Compression.fp16, op=hvd.Average
+)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+weights = hvd.allgather(model.weight.detach())
+total = synchronize(hvd.allreduce_async(torch.ones(2), name="ones", op=hvd.Sum))
+print(hvd.size(), torch.equal(weights[0], weights[1]), total.tolist(), hvd.allgather_object(rank()))
+"""
+
+
+def test_a_script_of_horovod_runs_under_horovodrun(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(OLD_SCRIPT)
+    command = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "old.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = "2 True [2.0, 2.0] [0, 1]"
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{expected}" for rank in (0, 1)]
+
+
+def test_old_estimator_names_are_the_new_classes(tmp_path: Path) -> None:
+    code = """
+import hvd_cluster.compat
+from horovod.spark.common.backend import SparkBackend
+from horovod.spark.common.store import LocalStore, Store
+from horovod.spark.torch import TorchEstimator, TorchModel
+from horovod.spark.torch.estimator import TorchEstimator as same
+import hvd_cluster.data.store, hvd_cluster.estimators as new
+print(
+    TorchEstimator is same is new.TorchEstimator, TorchModel is new.TorchModel, SparkBackend is new.SparkBackend,
+    issubclass(LocalStore, Store), Store is hvd_cluster.data.store.Store,
+)
+"""
+    assert python(code, tmp_path) == "True True True True True"
