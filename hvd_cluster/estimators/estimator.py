@@ -127,6 +127,7 @@ class DistributedEstimator(Stage, Estimator):
 
         def fit(**params: Any) -> None: ...
 
+        fit.__qualname__ = f"{type(self).__name__}.fit"
         objects = {name: self._value(name) for name, row in self.param_rows.items() if row.saved and name != "store"}
         pack(fit, kwargs=objects)
 

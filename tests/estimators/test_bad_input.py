@@ -1,0 +1,132 @@
+"""Each mistake is one message that names the thing and the remedy, before any worker starts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import cloudpickle
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.errors import DataError, LaunchError
+from hvd_cluster.estimators import Backend, TorchEstimator
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Unreached(Backend):
+    def run(self, fn, args=(), kwargs=None, env=None):
+        raise AssertionError("a worker was started")
+
+    def num_processes(self):
+        return 2
+
+
+def estimator(**params):
+    net = params.pop("model", None) or torch.nn.Linear(4, 1)
+    given = {
+        "model": net,
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.1),
+        "loss": F.mse_loss,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "backend": Unreached(),
+        "verbose": 0,
+        **params,
+    }
+    return TorchEstimator(**given)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "texts"),
+    [
+        ({"feature_cols": ["X"]}, ValueError, ["no column 'X'; did you mean 'x'?", "the columns are: 'x', 'a', 'y'"]),
+        ({"label_cols": ["z"]}, ValueError, ["no column 'z'"]),
+        ({"sample_weight_col": "weight"}, ValueError, ["no column 'weight'"]),
+        ({"validation": "val"}, ValueError, ["no column 'val'"]),
+        ({"label_cols": None}, ValueError, ["label_cols is required"]),
+        ({"optimizer": None}, ValueError, ["optimizer is required"]),
+        ({"loss": None}, ValueError, ["loss is required"]),
+        ({"loss_constructors": [torch.nn.MSELoss]}, ValueError, ["only one of loss_constructors and loss parameters"]),
+        ({"num_proc": 2}, ValueError, ['At most one of parameters "backend" and "num_proc" may be specified']),
+        ({"loss_weights": [0.5, 0.5]}, ValueError, ["loss_weights has 2 entries for 1 label columns"]),
+        ({"metrics": [[F.mse_loss, F.l1_loss]]}, ValueError, ["metrics[0] has 2 entries for 1 label columns"]),
+        ({"input_shapes": [[-1, 4], [-1, 1]]}, ValueError, ["input_shapes has 2 entries for 1 feature columns"]),
+        ({"loss": lambda output, label: (output - label) ** 2}, DataError, ["returns no scalar", ".mean()"]),
+        ({"model": torch.nn.Linear(3, 1)}, DataError, ["the model does not take", "feature 'x': batch of shape (rows, 4)"]),
+        ({"feature_cols": ["x", "a"]}, DataError, ["the model does not take", "feature 'a'"]),
+        ({"label_cols": ["y", "a"]}, DataError, ["1 output(s) for 2 label column(s)"]),
+    ],
+)
+def test_a_mistake_is_named_before_any_worker_starts(frame, params, error, texts):
+    with pytest.raises(error) as caught:
+        estimator(**params).fit(frame)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_all_mistakes_come_in_one_message(frame):
+    with pytest.raises(ValueError, match="loss_weights has 2 entries") as caught:
+        estimator(loss_weights=[1, 2], feature_cols=["q"], optimizer=None).fit(frame)
+    assert "optimizer is required" in str(caught.value)
+    assert "no column 'q'" in str(caught.value)
+
+
+def test_no_model(frame):
+    with pytest.raises(ValueError, match="Model parameter is required"):
+        TorchEstimator(label_cols=["y"], backend=Unreached()).fit(frame)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(frame):
+    net = torch.nn.Linear(4, 1)
+    with pytest.raises(ValueError, match="LBFGS needs a closure"):
+        estimator(model=net, optimizer=torch.optim.LBFGS(net.parameters())).fit(frame)
+
+
+def test_an_unpicklable_capture_is_named(frame):
+    lock = threading.Lock()
+
+    def loss(output, label):
+        with lock:
+            return F.mse_loss(output, label)
+
+    with pytest.raises(LaunchError, match=r"TorchEstimator\.fit cannot be sent to the workers") as caught:
+        estimator(loss=loss).fit(frame)
+    assert "argument 'loss', captured variable 'lock': _thread.lock" in str(caught.value)
+
+
+def test_an_unwritable_store_is_named_with_the_remedy(frame, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"the store '.*file/store' cannot be written.*choose a path"):
+        estimator(store=tmp_path / "file" / "store").fit(frame)
+
+
+def test_an_empty_frame_is_refused(frame):
+    with pytest.raises(DataError, match=r"empty|no rows"):
+        estimator().fit(frame[:0])
+
+
+def test_a_null_in_a_feature_names_the_column_and_the_count(frame):
+    holes = frame.assign(a=frame["a"].where(frame["a"] > 0))
+    count = int(holes["a"].isna().sum())
+    with pytest.raises(DataError, match=rf"'a'.*{count}"):
+        estimator(feature_cols=["a"], model=torch.nn.Linear(1, 1)).fit(holes)
+
+
+def test_nothing_is_left_of_a_fit_that_failed(frame, tmp_path):
+    with pytest.raises(DataError):
+        estimator(model=torch.nn.Linear(3, 1), store=tmp_path).fit(frame)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_data_of_an_unknown_kind_is_refused():
+    with pytest.raises(DataError, match=r"builtins\.dict is not supported: give a Spark DataFrame"):
+        estimator().fit({"x": [1]})
+
+
+def test_no_column_is_left_for_the_model():
+    with pytest.raises(ValueError, match="no column is left for the model's input"):
+        estimator(feature_cols=None).fit(pd.DataFrame({"y": [1.0, 2.0]}))
