@@ -129,9 +129,9 @@ def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str
     lines = []
     by_lower = {name.lower(): name for name in existing}
     for name in missing:
-        near = [
-            by_lower[lower] for lower in difflib.get_close_matches(str(name).lower(), list(by_lower), n=3, cutoff=0.6)
-        ]
+        lower = str(name).lower()
+        close = [lower] if lower in by_lower else difflib.get_close_matches(lower, list(by_lower), n=3, cutoff=0.6)
+        near = [by_lower[other] for other in close]
         hint = f"; did you mean {' or '.join(repr(other) for other in near)}?" if near else ""
         lines.append(f"there is no column {name!r}{hint}")
     listed = ", ".join(repr(name) for name in existing) or "none"

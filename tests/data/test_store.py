@@ -1,0 +1,243 @@
+"""Stores: one spelling of a path, writes that are whole or absent, and errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.data import filesystems, store_families
+from hvd_cluster.data.store import FilesystemStore, LocalStore, Store
+from hvd_cluster.data.store_families import DBFSLocalStore, HDFSStore
+from hvd_cluster.errors import DataError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def test_every_spelling_of_a_local_path_is_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spellings = ["work", "work/", "./work", tmp_path / "work", f"file://{tmp_path}/work", f"file:{tmp_path}/work"]
+    stores = [Store.create(spelling) for spelling in spellings]
+    assert {store.prefix for store in stores} == {str(tmp_path / "work")}
+    assert len(set(stores)) == 1
+    assert Store.create(stores[0]) is stores[0]
+
+
+def test_a_relative_store_means_the_same_folder_after_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = Store.create("work")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    relative.write(relative.prefix + "/x", b"1")
+    assert (tmp_path / "work" / "x").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("wrong", ["", 7, None, "file://otherhost/path"])
+def test_what_is_no_path_is_refused(wrong: object) -> None:
+    with pytest.raises(DataError):
+        Store.create(wrong)  # type: ignore[arg-type]
+
+
+def test_the_layout_below_the_prefix_is_the_one_that_horovod_users_know(tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    below = {
+        store.get_train_data_path(): "intermediate_train_data",
+        store.get_train_data_path(3): "intermediate_train_data.3",
+        store.get_val_data_path("a"): "intermediate_val_data.a",
+        store.get_test_data_path(): "intermediate_test_data",
+        store.get_runs_path(): "runs",
+        store.get_run_path("r1"): "runs/r1",
+        store.get_checkpoint_path("r1"): "runs/r1/checkpoint",
+        store.get_logs_path("r1"): "runs/r1/logs",
+    }
+    assert {path: str(tmp_path / name) for path, name in below.items()} == {path: path for path in below}
+    assert store.get_full_path(store.get_runs_path()) == f"file://{tmp_path}/runs"
+
+
+def test_paths_and_names_can_be_given(tmp_path: Path) -> None:
+    store = FilesystemStore(tmp_path, train_path=str(tmp_path / "t"), runs_path="/r", checkpoint_filename="last.pt")
+    assert store.get_train_data_path(1) == f"{tmp_path}/t.1"
+    assert store.get_checkpoint_path("x") == "/r/x/last.pt"
+    unsaved = LocalStore(tmp_path, save_runs=False)
+    assert not unsaved.saving_runs
+    assert unsaved.get_checkpoint_path("x") is None
+    assert unsaved.get_logs_path("x") is None
+    assert unsaved.get_checkpoints("x") == []
+
+
+@pytest.mark.parametrize("prefix", ["{tmp_path}/s", "memory://test-store/s"])
+def test_files_are_written_read_listed_copied_and_deleted(tmp_path: Path, prefix: str) -> None:
+    store = Store.create(prefix.format(tmp_path=tmp_path))
+    path = f"{store.get_run_path('r')}/a.ckpt"
+    assert not store.exists(path)
+    assert store.list(store.get_run_path("r")) == []
+    store.write(path, b"one")
+    store.write(path, b"two")
+    store.write_text(f"{store.get_run_path('r')}/b.txt", "Grüße")
+    assert store.read(path) == b"two"
+    assert store.is_file(path)
+    assert not store.is_file(store.get_run_path("r"))
+    store.copy(path, f"{store.prefix}/deep/copy")
+    assert store.read(f"{store.prefix}/deep/copy") == b"two"
+    assert [name.rsplit("/", 1)[1] for name in store.list(store.get_run_path("r"))] == ["a.ckpt", "b.txt"]
+    assert [name.rsplit("/", 1)[1] for name in store.get_checkpoints("r")] == ["a.ckpt"]
+    again = pickle.loads(pickle.dumps(store))
+    assert again == store
+    assert again.read(f"{store.get_run_path('r')}/b.txt").decode() == "Grüße"
+    store.delete(path)
+    store.delete(path)
+    assert not store.exists(path)
+    store.delete(store.prefix)
+    assert not store.exists(store.prefix)
+    with pytest.raises(FileNotFoundError):
+        store.read(path)
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one_but_no_half(store: Store) -> None:
+    path = f"{store.prefix}/checkpoint"
+    contents = [bytes([number]) * 300_000 for number in range(8)]
+    store.write(path, contents[0])
+    done = threading.Event()
+    seen: set[bytes] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(store.read(path))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for content in contents * 3:
+        store.write(path, content)
+    done.set()
+    thread.join()
+    assert seen <= set(contents)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{store.prefix}/checkpoint"
+    store.write(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(filesystems.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.write(path, b"new")
+    assert store.read(path) == b"old"
+    assert [file.name for file in Path(store.prefix).iterdir()] == ["checkpoint"]
+
+
+def test_a_local_folder_is_copied_into_a_run(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "out" / "logs").mkdir(parents=True)
+    (tmp_path / "out" / "logs" / "events").write_bytes(b"e")
+    pickle.loads(pickle.dumps(store.sync_fn("r")))(str(tmp_path / "out"))
+    assert store.read(f"{store.get_logs_path('r')}/events") == b"e"
+
+
+# --- what cannot be written -----------------------------------------------------------------------------------------
+
+
+def test_a_writable_store_is_left_as_it_was(store: Store) -> None:
+    store.check_writable()
+    assert list(Path(store.prefix).iterdir()) == []
+
+
+def test_a_store_below_a_file_is_refused_with_path_cause_and_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(
+        DataError, match=r"store '.*/file/s' cannot be written: .*irectory.*choose a path below a folder"
+    ):
+        Store.create(tmp_path / "file" / "s").check_writable()
+
+
+def test_a_store_where_no_folder_can_be_made_is_refused() -> None:
+    with pytest.raises(DataError, match="'/proc/hvd' cannot be written: .*choose a path"):
+        Store.create("/proc/hvd").check_writable()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 16 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"may not mount a file system here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_is_told_as_such_and_the_probe_is_removed(tiny_disk: Path) -> None:
+    with pytest.raises(
+        DataError, match="cannot be written: No space left on device; the disk is full: free some space"
+    ):
+        Store.create(tiny_disk).check_writable()
+    assert list(tiny_disk.iterdir()) == []
+
+
+# --- families -------------------------------------------------------------------------------------------------------
+
+
+def test_hdfs_urls_make_an_hdfs_store() -> None:
+    store = Store.create("hdfs://namenode:8020/user/me/", save_runs=False)
+    assert isinstance(store, HDFSStore)
+    assert store.prefix == "hdfs://namenode:8020/user/me"
+    assert store.get_run_path("r") == "hdfs://namenode:8020/user/me/runs/r"
+    assert pickle.loads(pickle.dumps(store)) == store
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("hdfs://a:9000/x/y", ("a", 9000, "/x/y")),
+        ("hdfs://a/x", ("a", None, "/x")),
+        ("hdfs:///x", (None, None, "/x")),
+        ("/x", (None, None, "/x")),
+    ],
+)
+def test_hdfs_urls_are_split(url: str, parts: tuple[object, ...]) -> None:
+    assert HDFSStore.parse_url(url) == parts
+
+
+def test_another_scheme_or_host_is_a_mismatch_for_hdfs() -> None:
+    with pytest.raises(ValueError, match="Mismatched HDFS namespace"):
+        HDFSStore("s3://bucket/x")
+    with pytest.raises(ValueError, match="Mismatched HDFS namespace"):
+        HDFSStore("hdfs://a/x", host="b")
+
+
+@pytest.mark.parametrize("path", ["dbfs:/a/b", "dbfs:///a/b", "/dbfs/a/b", "file:/dbfs/a/b", "file:///dbfs/a/b"])
+def test_every_dbfs_path_goes_through_the_mount(path: str) -> None:
+    assert DBFSLocalStore.matches_dbfs(path)
+    store = DBFSLocalStore(path)
+    assert store.prefix == "/dbfs/a/b"
+    assert store.get_checkpoint_path("r") == "/dbfs/a/b/runs/r/checkpoint.tf"
+
+
+def test_paths_that_are_not_dbfs_are_refused_by_its_store() -> None:
+    assert not DBFSLocalStore.matches_dbfs("/data/dbfs")
+    with pytest.raises(DataError, match="no DBFS path"):
+        DBFSLocalStore("/data")
+
+
+def test_every_family_is_asked_before_the_plain_one() -> None:
+    assert list(store_families.FAMILIES) == [HDFSStore, DBFSLocalStore]
+    assert type(Store.create("/data")) is FilesystemStore
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(DataError, match="nosuchscheme"):
+        Store.create("nosuchscheme://x/y").check_writable()
