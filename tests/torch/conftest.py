@@ -1,0 +1,36 @@
+"""Workers that stay for the whole run, so that a test of a collective costs milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hvd_cluster.launch.local import Executor
+
+OnRanks = Callable[..., list[Any]]
+
+
+def _initialised(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    return fn(hvd, *args)
+
+
+def _serve(num_proc: int) -> Iterator[OnRanks]:
+    with Executor(num_proc, env={"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}) as executor:
+        yield lambda fn, *args: executor.run(_initialised, (fn, args))
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[OnRanks]:
+    """Call ``two(fn, *args)``: runs ``fn(hvd, *args)`` on two initialised ranks and returns both results."""
+    yield from _serve(2)
+
+
+@pytest.fixture(scope="session")
+def three() -> Iterator[OnRanks]:
+    """The same with three ranks, where an average is not exact and rings are not symmetric."""
+    yield from _serve(3)

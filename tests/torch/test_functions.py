@@ -1,0 +1,104 @@
+"""Parameters, optimizer state and objects from one rank to all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def test_parameters_become_those_of_the_root_in_place(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        torch.manual_seed(hvd.rank())
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        addresses = [p.data_ptr() for p in net.parameters()]
+        hvd.broadcast_parameters(net.state_dict(), root_rank=1)
+        assert addresses == [p.data_ptr() for p in net.parameters()]
+        strided = torch.full((2, 3), float(hvd.rank())).t()
+        hvd.broadcast_parameters([strided, ("named", torch.zeros(1))], root_rank=1)
+        return [net[0].weight.detach().clone(), strided.tolist()]
+
+    (first, strided), (second, _) = two(fn)
+    assert torch.equal(first, second)
+    assert strided == [[1.0, 1.0]] * 3
+
+
+def test_anything_but_a_dict_or_a_list_is_refused(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        with pytest.raises(ValueError, match="invalid params of type"):
+            hvd.broadcast_parameters((p for p in [torch.ones(1)]), root_rank=0)
+
+    two(fn)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "ASGD", "Rprop"])
+def test_optimizer_state_becomes_the_roots_and_no_weight_moves(two: Any, kind: str) -> None:
+    def fn(hvd: Any) -> tuple[bool, Any, Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        options = {} if kind == "Rprop" else {"weight_decay": 0.01}
+        options |= {"momentum": 0.9} if kind == "SGD" else {}
+        optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1 * (hvd.rank() + 1), **options)
+        if hvd.rank() == 0:  # only the root has any state
+            net(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        before = net.weight.detach().clone()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        state = optimizer.state_dict()
+        values = [
+            (key, value.tolist() if torch.is_tensor(value) else value)
+            for entry in state["state"].values()
+            for key, value in sorted(entry.items())
+        ]
+        return torch.equal(before, net.weight), values, state["param_groups"]
+
+    first, second = two(fn)
+    assert first[0]
+    assert second[0]
+    assert first[1] == second[1]
+    assert first[1]
+    assert first[2] == second[2]
+
+
+def test_tuples_among_the_options_stay_tuples(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], betas=(0.5 + 0.1 * hvd.rank(), 0.9))
+        hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optimizer), root_rank=1)
+        return optimizer.param_groups[0]["betas"]
+
+    assert two(fn)[1] == (0.6, 0.9)
+
+
+def test_lbfgs_is_refused(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        with pytest.raises(ValueError, match=r"cannot broadcast torch\.optim\.LBFGS state"):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), root_rank=0)
+
+    two(fn)
+
+
+def test_objects_travel_between_ranks(three: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        mine = {"rank": hvd.rank(), "text": "x" * 1000 * hvd.rank()}
+        sent = hvd.broadcast_object(mine if hvd.rank() == 2 else None, root_rank=2)
+        everyone = hvd.allgather_object(mine, name="all")
+        return sent["rank"], len(sent["text"]), [entry["rank"] for entry in everyone], sent is mine
+
+    assert three(fn) == [(2, 2000, [0, 1, 2], rank == 2) for rank in range(3)]
+
+
+def test_bytes_without_the_jobs_signature_are_never_unpickled(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        from hvd_cluster.errors import AuthenticationError
+        from hvd_cluster.torch.functions import _from_tensor, _to_tensor
+
+        forged = _to_tensor([1], "label")
+        forged[-3] ^= 1
+        with pytest.raises(AuthenticationError, match="does not carry the job's signature"):
+            _from_tensor(forged, "label")
+        with pytest.raises(AuthenticationError):
+            _from_tensor(_to_tensor([1], "one"), "another")
+        return str(_from_tensor(_to_tensor([1], "label"), "label"))
+
+    assert two(fn) == ["[1]"] * 2

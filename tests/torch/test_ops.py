@@ -1,0 +1,337 @@
+"""The collectives on real ranks: the numbers, the gradients, and the errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+# ---- allreduce ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_allreduce_reduces_every_type_with_every_op(three: Any, dtype: str) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        mine = torch.tensor([1, 2, 3], dtype=getattr(torch, dtype)) + hvd.rank()
+        ops = [hvd.Sum, hvd.Min, hvd.Max, hvd.Product]
+        results = [hvd.allreduce(mine, op=op, name=f"{dtype}.{op}") for op in ops]
+        assert all(result.dtype == mine.dtype for result in results)
+        return [result.tolist() for result in results]
+
+    for result in three(fn):
+        assert result == [[6, 9, 12], [1, 2, 3], [3, 4, 5], [6, 24, 60]]
+
+
+def test_bools_are_any_and_all(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[bool]]:
+        mine = torch.tensor([False, hvd.rank() == 0, True])
+        return [hvd.allreduce(mine, op=op).tolist() for op in (hvd.Sum, hvd.Max, hvd.Min, hvd.Product)]
+
+    assert two(fn) == [[[False, True, True]] * 2 + [[False, False, True]] * 2] * 2
+
+
+def test_average_divides_by_the_number_of_ranks_and_integers_truncate(three: Any) -> None:
+    def fn(hvd: Any) -> tuple[list[float], list[int]]:
+        real = hvd.allreduce(torch.tensor([1.0, 2.0]) * (hvd.rank() + 1))
+        whole = hvd.allreduce(torch.tensor([1, -1]) * (hvd.rank() + 1) * 2 + 1)  # sums 15 and -9
+        return real.tolist(), whole.tolist()
+
+    assert three(fn) == [([2.0, 4.0], [5, -3])] * 3
+
+
+def test_prescale_reduce_postscale_in_this_order(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        scales = {"prescale_factor": 0.5, "postscale_factor": 3.0}
+        real = hvd.allreduce(torch.tensor([3.0, 4.0]), op=hvd.Sum, **scales)
+        whole = hvd.allreduce(torch.tensor([3, 4]), op=hvd.Sum, **scales)  # 3 * 0.5 truncates to 1 before the sum
+        half = hvd.allreduce(torch.tensor([3.0], dtype=torch.float16), op=hvd.Average, **scales)
+        return [real.tolist(), whole.tolist(), half.tolist()]
+
+    assert two(fn) == [[[9.0, 12.0], [6, 12], [4.5]]] * 2
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (7,), (3, 4, 5), (100_003,)])
+def test_any_shape_is_reduced_and_kept(three: Any, shape: tuple[int, ...]) -> None:
+    def fn(hvd: Any) -> tuple[tuple[int, ...], float]:
+        generator = torch.Generator().manual_seed(hvd.rank())
+        mine = torch.randn(shape, generator=generator, dtype=torch.float64)
+        everyone = [
+            torch.randn(shape, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+            for rank in range(hvd.size())
+        ]
+        result = hvd.allreduce(mine, op=hvd.Sum)
+        error = (result - sum(everyone)).abs().max().item() if result.numel() else 0.0
+        return tuple(result.shape), error
+
+    for result_shape, error in three(fn):
+        assert result_shape == shape
+        assert error < 1e-12
+
+
+def test_an_in_place_allreduce_writes_the_very_tensor_it_returns(two: Any) -> None:
+    def fn(hvd: Any) -> bool:
+        tensor = torch.full((5,), float(hvd.rank()))
+        address = tensor.data_ptr()
+        same = hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+        handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
+        again = hvd.synchronize(handle) is tensor
+        return same and again and tensor.data_ptr() == address and tensor.tolist() == [2.0] * 5
+
+    assert two(fn) == [True, True]
+
+
+def test_the_input_of_an_allreduce_is_untouched(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        tensor = torch.ones(3)
+        hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=7.0)
+        return tensor.tolist()
+
+    assert two(fn) == [[1.0] * 3] * 2
+
+
+def test_many_tensors_in_opposite_orders_are_matched_by_name(three: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        order = list(range(100))
+        if hvd.rank() % 2:
+            order.reverse()
+        handles = {
+            i: hvd.allreduce_async(torch.full((i % 7 + 1,), float(i)), op=hvd.Sum, name=f"t{i}") for i in order
+        }
+        return [hvd.synchronize(handles[i])[0].item() for i in range(100)]
+
+    assert three(fn) == [[3.0 * i for i in range(100)]] * 3
+
+
+def test_grouped_allreduce_takes_mixed_types_and_returns_them_in_order(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        tensors = [torch.ones(2), torch.ones(3, dtype=torch.int64), torch.full((), 2.0), torch.ones(0)]
+        out = hvd.grouped_allreduce(tensors, op=hvd.Sum)
+        hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="again")
+        assert hvd.grouped_allreduce([]) == []
+        return [t.tolist() for t in out] + [t.tolist() for t in tensors]
+
+    half = [[2.0, 2.0], [2, 2, 2], 4.0, []]
+    assert two(fn) == [half + half] * 2
+
+
+def test_compression_restores_the_type(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        real = torch.tensor([1.0, 1024.5], dtype=torch.float64)
+        results = [hvd.allreduce(real, compression=c) for c in (hvd.Compression.fp16, hvd.Compression.bf16)]
+        whole = hvd.allreduce(torch.tensor([70000]), compression=hvd.Compression.fp16, op=hvd.Sum)
+        return [str(results[0].dtype), results[0].tolist(), results[1].tolist(), whole.tolist()]
+
+    assert two(fn) == [["torch.float64", [1.0, 1024.0], [1.0, 1024.0], [140000]]] * 2
+
+
+def test_average_is_deprecated_and_excludes_op(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        with pytest.raises(ValueError, match="The op parameter supersedes average"):
+            hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
+        with pytest.warns(DeprecationWarning, match="average is deprecated"):
+            return hvd.allreduce(torch.ones(1), average=False).tolist()
+
+    assert two(fn) == [[2.0]] * 2
+
+
+# ---- allgather and broadcast ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [(2, 2, 2), (1, 2, 3), (0, 5, 0), (0, 0, 0), (0, 1, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bool"])
+def test_allgather_concatenates_unequal_first_dimensions(three: Any, rows: tuple[int, ...], dtype: str) -> None:
+    def fn(hvd: Any) -> Any:
+        mine = torch.full((rows[hvd.rank()], 2), hvd.rank() + 1).to(getattr(torch, dtype))
+        result = hvd.allgather(mine)
+        assert result.dtype == mine.dtype
+        return result.long().numpy()
+
+    expected = np.concatenate([np.full((n, 2), i + 1) for i, n in enumerate(rows)])
+    for result in three(fn):
+        np.testing.assert_array_equal(result, expected.astype(bool) if dtype == "bool" else expected)
+
+
+def test_grouped_allgather_returns_a_list_in_order(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        tensors = [torch.full((hvd.rank() + 1,), 1.0), torch.full((1, 2), hvd.rank())]
+        return [t.tolist() for t in hvd.grouped_allgather(tensors)]
+
+    assert two(fn) == [[[1.0] * 3, [[0, 0], [1, 1]]]] * 2
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bool"])
+def test_broadcast_gives_everyone_the_roots_tensor(three: Any, dtype: str) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        tensor = torch.tensor([hvd.rank(), 1]).to(getattr(torch, dtype))
+        out = hvd.broadcast(tensor, root_rank=2)
+        kept = tensor.tolist()
+        assert hvd.broadcast_(tensor, root_rank=1) is tensor
+        scalar = hvd.broadcast(torch.tensor(float(hvd.rank())), 1)
+        return [out.tolist(), kept == [kept[0], 1], tensor.tolist(), scalar.item()]
+
+    assert three(fn) == [[[2, 1] if dtype != "bool" else [1, 1], True, [1, 1], 1.0]] * 3
+
+
+def test_a_root_that_does_not_exist_is_named(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        with pytest.raises(ValueError, match="root_rank=2 is not among"):
+            hvd.broadcast(torch.ones(1), root_rank=2)
+
+    two(fn)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_follow_horovods_rules(two: Any) -> None:
+    def fn(hvd: Any) -> dict[str, Any]:
+        rank = hvd.rank()
+
+        def leaf() -> torch.Tensor:
+            return torch.ones(2, requires_grad=True)
+
+        a, b, c, d = leaf(), leaf(), leaf(), leaf()
+        hvd.allreduce(a, op=hvd.Sum, postscale_factor=3.0).backward(torch.tensor([1.0, rank]))
+        hvd.allgather(b).backward(torch.arange(4.0) + rank)
+        hvd.broadcast(c, root_rank=1).backward(torch.tensor([2.0, 4.0 + 2 * rank]))
+        x, y = hvd.grouped_allreduce([d, d * 2], op=hvd.Average)
+        (x.sum() + (rank + 1) * y.sum()).backward()
+        return {"a": a.grad.tolist(), "b": b.grad.tolist(), "c": c.grad.tolist(), "d": d.grad.tolist()}
+
+    first, second = two(fn)
+    assert first["a"] == second["a"] == [6.0, 3.0]
+    assert (first["b"], second["b"]) == ([0.5, 1.5], [2.5, 3.5])
+    assert (first["c"], second["c"]) == ([0.0, 0.0], [2.0, 5.0])
+    assert first["d"] == second["d"] == [4.0, 4.0]
+
+
+# ---- handles and errors ---------------------------------------------------------------------------------------------
+
+
+def test_a_handle_can_be_polled_and_is_forgotten_after_synchronize(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        import time
+
+        if hvd.rank() == 1:
+            time.sleep(0.2)
+        handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="polled")
+        early = hvd.poll(handle)
+        deadline = time.monotonic() + 10
+        while not hvd.poll(handle) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        result = hvd.synchronize(handle).item()
+        assert hvd.synchronize(handle) is None
+        assert hvd.synchronize(123456789) is None
+        with pytest.raises(ValueError, match="not the handle"):
+            hvd.poll(handle)
+        return early, result
+
+    assert two(fn)[0] == (False, 2.0)
+
+
+def test_a_name_in_flight_cannot_be_used_again(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        handle = None
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="twice")
+            with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
+                hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="twice")
+        hvd.barrier()
+        if handle is None:
+            handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="twice")
+        hvd.synchronize(handle)
+        return hvd.allreduce(torch.ones(1), op=hvd.Sum, name="twice").tolist()
+
+    assert two(fn) == [[2.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("make", "beginning"),
+    [
+        ("hvd.allreduce(torch.ones(2 + hvd.rank()), name='m')", "Mismatched ALLREDUCE tensor shapes"),
+        ("hvd.allreduce(torch.ones(2, dtype=[torch.int32, torch.float32][hvd.rank()]), name='m')", "Mismatched data"),
+        ("hvd.broadcast(torch.ones(2), root_rank=hvd.rank(), name='m')", "Mismatched BROADCAST root ranks"),
+        ("hvd.allgather(torch.ones(2, 2 + hvd.rank()), name='m')", "Mismatched ALLGATHER tensor shapes"),
+        ("hvd.allreduce(torch.ones(2), op=[hvd.Sum, hvd.Max][hvd.rank()], name='m')", "Mismatched reduction operation"),
+    ],
+)
+def test_a_disagreement_reaches_every_rank_and_the_engine_goes_on(two: Any, make: str, beginning: str) -> None:
+    def fn(hvd: Any) -> tuple[str, float]:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            eval(make, {"hvd": hvd, "torch": torch})
+        return str(caught.value), hvd.allreduce(torch.ones(1), op=hvd.Sum, name="m").item()
+
+    results = two(fn)
+    assert results[0] == results[1]
+    assert results[0][0].startswith(beginning)
+    assert results[0][1] == 2.0
+
+
+def test_what_cannot_be_sent_is_refused_at_the_call(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        with pytest.raises(ValueError, match=r"Tensor is required to be contiguous\."):
+            hvd.allreduce(torch.ones(3, 4).t())
+        with pytest.raises(ValueError, match=r"Tensor type torch\.complex64 is not supported\."):
+            hvd.allreduce(torch.ones(3, dtype=torch.complex64))
+        with pytest.raises(ValueError, match="contiguous"):
+            hvd.broadcast(torch.eye(3).to_sparse(), 0)
+        with pytest.raises(hvd.HorovodInternalError, match="tried to ALLGATHER a rank-zero tensor"):
+            hvd.allgather(torch.tensor(1.0))
+        with pytest.raises(ValueError, match="bool tensors cannot be averaged"):
+            hvd.allreduce(torch.tensor([True]))
+        with pytest.raises(ValueError, match=r"expected a torch\.Tensor, and was given list"):
+            hvd.allgather_async([1.0])  # type: ignore[list-item]
+
+    two(fn)
+
+
+# ---- join, barrier, process sets ------------------------------------------------------------------------------------
+
+
+def test_ranks_that_ran_out_of_data_join_and_send_zeros(three: Any) -> None:
+    def fn(hvd: Any) -> tuple[list[float], int]:
+        sums = [
+            hvd.allreduce(torch.ones(1), op=hvd.Average, name="uneven").item() for _ in range(1 + 2 * hvd.rank())
+        ]
+        return sums, hvd.join()
+
+    results = three(fn)
+    third = pytest.approx(1 / 3)
+    assert results[2][0] == [1.0, pytest.approx(2 / 3), pytest.approx(2 / 3), third, third]
+    assert [last for _, last in results] == [2, 2, 2]
+
+
+def test_an_allgather_while_a_rank_has_joined_is_an_error(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        if hvd.rank() == 0:
+            with pytest.raises(hvd.HorovodInternalError, match="Allgather is not supported with Join at this time"):
+                hvd.allgather(torch.ones(1))
+        hvd.join()
+        assert hvd.allgather(torch.ones(1), name="after").tolist() == [1.0, 1.0]
+
+    two(fn)
+
+
+def test_a_barrier_holds_until_the_last_rank_has_come(three: Any) -> None:
+    def fn(hvd: Any) -> tuple[float, float]:
+        import time
+
+        time.sleep(0.1 * hvd.rank())
+        came = time.monotonic()
+        hvd.barrier()
+        return came, time.monotonic()
+
+    results = three(fn)
+    assert min(left for _, left in results) >= max(came for came, _ in results)
+
+
+def test_unnamed_operations_are_matched_by_their_order(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        return [hvd.allreduce(torch.full((1,), float(i)), op=hvd.Sum).item() for i in range(5)]
+
+    assert two(fn) == [[0.0, 2.0, 4.0, 6.0, 8.0]] * 2

@@ -1,0 +1,343 @@
+"""DistributedOptimizer on real ranks: the weights it gives are those of one process on all the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.errors import WorkerFailedError
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "Adam": {"lr": 0.01},
+    "AdamW": {"lr": 0.01, "weight_decay": 0.1},
+    "Adagrad": {"lr": 0.05},
+    "RMSprop": {"lr": 0.01},
+    "NAdam": {"lr": 0.01},
+    "Rprop": {"lr": 0.01},
+}
+
+
+def make_net(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def weights(net: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def data(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(num_rows, 6, generator=generator), torch.randn(num_rows, 3, generator=generator)
+
+
+def trained_alone(kind: str, options: dict[str, Any], num_steps: int = 5, batch: int = 12) -> torch.Tensor:
+    net = make_net()
+    optimizer = getattr(torch.optim, kind)(net.parameters(), **options)
+    x, y = data(num_steps * batch)
+    for step in range(num_steps):
+        rows = slice(step * batch, (step + 1) * batch)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return weights(net)
+
+
+def trained_together(hvd: Any, kind: str, options: dict[str, Any], arguments: dict[str, Any]) -> torch.Tensor:
+    net = make_net(seed=hvd.rank())
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    optimizer = getattr(torch.optim, kind)(net.parameters(), **options)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters(), **arguments)
+    assert type(optimizer).__name__ == kind
+    assert isinstance(optimizer, getattr(torch.optim, kind))
+    x, y = data(5 * 12)
+    share = 12 // hvd.size()
+    for step in range(5):
+        start = step * 12 + hvd.rank() * share
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(x[start : start + share]), y[start : start + share]).backward()
+        optimizer.step()
+    return weights(net)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_several_ranks_give_the_weights_of_one_process(three: Any, kind: str) -> None:
+    expected = trained_alone(kind, OPTIMIZERS[kind])
+    for result in three(trained_together, kind, OPTIMIZERS[kind], {}):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"groups": 2}, {"gradient_predivide_factor": 2.0}, {"groups": 1, "gradient_predivide_factor": 4.0}],
+    ids=str,
+)
+def test_ways_of_sending_do_not_change_the_result(two: Any, arguments: dict[str, Any]) -> None:
+    expected = trained_alone("SGD", OPTIMIZERS["SGD"])
+    first, second = two(trained_together, "SGD", OPTIMIZERS["SGD"], arguments)
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(first, second)
+
+
+def test_compressed_gradients_are_close_and_equal_on_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        return trained_together(hvd, "SGD", {"lr": 0.1}, {"compression": hvd.Compression.fp16})
+
+    first, second = two(fn)
+    torch.testing.assert_close(first, trained_alone("SGD", {"lr": 0.1}), rtol=1e-2, atol=1e-2)
+    assert torch.equal(first, second)
+
+
+def test_gradients_of_several_passes_are_summed_before_they_are_reduced(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), backward_passes_per_step=2
+        )
+        x, y = data(24)
+        for part in range(2):
+            start = hvd.rank() * 12 + part * 6
+            rows = slice(start, start + 6)
+            torch.nn.functional.mse_loss(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+        return weights(net)
+
+    # The sum over two passes of the average over two ranks is twice the mean over all rows.
+    net = make_net()
+    x, y = data(24)
+    (2 * torch.nn.functional.mse_loss(net(x), y)).backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    for result in two(fn):
+        torch.testing.assert_close(result, weights(net), rtol=1e-4, atol=1e-5)
+
+
+def test_one_backward_pass_too_many_is_an_error(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        net(torch.ones(1, 6)).sum().backward()
+        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+            net(torch.ones(1, 6)).sum().backward()
+        with pytest.raises(AssertionError, match=r"optimizer\.zero_grad\(\) was called after loss\.backward\(\)"):
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    two(fn)
+
+
+def test_gradients_are_clipped_between_synchronize_and_step(two: Any) -> None:
+    def fn(hvd: Any) -> float:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters())
+        before = weights(net)
+        (net(torch.full((1, 6), 10.0 * (hvd.rank() + 1))).sum() * 100).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return (weights(net) - before).norm().item()
+
+    first, second = two(fn)
+    assert first == second == pytest.approx(1.0, abs=1e-3)
+
+
+def test_step_after_synchronize_without_the_context_warns(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters())
+        net(torch.ones(1, 6)).sum().backward()
+        optimizer.synchronize()
+        with pytest.warns(UserWarning, match="called without optimizer.skip_synchronize"):
+            optimizer.step()
+
+    two(fn)
+
+
+def test_a_layer_that_only_one_rank_used_gets_the_average_with_zeros(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        used, sometimes = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+        named = [("used", used.weight), ("sometimes", sometimes.weight)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used.weight, sometimes.weight], lr=1.0), named)
+        x = torch.ones(1, 1)
+        (used(x) + (sometimes(x) if hvd.rank() == 0 else 0)).sum().backward()
+        optimizer.synchronize()
+        return [used.weight.grad.item(), sometimes.weight.grad.item()]
+
+    assert two(fn) == [[1.0, 0.5]] * 2
+
+
+def test_frozen_parameters_can_be_unfrozen_later(two: Any) -> None:
+    def fn(hvd: Any) -> tuple[bool, torch.Tensor]:
+        net = make_net()
+        net[0].requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        net(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+        stayed_frozen = net[0].weight.grad is None
+        net[0].requires_grad_(True)
+        optimizer.zero_grad()
+        (net(torch.ones(1, 6)).sum() * (hvd.rank() + 1)).backward()
+        optimizer.step()
+        return stayed_frozen, weights(net)
+
+    (first_frozen, first), (second_frozen, second) = two(fn)
+    assert first_frozen
+    assert second_frozen
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_gradients_of_embeddings_are_averaged(two: Any, as_dense: bool) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        embedding = torch.nn.Embedding(5, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(embedding.parameters(), lr=1.0), embedding.named_parameters(), sparse_as_dense=as_dense
+        )
+        embedding(torch.tensor([hvd.rank(), 3])).sum().backward()
+        optimizer.synchronize()
+        assert embedding.weight.grad.is_sparse != as_dense
+        return embedding.weight.grad.to_dense()
+
+    expected = torch.tensor([0.5, 0.5, 0.0, 1.0, 0.0]).unsqueeze(1).expand(5, 2)
+    for result in two(fn):
+        torch.testing.assert_close(result, expected)
+
+
+def test_state_dicts_go_back_and_forth_with_the_unwrapped_optimizer(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        plain = torch.optim.Adam(net.parameters(), lr=0.01)
+        wrapped = hvd.DistributedOptimizer(plain, net.named_parameters())
+        net(torch.ones(1, 6)).sum().backward()
+        wrapped.step()
+        fresh = torch.optim.Adam(make_net().parameters(), lr=0.5)
+        fresh.load_state_dict(wrapped.state_dict())
+        assert fresh.param_groups[0]["lr"] == 0.01
+        wrapped.load_state_dict(fresh.state_dict())
+        wrapped.zero_grad()
+        net(torch.ones(1, 6)).sum().backward()
+        wrapped.step()
+        assert int(wrapped.state_dict()["state"][0]["step"]) == 2
+
+    two(fn)
+
+
+def test_a_scheduler_drives_the_wrapped_optimizer(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        rates = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+            scheduler.step()
+        return rates
+
+    assert two(fn) == [[1.0, 0.5, 0.25]] * 2
+
+
+def test_a_closure_is_synchronized_at_each_evaluation(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3), net.named_parameters()
+        )
+        x, y = data(12)
+        rows = slice(hvd.rank() * 6, hvd.rank() * 6 + 6)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(net(x[rows]), y[rows])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return weights(net)
+
+    first, second = two(fn)
+    assert torch.equal(first, second)
+
+
+def test_two_optimizers_in_one_program_do_not_meet(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        generator, critic = make_net(1), make_net(2)
+        optimizers = [
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(net.parameters(), lr=0.1), [(f"{label}.{n}", p) for n, p in net.named_parameters()]
+            )
+            for label, net in (("g", generator), ("c", critic))
+        ]
+        for net in (generator, critic):
+            net(torch.full((1, 6), 1.0 + hvd.rank())).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return torch.cat([weights(generator), weights(critic)])
+
+    first, second = two(fn)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step=0 must be > 0"),
+        ({"gradient_predivide_factor": 2.0, "op": 1}, ValueError, "gradient_predivide_factor not supported"),
+        ({"groups": -1}, ValueError, "must be >= 0"),
+        ({"groups": "2"}, ValueError, "non-negative integer or a list of lists"),
+        ({"groups": [["x"]]}, ValueError, "lists of tensors"),
+        ({"named_parameters": [1, 2]}, ValueError, "sequence of tuples"),
+    ],
+)
+def test_wrong_arguments_are_refused(two: Any, arguments: dict[str, Any], error: type, text: str) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        with pytest.raises(error, match=text):
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), **arguments)
+
+    two(fn)
+
+
+def test_names_must_be_unique_and_complete(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        named = list(net.named_parameters())
+        with pytest.raises(ValueError, match=r"must be unique\. Found duplicates: 0\.weight"):
+            hvd.DistributedOptimizer(optimizer, [*named, named[0]])
+        with pytest.raises(ValueError, match="1 of the optimizer's 4 parameters were not"):
+            hvd.DistributedOptimizer(optimizer, named[1:])
+        with pytest.raises(ValueError, match="can only appear once"):
+            weight = named[0][1]
+            hvd.DistributedOptimizer(optimizer, named, groups=[[weight], [weight]])
+
+    two(fn)
+
+
+def test_a_world_of_one_is_an_ordinary_optimizer() -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    try:
+        result = trained_together(hvd, "Adam", {"lr": 0.01}, {})
+    finally:
+        hvd.shutdown()
+    torch.testing.assert_close(result, trained_alone("Adam", {"lr": 0.01}))
+
+
+def test_an_exception_between_two_steps_fails_the_job_with_the_users_text(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        net(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+        raise KeyError("my own mistake")
+
+    with pytest.raises(WorkerFailedError, match="my own mistake"):
+        two(fn)
