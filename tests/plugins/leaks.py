@@ -100,6 +100,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    for process, _ in _new_processes(Residue(), Residue.now()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
     tempfile.tempdir = None
 
@@ -129,7 +132,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             break
         time.sleep(0.05)
     if leaks:
-        _clean_up(_baseline, spark)
+        _restore_environment(_baseline)
         pytest.fail("this test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
 
 
@@ -150,12 +153,8 @@ def _leaks(before: Residue, after: Residue, spark: bool) -> list[str]:
     return found
 
 
-def _clean_up(before: Residue, spark: bool) -> None:
-    """Later tests must not fail for what this one left."""
-    for process, _ in _new_processes(before, Residue.now()):
-        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
-            process.kill()
-            os.waitpid(process.pid, 0)
+def _restore_environment(before: Residue) -> None:
+    """Later tests must not fail for what this one set. (Its processes stay until the end: a fixture may own them.)"""
     for name in {**before.variables, **os.environ}:
         if name.startswith(FOREIGN_VARIABLES):
             continue
