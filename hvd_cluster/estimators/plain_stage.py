@@ -79,7 +79,7 @@ class Params(ABC):  # noqa: B024 - as in pyspark.ml, where it is the root of abs
     def getParam(self, paramName: str) -> Param:
         param = getattr(self, paramName)
         if not isinstance(param, Param):
-            raise ValueError(f"Cannot find param with name {paramName}.")  # noqa: TRY004 - as pyspark does
+            raise ValueError(f"Cannot find param with name {paramName}.")
         return param
 
     def hasParam(self, paramName: str) -> bool:

@@ -1,4 +1,4 @@
-# ruff: noqa: TRY004 - a wrong value of a param is a ValueError, whatever is wrong with it
+
 """What a param may hold: each rule takes a value and returns it in its final form, or raises ValueError.
 
 The text of the error completes "<param>=<value> ...".

@@ -108,7 +108,7 @@ class Worker:
         outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
         loss = self.objective(outputs, shaped, weights)
         batches = min(group, steps - step // group * group)  # the last group of an epoch may be short
-        (loss / batches).backward()  # type: ignore[no-untyped-call]
+        (loss / batches).backward()
         if (step + 1) % group == 0 or step + 1 == steps:
             self.optimizer.step()
         return outputs, loss.detach()

@@ -56,7 +56,11 @@ def estimator(**params):
         ({"metrics": [[F.mse_loss, F.l1_loss]]}, ValueError, ["metrics[0] has 2 entries for 1 label columns"]),
         ({"input_shapes": [[-1, 4], [-1, 1]]}, ValueError, ["input_shapes has 2 entries for 1 feature columns"]),
         ({"loss": lambda output, label: (output - label) ** 2}, DataError, ["returns no scalar", ".mean()"]),
-        ({"model": torch.nn.Linear(3, 1)}, DataError, ["the model does not take", "feature 'x': batch of shape (rows, 4)"]),
+        (
+            {"model": torch.nn.Linear(3, 1)},
+            DataError,
+            ["the model does not take", "feature 'x': batch of shape (rows, 4)"],
+        ),
         ({"feature_cols": ["x", "a"]}, DataError, ["the model does not take", "feature 'a'"]),
         ({"label_cols": ["y", "a"]}, DataError, ["1 output(s) for 2 label column(s)"]),
     ],

@@ -12,7 +12,6 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import torch
 import torch.nn.functional as F
 

@@ -1,0 +1,216 @@
+"""The same fit on every kind of Spark session, and the stages in Spark ML's own company."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.errors import NotEnoughSlotsError, WorkerFailedError
+from hvd_cluster.estimators import TorchEstimator, TorchModel
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+ROWS = 120
+
+
+class Net(torch.nn.Module):
+    """A number and three class scores from a vector of 3 and a number; ``ballast`` makes it heavy."""
+
+    def __init__(self, ballast=0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one = torch.nn.Linear(4, 1)
+        self.three = torch.nn.Linear(4, 3)
+        self.register_buffer("ballast", torch.rand(ballast))
+
+    def forward(self, features, a):
+        both = torch.cat([features, a.reshape(-1, 1)], dim=1)
+        return self.one(both), self.three(both)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(1)
+    x, a = rng.normal(size=(ROWS, 3)), rng.normal(size=ROWS)
+    y = x @ [1.0, 2.0, -1.0] + a
+    columns = {"x0": x[:, 0], "x1": x[:, 1], "x2": x[:, 2], "a": a, "y": y, "c": np.digitize(y, [-1.0, 1.0])}
+    return pd.DataFrame(columns)
+
+
+@pytest.fixture
+def data(spark, rows):
+    """The same as a Spark DataFrame, and a column ``features`` of Spark ML vectors, some of them sparse."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import DoubleType, LongType, StructField, StructType
+
+    def vector(values, index):
+        return Vectors.sparse(3, dict(enumerate(values))) if index % 5 == 0 else Vectors.dense(values)
+
+    records = [
+        (index, vector(row[:3], index), *row[:5], int(row[5])) for index, row in enumerate(rows.to_numpy().tolist())
+    ]
+    fields = [("id", LongType()), ("features", VectorUDT())]
+    fields += [(name, DoubleType()) for name in ("x0", "x1", "x2", "a", "y")] + [("c", LongType())]
+    return spark.createDataFrame(records, StructType([StructField(*field) for field in fields])).repartition(3)
+
+
+def estimator(store, net=None, **params):
+    net = net or Net()
+    given = {
+        "model": net,
+        "optimizer": torch.optim.Adam(net.parameters(), lr=0.05),
+        "loss": [F.mse_loss, F.cross_entropy],
+        "feature_cols": ["features", "a"],
+        "label_cols": ["y", "c"],
+        "validation": 0.2,
+        "batch_size": 8,
+        "epochs": 5,
+        "num_proc": 2,
+        "store": str(store),
+        "verbose": 0,
+        "scale_lr": False,
+        "partitions_per_process": 2,
+        **params,
+    }
+    return TorchEstimator(**given)
+
+
+def test_a_spark_frame_is_fitted_and_scored(spark, data, rows, tmp_path):
+    from pyspark.ml.linalg import DenseVector, VectorUDT
+    from pyspark.sql.types import DoubleType
+
+    model = estimator(tmp_path).fit(data)
+    losses = [record["train"]["loss"] for record in model.getHistory()]
+    assert losses[-1] < losses[0]
+    assert len(model.getHistory()[0]["samples_per_s"]) == 2
+    assert [path.name for path in (tmp_path / "runs" / model.getRunId()).iterdir()] == ["checkpoint"]
+
+    scored = model.transform(data)
+    assert scored.columns == [*data.columns, "y__output", "c__output"]
+    assert isinstance(scored.schema["features"].dataType, VectorUDT)
+    assert isinstance(scored.schema["y__output"].dataType, DoubleType)
+    assert isinstance(scored.schema["c__output"].dataType, VectorUDT)
+    found = sorted(scored.collect(), key=lambda row: row["id"])
+    x = torch.tensor(rows[["x0", "x1", "x2"]].to_numpy(), dtype=torch.float32)
+    with torch.no_grad():
+        one, three = model.getModel()(x, torch.tensor(rows["a"].to_numpy(), dtype=torch.float32))
+    assert np.allclose([row["y__output"] for row in found], one.flatten(), atol=1e-5)
+    assert isinstance(found[0]["c__output"], DenseVector)
+    assert np.allclose([row["c__output"].toArray() for row in found], three, atol=1e-5)
+    with pytest.raises(ValueError, match="output column 'y__output' exists already"):
+        model.transform(scored)
+
+
+def test_a_pipeline_is_fitted_saved_loaded_and_scores_alike(spark, data, tmp_path):
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    frame = data.drop("features")
+    assembler = VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features")
+    pipeline = Pipeline(stages=[assembler, estimator(tmp_path / "work", epochs=1, num_proc=1)])
+    for _ in range(2):
+        pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
+    loaded = Pipeline.load(str(tmp_path / "pipeline"))
+    assert loaded.getStages()[1].getFeatureCols() == ["features", "a"]
+    fitted = loaded.fit(frame)
+    fitted.save(str(tmp_path / "model"))
+    again = PipelineModel.load(str(tmp_path / "model"))
+    assert isinstance(again.stages[1], TorchModel)
+    assert again.stages[1].uid == fitted.stages[1].uid
+    first, second = (
+        {row["id"]: (row["y__output"], row["c__output"]) for row in each.transform(frame).collect()}
+        for each in (fitted, again)
+    )
+    assert first == second
+    assert len(first) == ROWS
+
+
+def test_a_stage_alone_is_saved_over_an_older_one(spark, tmp_path):
+    fresh = estimator(tmp_path)
+    for epochs in (2, 3):
+        fresh.setEpochs(epochs).write().overwrite().save(str(tmp_path / "stage"))
+    assert TorchEstimator.load(str(tmp_path / "stage")).getEpochs() == 3
+
+
+@pytest.mark.spark("local", "connect")
+def test_cross_validation_fits_in_parallel(spark, data, tmp_path):
+    from pyspark.ml.evaluation import RegressionEvaluator
+    from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+
+    fit = estimator(tmp_path / "work", num_proc=1, validation=None, epochs=3)
+    grid = ParamGridBuilder().addGrid(fit.epochs, [1, 3]).build()
+    judge = RegressionEvaluator(predictionCol="y__output", labelCol="y", metricName="rmse")
+    search = CrossValidator(estimator=fit, estimatorParamMaps=grid, evaluator=judge, numFolds=2, parallelism=2, seed=3)
+    found = search.fit(data)
+    assert len(found.avgMetrics) == 2
+    assert len(found.bestModel.getHistory()) in (1, 3)
+    assert len(list((tmp_path / "work" / "runs").iterdir())) == 5
+    found.save(str(tmp_path / "search"))
+    loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+    assert loaded.transform(data).count() == ROWS
+
+
+def test_a_heavy_model_reaches_the_tasks(spark, data):
+    # Over the size up to which a model travels inside the function.
+    net = Net(ballast=1_000_000).eval()
+    model = TorchModel(
+        model=net,
+        feature_columns=["features", "a"],
+        label_columns=["y", "c"],
+        _metadata={"feature_dtypes": ("float32", "float32"), "output_types": ("float32", "vector")},
+    )
+    for _ in range(2):
+        row = model.transform(data.where("id = 7")).first()
+        x = torch.tensor(row["features"].toArray(), dtype=torch.float32).unsqueeze(0)
+        with torch.no_grad():
+            one, _ = net(x, torch.tensor([row["a"]], dtype=torch.float32))
+        assert row["y__output"] == pytest.approx(one.item(), abs=1e-6)
+
+
+def test_a_prediction_function_of_the_users_own_gets_spark_rows(spark, data):
+    class Mine(TorchModel):
+        def get_prediction_fn(self):
+            def predict_fn(net, row):
+                return float(row.features[0]) + row["id"], np.asarray(row.features.toArray())
+
+            return predict_fn
+
+    model = Mine(
+        model=Net(),
+        feature_columns=["features"],
+        label_columns=["y", "c"],
+        _metadata={"feature_dtypes": ("float32",), "output_types": ("float64", "vector")},
+    )
+    for row in model.transform(data.where("id < 6")).collect():
+        assert row["y__output"] == pytest.approx(row["x0"] + row["id"])
+        assert row["c__output"].toArray() == pytest.approx(row["features"].toArray())
+
+
+def test_a_spark_frame_needs_a_store(data):
+    with pytest.raises(ValueError, match="store is required with a Spark DataFrame"):
+        estimator(None, store=None).fit(data)
+
+
+def test_too_few_slots_are_told_before_anything_starts(data, tmp_path):
+    with pytest.raises(NotEnoughSlotsError, match="50 slots needed"):
+        estimator(tmp_path, num_proc=50).fit(data)
+
+
+def test_the_users_own_traceback_comes_first(data, tmp_path):
+    def broken(output, label):
+        if len(output) == 8:  # not on the few rows of the trial
+            raise KeyError("the user's mistake")
+        return F.mse_loss(output, label)
+
+    with pytest.raises(WorkerFailedError) as caught:
+        estimator(tmp_path, loss=[broken, F.cross_entropy]).fit(data)
+    assert "in broken" in str(caught.value).split("Rank ")[0]
+    assert list(tmp_path.rglob("*.parquet")) == []
