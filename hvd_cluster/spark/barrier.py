@@ -13,7 +13,7 @@ from typing import Any
 
 import hvd_cluster
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
-from hvd_cluster.launch.placement import Placement, place
+from hvd_cluster.launch.placement import Placement, Seat, place
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.spark import greeting, host, sidechannel
 from hvd_cluster.spark.greeting import Greeting
@@ -78,7 +78,18 @@ def _problems(texts: Sequence[str]) -> list[tuple[str, bytes]]:
 def _take_part(seat: int, job: Plan, greetings: Sequence[Greeting], call: Any, driver: DriverLine) -> Outcome:
     placements = place(greeting.seats(greetings))
     mine = next(one for one in placements if one.seat.index == seat)
-    first = placements[0].seat  # seat 0
+    try:
+        return _run_worker(mine, placements[0].seat, job, greetings, call, driver)
+    except Exception as error:  # Spark fails the stage for it; this way the driver also learns the rank
+        report = ErrorReport.of(error)
+        driver.tell(sidechannel.Ended(Outcome(mine.rank, mine.seat.address, error=report, finished_at=time.time())))
+        raise
+
+
+def _run_worker(
+    mine: Placement, first: Seat, job: Plan, greetings: Sequence[Greeting], call: Any, driver: DriverLine
+) -> Outcome:
+    """Run the worker placed at ``mine`` in the world whose rank 0 sits at ``first``."""
     store_port, master_port = greetings[first.index].ports
     beside_rank_0 = mine.seat.host_key == first.host_key
     candidates = [host.LOOPBACK] if beside_rank_0 else greetings[first.index].addresses
@@ -93,7 +104,7 @@ def _take_part(seat: int, job: Plan, greetings: Sequence[Greeting], call: Any, d
         )
         if not beside_rank_0:
             topology = replace(topology, host=client.local_host)  # the interface that leads to the others
-        driver.tell(sidechannel.Placed(seat, mine.rank, topology.host))
+        driver.tell(sidechannel.Placed(mine.seat.index, mine.rank, topology.host))
         peers = Peers(client, mine.rank, mine.size)
         outcome = _supervise(topology, mine, job, receive(call), driver, peers)
         driver.tell(sidechannel.Ended(replace(outcome, value=b"" if outcome.ok else None)))

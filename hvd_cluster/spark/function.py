@@ -56,7 +56,8 @@ def run(
         stdout: a text stream for the lines that workers write to stdout, ``[rank]<stdout>:`` in front; by default the
             driver's (in a notebook, the cell's).
         stderr: likewise for stderr.
-        verbose: accepted; what the launcher itself has to say goes to the logger ``hvd_cluster``.
+        verbose: 0 drops the workers' output unless ``stdout`` or ``stderr`` is given. What the launcher itself has to
+            say goes to the logger ``hvd_cluster``.
         nics: name of the network interface for the workers' data; by default the one that reaches rank 0's host.
         prefix_output_with_timestamp: put the time in front of each line of output.
         executable: path of the Python that runs the workers, on the executors; by default the executors' own.
@@ -77,7 +78,7 @@ def run(
     _check(num_proc, start_timeout, use_mpi)
     if extra_mpi_args:
         logger.warning("extra_mpi_args=%r has no effect: MPI is not used", extra_mpi_args)
-    del use_gloo, verbose
+    del use_gloo
     start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
     call = pack(fn, args, kwargs)
     session = active(spark)
@@ -89,7 +90,9 @@ def run(
         size,
         env={**_interface(nics), **(env or {})},
         executable=executable,
-        print_line=LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp),
+        print_line=_drop_line
+        if verbose == 0 and stdout is None and stderr is None
+        else LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp),
         on_event=on_event,
     )
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
@@ -106,6 +109,10 @@ def _check(num_proc: int | None, start_timeout: float | None, use_mpi: bool | No
         wrong.append("use_mpi=True: hvd_cluster does not use MPI on Spark; leave it out, the workers use Gloo or NCCL")
     if wrong:
         raise ValueError("; ".join(wrong))
+
+
+def _drop_line(rank: int, stream: str, line: str) -> None:
+    """For a run that shall be quiet."""
 
 
 def _interface(nics: str | Sequence[str] | set[str] | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError
-from hvd_cluster.launch.logs import LinePrinter
+from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import preflight, sidechannel, task
@@ -54,7 +54,7 @@ class Job:
         *,
         env: Mapping[str, str | None],
         executable: str | None,
-        print_line: LinePrinter,
+        print_line: OnLine,
         on_event: Callable[[int, dict[str, Any]], None] | None,
     ) -> None:
         self._session = session

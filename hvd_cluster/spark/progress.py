@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, field
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
@@ -10,6 +10,18 @@ from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.spark.sidechannel import Ended, Lost, Message, Placed, Seated
 
 _REASON_CHARS = 800
+_REASON_SENTENCES = 3
+#: Frames and source lines are indented; py4j and Spark announce their stack traces.
+_NO_SENTENCE = (
+    " ",
+    "\t",
+    "...",
+    "An error occurred while calling",
+    "Driver stacktrace",
+    "JVM stacktrace",
+    "Traceback ",
+)
+_JAVA_CLASS = re.compile(r"^(?:Caused by: )?(?:[a-z]\w*\.)+[\w$]*(?:Exception|Error): ")
 
 
 @dataclass
@@ -66,20 +78,11 @@ class Progress:
 
 
 def short_reason(error: BaseException) -> str:
-    """The sentences of a Spark exception, without its thousands of characters of JVM frames."""
-    frames = ("at ", "...", "Driver stacktrace", "org.apache.spark.", "JVM stacktrace", "~[")
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not line.startswith(frames) and "py4j" not in line.lower()]
-    return _clip(" ".join(_most_telling(telling)) or type(error).__name__)
-
-
-def _most_telling(lines: Sequence[str]) -> list[str]:
-    """The first line, and what a Python process on an executor printed last before it gave up."""
-    python = [
-        line for line in lines if line.partition(":")[0].endswith(("Error", "Exception")) and "spark.api" not in line
+    """The sentences of a Spark exception, without its thousands of characters of stack frames."""
+    sentences = [
+        _JAVA_CLASS.sub("", line.lstrip(": ")).partition(" Consider setting ")[0].rstrip()
+        for line in str(error).splitlines()
+        if not line.startswith(_NO_SENTENCE) and not line.endswith("Traceback (most recent call last):")
     ]
-    return list(dict.fromkeys([*lines[:1], *python[-1:]]))
-
-
-def _clip(text: str) -> str:
+    text = " ".join(list(dict.fromkeys(filter(None, sentences)))[:_REASON_SENTENCES]) or type(error).__name__
     return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 4] + " ..."

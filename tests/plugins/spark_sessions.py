@@ -125,6 +125,11 @@ def _stop(spark: Any, kind: str) -> None:
             (_spark_home() / "work").rmdir()
 
 
+def executor_folders() -> set[Path]:
+    """The folders of local clusters' executors, which Spark keeps beside its own files."""
+    return set((_spark_home() / "work").glob("app-*"))
+
+
 def _spark_home() -> Path:
     import pyspark
 
