@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,11 +40,14 @@ class ParquetFolder:
         self.store = store
         self.paths = _files(store, path)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            self._footers = list(pool.map(self._footer, self.paths))
-        self.arrow_schema = self._footers[0].schema.to_arrow_schema()
+            footers = list(pool.map(self._footer, self.paths))
+        self._footers = dict(zip(self.paths, footers, strict=True))
+        self.arrow_schema = footers[0].schema.to_arrow_schema()
         #: List and vector lengths are those of the first row group.
         self.schema = infer(self.arrow_schema, columns)
-        for footer, file in zip(self._footers, self.paths, strict=True):
+        #: For each file, the leaves (Parquet column chunks of a row group) that belong to each column.
+        self._leaves = {path: _leaves(footer, self.schema.names) for path, footer in self._footers.items()}
+        for file, footer in self._footers.items():
             other = infer(footer.schema.to_arrow_schema(), self.schema.names)
             if [(c.name, c.kind, c.dtype) for c in other] != [(c.name, c.kind, c.dtype) for c in self.schema]:
                 raise DataError(f"the columns of {file} have other types than those of {self.paths[0]}")
@@ -62,11 +65,12 @@ class ParquetFolder:
         """
         census = Census()
         for number, group in enumerate(self.row_groups):
-            footer = self._footers[self.paths.index(group.path)].row_group(group.index)
+            footer, leaves = self._footers[group.path].row_group(group.index), self._leaves[group.path]
             doubtful = [
                 column
                 for column in self.schema
-                if (number == 0 and column.shape) or not _is_clean(footer, column, census.shape(column.name))
+                if (number == 0 and column.shape)
+                or not _is_clean(footer, leaves[column.name], column, census.shape(column.name))
             ]
             if doubtful:
                 selected = Schema(tuple(doubtful))
@@ -89,12 +93,13 @@ class ParquetFolder:
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is not a whole Parquet file: {error}") from error
 
-    def _row_groups(self) -> Any:
-        for path, footer in zip(self.paths, self._footers, strict=True):
+    def _row_groups(self) -> Iterator[RowGroup]:
+        for path, footer in self._footers.items():
+            leaves = [leaf for indices in self._leaves[path].values() for leaf in indices]
             for index in range(footer.num_row_groups):
                 group = footer.row_group(index)
                 if group.num_rows:
-                    size = sum(leaf.total_uncompressed_size for leaf in _leaves(group, self.schema.names))
+                    size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
                     yield RowGroup(path, index, group.num_rows, size_bytes=size)
 
 
@@ -121,19 +126,22 @@ def _files(store: Store, path: str) -> list[str]:
     return files
 
 
-def _leaves(row_group: Any, names: Sequence[str]) -> list[Any]:
-    """The Parquet column chunks that belong to the named columns."""
-    leaves = [row_group.column(index) for index in range(row_group.num_columns)]
-    return [leaf for leaf in leaves if any(_belongs(leaf.path_in_schema, name) for name in names)]
+def _leaves(footer: Any, names: Sequence[str]) -> dict[str, list[int]]:
+    """For each named column the indices of the Parquet columns that it is made of."""
+    leaves: dict[str, list[int]] = {name: [] for name in names}
+    for index in range(footer.num_columns):
+        path = footer.schema.column(index).path
+        # A column's name may hold dots itself.
+        while path and path not in leaves:
+            path = path.rpartition(".")[0]
+        if path:
+            leaves[path].append(index)
+    return leaves
 
 
-def _belongs(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}.")
-
-
-def _is_clean(row_group: Any, column: Column, shape: tuple[int, ...]) -> bool:
+def _is_clean(row_group: Any, indices: Sequence[int], column: Column, shape: tuple[int, ...]) -> bool:
     """Whether the footer proves that a column has no nulls and, on average, lists of this shape."""
-    leaves = _leaves(row_group, [column.name])
+    leaves = [row_group.column(index) for index in indices]
     if column.kind is Kind.VECTOR and len(leaves) > 1:
         # In a row that is not null the type is set; the other fields are null by turns.
         leaves = [leaf for leaf in leaves if leaf.path_in_schema == f"{column.name}.type"]
