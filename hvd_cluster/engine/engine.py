@@ -151,6 +151,7 @@ class Engine:
         """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
         if self._thread is None:
             self._set_timeline(None, False)
+            self._close_timeline()
             os.close(self._bell)
         else:
             self._command("leave", None)
@@ -210,6 +211,7 @@ class Engine:
             self._abort(f"rank {self._rank} on {self.world.topology.host} failed: {type(error).__name__}: {error}")
         finally:
             self._set_timeline(None, False)
+            self._close_timeline()
             self._transports.close()
             for link in self.world.links.values():
                 link.close()
@@ -408,6 +410,7 @@ class Engine:
             pending = list(self._pending.values())
             self._pending.clear()
             self._submitted.clear()
+            self._flush_s = None
         for request in pending:
             request.handle.fail(HorovodInternalError(text))
         if self._join_handle is not None:
@@ -417,17 +420,20 @@ class Engine:
     # ---- timeline ---------------------------------------------------------------------------------------------------
 
     def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
+        self._recorder.stop()
+        self._write_timeline(self._recorder.take())
         if path is None:
-            self._recorder.stop()
-            self._write_timeline(self._recorder.take())
-            if self._timeline_file is not None:
-                self._timeline_file.close()
-                self._timeline_file = None
-            return
+            return  # the file stays open for the last events of the other ranks, which are still on their way
         if self._rank == 0:
+            self._close_timeline()
             self._timeline_file = TimelineFile(path)
         self._recorder.start(mark_cycles)
         self._next_timeline_s = time.monotonic() + _TIMELINE_PERIOD_S
+
+    def _close_timeline(self) -> None:
+        if self._timeline_file is not None:
+            self._timeline_file.close()
+            self._timeline_file = None
 
     def _send_timeline(self) -> None:
         if self._recorder.enabled and time.monotonic() >= self._next_timeline_s:

@@ -7,7 +7,7 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +181,7 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
     _watch(sock)
     link = Link(sock, topology.secret, accepts=False)
     link.send(json.dumps(topology.rank).encode())
-    _exchange([link], timeout_s, until=lambda: link.established)
+    _await_welcome(link, timeout_s)
     return link
 
 
@@ -223,28 +223,27 @@ def _answer(
             if messages:
                 unknown.remove(link)
                 links[int(json.loads(messages[0]))] = link
+                link.send(b"welcome")
     for link in unknown:
         link.close()
     return links
 
 
-def _exchange(links: list[Link], timeout_s: float, until: Callable[[], bool]) -> None:
-    """Let ``links`` talk until ``until`` holds."""
+def _await_welcome(link: Link, timeout_s: float) -> None:
+    """Return once the parent has taken our name, so that it reads what follows as the engine's messages."""
     deadline_s = time.monotonic() + timeout_s
-    for link in links:
-        link.flush()
-    while not until():
+    link.flush()
+    while True:
         with selectors.DefaultSelector() as selector:
-            for link in links:
-                selector.register(link, link.events)
-            ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline_s - time.monotonic()))]
+            selector.register(link, link.events)
+            ready = selector.select(max(0.0, deadline_s - time.monotonic()))
         if not ready:
             raise ConnectionError(f"a neighbour did not answer within {timeout_s:g} s")
-        for link in links:
-            try:
-                link.receive()
-            except EOFError as error:
-                raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
+        try:
+            if link.receive():
+                return
+        except EOFError as error:
+            raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
 
 
 def _watch(sock: socket.socket) -> None:

@@ -1,0 +1,251 @@
+"""What happens on the survivors: death in mid-operation, shutdown with work in flight, forks, re-initialisation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch import local
+
+ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
+
+
+def survive(folder: str, num_elements: int, victim: int) -> None:
+    """Allreduce for ever; the victim is killed in the middle; the others note what they were told, and when."""
+    import threading
+
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    tensor = torch.ones(num_elements)
+    hvd.allreduce_(tensor, name="warm")
+    if hvd.rank() == victim:
+        killed_s = time.time() + 0.5
+        Path(folder, "killed").write_text(str(killed_s))
+        threading.Timer(killed_s - time.time(), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            hvd.allreduce_(tensor, name="loop")
+    except hvd.HorovodInternalError as error:
+        told = {"at": time.time(), "text": str(error)}
+        with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
+            hvd.allreduce(tensor, name="afterwards")
+        hvd.shutdown()
+        told["left_after"] = time.time() - told["at"]  # type: ignore[operator]
+        Path(folder, f"told.{hvd.is_initialized()}.{os.getpid()}").write_text(json.dumps(told))
+        raise
+
+
+@pytest.mark.parametrize("num_elements", [1, 20_000_000], ids=["small", "80 MB"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_kill_9_in_mid_operation_is_an_error_on_every_survivor_within_10_s(
+    tmp_path: Path, num_elements: int, victim: int
+) -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        local.run(survive, (str(tmp_path), num_elements, victim), num_proc=4, env=ENV)
+    assert caught.value.rank == victim
+    assert caught.value.exit_code == -signal.SIGKILL
+    killed_s = float((tmp_path / "killed").read_text())
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("told.False.*")]
+    assert len(told) == 3
+    for story in told:
+        assert story["at"] - killed_s < 10
+        assert story["left_after"] < 10
+        assert f"rank {victim}" in story["text"] or "failed" in story["text"]
+
+
+def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others() -> None:
+    def fn() -> str:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            hvd.shutdown()
+            return "left"
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.allreduce(torch.ones(1), name="never")
+        hvd.shutdown()
+        return str(caught.value)
+
+    first, *others = local.run(fn, num_proc=3, env=ENV)
+    assert first == "left"
+    for text in others:
+        assert text.startswith("Horovod has been shut down.")
+        assert "rank 0" in text
+
+
+def test_an_operation_that_all_had_agreed_on_is_finished_before_the_world_ends() -> None:
+    def fn() -> float:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        handle = hvd.allreduce_async(torch.full((5_000_000,), 1.0), op=hvd.Sum, name="last")
+        if hvd.rank() == 1:
+            time.sleep(0.3)
+            hvd.shutdown()
+        return hvd.synchronize(handle).sum().item()
+
+    assert local.run(fn, num_proc=2, env=ENV) == [1e7, 1e7]
+
+
+def test_a_process_can_leave_and_join_again_and_again() -> None:
+    def fn() -> tuple[list[float], int, int]:
+        import threading
+
+        import hvd_cluster.torch as hvd
+
+        sums, counts = [], []
+        for turn in range(12):
+            hvd.init()
+            hvd.init()
+            sums.append(hvd.allreduce(torch.tensor([float(turn)]), op=hvd.Sum).item())
+            hvd.shutdown()
+            hvd.shutdown()
+            assert not hvd.is_initialized()
+            counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))))
+        return sums, counts[-1][0] - counts[2][0], counts[-1][1] - counts[2][1]
+
+    for sums, more_threads, more_descriptors in local.run(fn, num_proc=2, env=ENV):
+        assert sums == [2.0 * turn for turn in range(12)]
+        assert more_threads == 0
+        assert more_descriptors <= 0
+
+
+def test_a_forked_child_is_no_rank_and_does_no_harm() -> None:
+    def fn() -> tuple[int, float]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        child = os.fork()
+        if child == 0:
+            code = 9
+            try:
+                assert hvd.rank() in (0, 1)
+                assert not hvd.is_initialized()
+                with pytest.raises(hvd.HorovodInternalError, match="forked"):
+                    hvd.allreduce(torch.ones(1))
+                hvd.shutdown()
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status), hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    assert local.run(fn, num_proc=2, env=ENV) == [(0, 2.0)] * 2
+
+
+def test_before_init_everything_says_so() -> None:
+    import hvd_cluster.torch as hvd
+
+    assert not hvd.is_initialized()
+    for question in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_homogeneous, hvd.gloo_enabled):
+        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."):
+            question()
+    with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
+        hvd.allreduce(torch.ones(1))
+    assert hvd.gloo_built()
+    assert hvd.nccl_built() >= 0
+    assert not hvd.mpi_built()
+
+
+def test_a_rank_that_never_comes_is_an_error_that_says_how_long_was_waited() -> None:
+    def fn() -> str:
+        import hvd_cluster.torch as hvd
+
+        if hvd.rank_from_launcher == 1:  # type: ignore[attr-defined]
+            return "stayed away"
+        with pytest.raises(ConnectionError) as caught:
+            hvd.init()
+        return str(caught.value)
+
+    def wrapped() -> str:
+        import hvd_cluster.torch as hvd
+
+        hvd.rank_from_launcher = int(os.environ["HOROVOD_RANK"])  # type: ignore[attr-defined]
+        return fn()
+
+    first, second = local.run(wrapped, num_proc=2, env={**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"})
+    assert "not all of the 2 ranks called hvd.init() within 1 s" in first
+    assert second == "stayed away"
+
+
+def test_the_timeline_holds_a_lane_for_each_rank_and_survives_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+
+    def fn(victim: int) -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        for _ in range(20):
+            hvd.allreduce(torch.ones(10), name="test_allreduce")
+            hvd.grouped_allreduce([torch.ones(3), torch.ones(4)], name="pair")
+        if victim >= 0:
+            time.sleep(1.2)  # the period at which events are written
+            if hvd.rank() == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.barrier()
+        hvd.shutdown()
+
+    def check() -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = json.loads(path.read_text())
+        assert {event["pid"] for event in events} == {0, 1}
+        names = {event["name"] for event in events}
+        assert {"NEGOTIATE_ALLREDUCE", "QUEUE", "GLOO_ALLREDUCE", "ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER"} <= names
+        lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert {"allreduce.test_allreduce", "allreduce.pair_1of2", "allreduce.pair_2of2"} <= lanes
+        return events
+
+    env = {**ENV, "HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+    local.run(fn, (-1,), num_proc=2, env=env)
+    events = check()
+    assert sum(e["name"] == "ALLREDUCE" for e in events) == 2 * 20 * 3
+    assert any(e["name"] == "CYCLE_START" for e in events)
+    for victim in (0, 1):
+        with pytest.raises(WorkerFailedError):
+            local.run(fn, (victim,), num_proc=2, env=env)
+        check()
+
+
+def test_a_timeline_is_started_and_stopped_at_run_time(tmp_path: Path) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        for name in ("one", "two"):
+            hvd.allreduce(torch.ones(1), name="outside")
+            hvd.barrier()
+            hvd.start_timeline(str(tmp_path / f"{name}.json"))
+            for _ in range(5):
+                time.sleep(0.05)
+                hvd.allreduce(torch.ones(1), name=name)
+            hvd.stop_timeline()
+            hvd.barrier()
+            time.sleep(0.2)
+        hvd.shutdown()
+
+    local.run(fn, num_proc=2, env={**ENV, "HOROVOD_TIMELINE": "DYNAMIC"})
+    for name, other in (("one", "two"), ("two", "one")):
+        events = json.loads((tmp_path / f"{name}.json").read_text())
+        lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert f"allreduce.{name}" in lanes
+        assert f"allreduce.{other}" not in lanes
+        assert {event["pid"] for event in events} == {0, 1}
+
+
+def test_start_timeline_needs_the_setting() -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    try:
+        with pytest.raises(ValueError, match="Set HOROVOD_TIMELINE=DYNAMIC"):
+            hvd.start_timeline("never.json")
+    finally:
+        hvd.shutdown()

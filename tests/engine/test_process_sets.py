@@ -1,0 +1,76 @@
+"""Process sets: groups of ranks with collectives of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.engine.process_sets import ProcessSet, register, unregister
+from hvd_cluster.launch import local
+
+
+def test_ranks_are_sorted_and_checked() -> None:
+    assert ProcessSet([2, 0]).ranks == [0, 2]
+    assert str(ProcessSet([1])) == "ProcessSet(process_set_id=None, ranks=[1], mpi_comm=None)"
+    assert ProcessSet([1]).size() is None
+    assert ProcessSet([1]).rank() is None
+    for wrong in (["0"], [0.0], [True], [1, 1]):
+        with pytest.raises(ValueError, match="ProcessSet"):
+            ProcessSet(wrong)  # type: ignore[arg-type]
+
+
+def test_ids_are_given_in_order_and_a_set_that_repeats_another_is_refused() -> None:
+    one, two = ProcessSet([0, 1]), ProcessSet([1, 2])
+    assert register([one, two], world_size=3) == {0: (0, 1, 2), 1: (0, 1), 2: (1, 2)}
+    assert (one.process_set_id, two.process_set_id) == (1, 2)
+    unregister([one, two])
+    assert one.process_set_id is None
+    for wrong in ([0, 3], [], [0, 1, 2]):
+        with pytest.raises(ValueError, match="ProcessSet|process_set"):
+            register([ProcessSet(wrong)], world_size=3)
+    with pytest.raises(ValueError, match="twice"):
+        register([ProcessSet([0, 1]), ProcessSet([1, 0])], world_size=3)
+
+
+def test_overlapping_sets_reduce_among_themselves_and_do_not_wait_for_each_other() -> None:
+    def fn() -> dict[str, Any]:
+        import hvd_cluster.torch as hvd
+
+        sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2]), hvd.ProcessSet([2])]
+        hvd.init(process_sets=sets)
+        rank = hvd.rank()
+        told: dict[str, Any] = {"included": [s.included() for s in sets], "sizes": [s.size() for s in sets]}
+        mine = [s for s in sets if s.included()]
+        # Every rank submits to its sets in another order, and nobody waits before all are submitted.
+        handles = {
+            s.process_set_id: hvd.allreduce_async(torch.tensor([1.0 + rank]), op=hvd.Sum, name="x", process_set=s)
+            for s in (mine if rank % 2 else mine[::-1])
+        }
+        told["sums"] = {id: hvd.synchronize(handle).item() for id, handle in sorted(handles.items())}
+        told["gathered"] = [hvd.allgather(torch.tensor([rank]), process_set=s).tolist() for s in mine]
+        told["ranks"] = [s.rank() for s in mine]
+        for s in mine:
+            root = s.ranks[-1]
+            assert hvd.broadcast(torch.tensor(float(rank)), root, process_set=s).item() == root
+        outside = [s for s in sets if not s.included()]
+        for s in outside:
+            with pytest.raises(ValueError, match=f"Allreduce: Rank {rank} is not a member of the provided process set"):
+                hvd.allreduce(torch.ones(1), process_set=s)
+            with pytest.raises(ValueError, match=r"Process is not part of provided process set\."):
+                s.rank()
+        hvd.barrier()
+        hvd.shutdown()
+        assert sets[0].process_set_id is None
+        with pytest.raises(ValueError, match="has not been registered"):
+            hvd.init()
+            hvd.allreduce(torch.ones(1), process_set=sets[0])
+        return told
+
+    first, second, third = local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1"})
+    assert first["included"] == [True, False, False]
+    assert second["sizes"] == [2, 2, 1]
+    assert (first["sums"], second["sums"], third["sums"]) == ({1: 3.0}, {1: 3.0, 2: 5.0}, {2: 5.0, 3: 3.0})
+    assert second["gathered"] == [[0, 1], [1, 2]]
+    assert third["ranks"] == [1, 0]
