@@ -103,5 +103,5 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

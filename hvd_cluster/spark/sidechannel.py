@@ -23,7 +23,6 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.topology import join_address, split_address
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,9 @@ Message = Seated | Placed | Warned | Line | Event | Ended | Lost
 
 
 class Listener:
-    """The driver's end: one thread that puts what tasks tell into :attr:`messages`. A context manager.
+    """The driver's end: puts what tasks tell into a queue. A context manager.
+
+    A thread per task reads, so that a task that floods us with output keeps no other one waiting.
 
     Args:
         secret: the job's secret; who does not hold it is not listened to.
@@ -109,13 +110,13 @@ class Listener:
         self._messages = messages
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=512)
-        self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._bell, self._bell_far_end = socket.socketpair()
-        self._index_of: dict[Link, int | None] = {}
-        self._idle = threading.Event()
-        self._idle.set()
-        self._thread = threading.Thread(target=self._serve, name="hvd-spark-listener", daemon=True)
+        self._changed = threading.Condition()
+        self._channels: list[Channel] = []
+        self._readers: list[threading.Thread] = []
+        self._stopping = self._closing = False
+        self._thread = threading.Thread(target=self._welcome_all, name="hvd-spark-listener", daemon=True)
         self._thread.start()
 
     def addresses(self, hosts: Sequence[str]) -> tuple[str, ...]:
@@ -123,19 +124,30 @@ class Listener:
         return tuple(join_address(host, self.port) for host in hosts)
 
     def stop_tasks(self) -> None:
-        """Ask every task to stop its worker now; Spark's own kill comes seconds later."""
-        self._ring(b"s")
+        """Ask every task, also those that call later, to stop its worker now; Spark's own kill comes seconds later."""
+        with self._changed:
+            self._stopping = True
+            for channel in self._channels:
+                _tell_to_stop(channel)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until every task has closed its connection, so that no line is still on its way."""
-        self._idle.wait(timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._channels, timeout_s)
 
     def close(self) -> None:
         """Stop listening. May be called twice."""
-        if self._thread.is_alive():
-            self._ring(b"x")
-            self._thread.join()
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
         self._bell.close()
+        self._thread.join()
+        with self._changed:
+            for channel in self._channels:
+                channel.close()
+        for reader in self._readers:
+            reader.join()
 
     def __enter__(self) -> Listener:
         return self
@@ -143,69 +155,53 @@ class Listener:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _ring(self, signal: bytes) -> None:
-        with contextlib.suppress(OSError):
-            self._bell.send(signal)
-
-    def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
+    def _welcome_all(self) -> None:
+        with self._socket, self._bell_far_end, selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._bell_far_end, selectors.EVENT_READ)
-            while True:
-                sources = [key.fileobj for key, _ in selector.select()]
-                if self._bell_far_end in sources:
-                    signals = self._bell_far_end.recv(16)
-                    if b"x" in signals:
-                        break
-                    self._tell_to_stop()
-                for source in sources:
-                    if source is self._socket:
-                        self._welcome(selector)
-                    elif isinstance(source, Link):
-                        self._hear(selector, source)
-                for link in self._index_of:
-                    selector.modify(link, link.events)
-                if self._messages.qsize() > _MAX_WAITING:
-                    time.sleep(0.05)  # the main thread cannot keep up: let the senders feel it
-            for link in self._index_of:
-                link.close()
-            self._socket.close()
-            self._bell_far_end.close()
+            while self._bell_far_end not in [key.fileobj for key, _ in selector.select()]:
+                with contextlib.suppress(ConnectionError):
+                    sock, _ = self._socket.accept()
+                    reader = threading.Thread(target=self._hear_one, args=(sock,), name="hvd-spark-hear", daemon=True)
+                    self._readers = [one for one in self._readers if one.is_alive()] + [reader]
+                    reader.start()
 
-    def _welcome(self, selector: selectors.BaseSelector) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            sock, _ = self._socket.accept()
-            link = Link(sock, self._secret, accepts=True)
-            link.flush()
-            self._index_of[link] = None
-            self._idle.clear()
-            selector.register(link, link.events)
-
-    def _hear(self, selector: selectors.BaseSelector, link: Link) -> None:
+    def _hear_one(self, sock: socket.socket) -> None:
         try:
-            link.flush()
-            for data in link.receive():
-                message = pickle.loads(data)  # the link has checked that it comes from the job
-                if isinstance(message, Seated):
-                    self._index_of[link] = message.index
-                self._messages.put(message)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel = Channel.accept(sock, self._secret, PROBE_S)
+        except (AuthenticationError, OSError) as error:
+            logger.warning("a connection that is none of this job's tasks was refused: %s", error)
+            sock.close()
             return
+        with self._changed:
+            self._channels.append(channel)
+            if self._stopping:
+                _tell_to_stop(channel)
+            if self._closing:
+                channel.close()
+        index: int | None = None
+        try:
+            while True:
+                message = pickle.loads(channel.recv())  # the channel has checked that it comes from the job
+                if isinstance(message, Seated):
+                    index = message.index
+                self._messages.put(message)
+                while self._messages.qsize() > _MAX_WAITING and not self._closing:
+                    time.sleep(0.02)  # the main thread cannot keep up: let the sender feel it
         except (EOFError, OSError):
             pass  # the task has ended, or died: what the job does next tells which
-        except AuthenticationError as error:
-            logger.warning("a connection that is none of this job's tasks was refused: %s", error)
-        selector.unregister(link)
-        index = self._index_of.pop(link)
-        link.close()
+        channel.close()
         if index is not None:
             self._messages.put(Lost(index))
-        if not self._index_of:
-            self._idle.set()
+        with self._changed:
+            self._channels.remove(channel)
+            self._changed.notify_all()
 
-    def _tell_to_stop(self) -> None:
-        for link in self._index_of:
-            with contextlib.suppress(OSError):
-                link.send(_STOP)
+
+def _tell_to_stop(channel: Channel) -> None:
+    with contextlib.suppress(OSError):
+        channel.send(_STOP)
 
 
 class DriverLine:
@@ -268,8 +264,10 @@ class DriverLine:
                 continue
             except (EOFError, OSError):
                 break
-        if not self._closing and _is_refused(self._address):
-            self.stop_requested.set()  # nobody waits for this job any more
+        if not self._closing:
+            time.sleep(0.2)  # a process that dies closes its sockets one after the other
+            if _is_refused(self._address):
+                self.stop_requested.set()  # nobody waits for this job any more
         channel.close()
 
 

@@ -1,0 +1,33 @@
+"""What a task finds out about its machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+import sys
+
+from hvd_cluster.spark import host
+
+
+def test_two_processes_of_one_machine_have_one_key() -> None:
+    code = "from hvd_cluster.spark import host; print(host.machine_key())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert other == host.machine_key()
+    assert host.machine_key().startswith(socket.gethostname().split(".")[0])
+
+
+def test_names_that_do_not_resolve_are_left_out_and_loopback_comes_last() -> None:
+    found = host.addresses(["127.0.0.1", "no-such-host.invalid", "192.0.2.7"], ["no-such-host.invalid"])
+    assert found[0] == "192.0.2.7"
+    assert "127.0.0.1" in found
+    kinds = [ipaddress.ip_address(address).is_loopback for address in found]
+    assert kinds == sorted(kinds)
+
+
+def test_there_is_always_an_address() -> None:
+    assert host.addresses()
+
+
+def test_the_interface_towards_this_host_is_loopback() -> None:
+    assert "127.0.0.1" in host.addresses(towards=["127.0.0.1"])

@@ -1,0 +1,92 @@
+"""What the driver concludes from what its tasks told: messages in, sentences out."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_cluster.errors import LaunchError, WorkerFailedError
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.spark.progress import Progress, short_reason
+from hvd_cluster.spark.sidechannel import Ended, Lost, Message, Placed, Seated
+
+STARTED = [Seated(0, "a"), Seated(1, "b"), Placed(0, 0, "10.0.0.1"), Placed(1, 1, "10.0.0.2")]
+
+
+def _after(*messages: Message) -> Progress:
+    progress = Progress(2)
+    for message in messages:
+        progress.hear(message)
+    return progress
+
+
+def test_a_job_has_started_when_all_tasks_run() -> None:
+    assert not _after().started
+    assert not _after(Seated(0, "a")).started
+    assert _after(Seated(0, "a"), Seated(1, "b")).started
+    # One that has a rank has heard of all the others, though not all of them can reach the driver.
+    assert _after(Placed(0, 0, "a")).started
+
+
+def test_the_first_lost_task_is_blamed_with_its_rank_and_host() -> None:
+    error = _after(*STARTED, Lost(1), Lost(0)).failure("Python worker exited unexpectedly")
+    assert isinstance(error, WorkerFailedError)
+    assert error.rank == 1
+    assert str(error).startswith("Rank 1 on host b was lost")
+    assert "1 more tasks ended after it" in str(error)
+    assert "Spark says: Python worker exited unexpectedly" in str(error)
+
+
+def test_a_task_that_ended_properly_is_not_lost() -> None:
+    assert _after(*STARTED, Ended(Outcome(1, "b", value=b"")), Lost(1)).lost == []
+
+
+def test_what_a_worker_raised_beats_the_loss_of_its_task() -> None:
+    report = ErrorReport("ValueError", "bad", "Traceback (most recent call last):\nValueError: bad\n")
+    error = _after(*STARTED, Ended(Outcome(0, "a", error=report, finished_at=2.0)), Lost(1)).failure("stage failed")
+    assert str(error).startswith("Traceback (most recent call last):\nValueError: bad")
+    assert isinstance(error, WorkerFailedError)
+    assert error.rank == 0
+
+
+def test_an_echo_of_a_lost_task_is_not_taken_for_the_cause() -> None:
+    echo = ErrorReport("hvd_cluster.errors.HorovodInternalError", "a peer died", "Traceback ...")
+    error = _after(*STARTED, Ended(Outcome(0, "a", error=echo, finished_at=2.0)), Lost(1)).failure("stage failed")
+    assert str(error).startswith("Rank 1 on host b was lost")
+
+
+def test_a_job_that_spark_refused_is_no_failed_worker() -> None:
+    error = _after().failure("no such resource")
+    assert type(error) is LaunchError
+    assert "Spark could not run the workers. Spark says: no such resource" in str(error)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: ", ""]
+)
+def test_a_spark_exception_is_told_in_sentences_without_frames(prefix: str) -> None:
+    text = prefix + (
+        "Job aborted: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.\n"
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting 'x'.\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner.compute(PythonRunner.scala:1)\n"
+        "Caused by: java.io.EOFException: end\n"
+        "\t... 27 more\n"
+        "\n"
+        "Driver stacktrace:\n"
+        "\tat org.apache.spark.scheduler.DAGScheduler.abort(DAGScheduler.scala:1)\n"
+    )
+    assert short_reason(RuntimeError(text)) == (
+        "Job aborted: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully. "
+        "Python worker exited unexpectedly (crashed). end"
+    )
+
+
+def test_a_python_error_on_an_executor_is_told_without_its_frames() -> None:
+    text = (
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+        '  File "worker.py", line 1, in main\n'
+        "    raise PySparkRuntimeError(\n"
+        "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has 3.12.\n"
+    )
+    assert short_reason(RuntimeError(text)) == "[PYTHON_VERSION_MISMATCH] Python in worker has 3.12."
+    assert short_reason(RuntimeError("")) == "RuntimeError"
+    assert len(short_reason(RuntimeError("word " * 10_000))) <= 800

@@ -1,0 +1,154 @@
+"""What tasks tell the driver while they run: real sockets, both ends in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.spark.sidechannel import DriverLine, Ended, Event, Line, Listener, Lost, Placed, Seated
+
+LOCAL = ["127.0.0.1"]
+
+
+@pytest.fixture
+def secret() -> bytes:
+    return new_secret()
+
+
+@pytest.fixture
+def messages() -> queue.SimpleQueue[Any]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def listener(secret: bytes, messages: queue.SimpleQueue[Any]) -> Iterator[Listener]:
+    with Listener(secret, LOCAL[0], messages) as one:
+        yield one
+
+
+def test_messages_of_many_tasks_arrive_whole_and_in_order(
+    listener: Listener, secret: bytes, messages: queue.SimpleQueue[Any]
+) -> None:
+    def tell(index: int) -> None:
+        with DriverLine(listener.addresses(LOCAL), secret) as line:
+            line.tell(Seated(index, "h"))
+            for number in range(200):
+                line.tell(Line(index, "stdout", f"{number} " + "x" * 5000))
+
+    threads = [threading.Thread(target=tell, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    listener.drain(10)
+    heard = [messages.get(timeout=5) for _ in range(4 * 202)]
+    for index in range(4):
+        lines = [one.text for one in heard if isinstance(one, Line) and one.rank == index]
+        assert lines == [f"{number} " + "x" * 5000 for number in range(200)]
+    assert sorted(one.index for one in heard if isinstance(one, Lost)) == [0, 1, 2, 3]
+    assert messages.empty()
+
+
+def test_a_task_that_does_not_hold_the_secret_is_not_heard(
+    listener: Listener, messages: queue.SimpleQueue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with DriverLine(listener.addresses(LOCAL), new_secret()) as line:
+        assert not line.connected
+        line.tell(Seated(0, "h"))
+    with contextlib.closing(socket.create_connection((LOCAL[0], listener.port))) as junk:
+        junk.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert junk.recv(1 << 16) is not None
+    listener.drain(5)
+    assert messages.empty()
+
+
+def test_without_a_driver_output_goes_to_the_executors_log_and_the_task_goes_on(
+    secret: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(socket.create_server((LOCAL[0], 0))) as unused:
+        port = unused.getsockname()[1]
+    with DriverLine([f"127.0.0.1:{port}", "no-such-host.invalid:1"], secret) as line:
+        assert not line.connected
+        line.tell(Placed(0, 0, "h"))
+        line.tell(Event(0, {"epoch": 1}))
+        line.tell(Line(3, "stderr", "hello"))
+    assert capsys.readouterr().err == "[3]<stderr>:hello\n"
+
+
+def test_the_second_address_is_taken_when_the_first_does_not_answer(
+    listener: Listener, secret: bytes, messages: queue.SimpleQueue[Any]
+) -> None:
+    with DriverLine(["no-such-host.invalid:1", *listener.addresses(LOCAL)], secret) as line:
+        assert line.connected
+        line.tell(Seated(7, "h"))
+        assert messages.get(timeout=5) == Seated(7, "h")
+
+
+def test_a_stop_reaches_every_task(listener: Listener, secret: bytes, messages: queue.SimpleQueue[Any]) -> None:
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(DriverLine(listener.addresses(LOCAL), secret)) for _ in range(3)]
+        for index, line in enumerate(lines):
+            line.tell(Seated(index, "h"))
+        for _ in lines:
+            messages.get(timeout=5)
+        assert not any(line.stop_requested.is_set() for line in lines)
+        listener.stop_tasks()
+        lines.append(stack.enter_context(DriverLine(listener.addresses(LOCAL), secret)))  # late
+        assert all(line.stop_requested.wait(5) for line in lines)
+
+
+def test_a_driver_that_is_gone_stops_its_tasks(secret: bytes, messages: queue.SimpleQueue[Any]) -> None:
+    with Listener(secret, LOCAL[0], messages) as listener:
+        line = DriverLine(listener.addresses(LOCAL), secret)
+        line.tell(Seated(0, "h"))
+        messages.get(timeout=5)
+    try:
+        assert line.stop_requested.wait(10)
+    finally:
+        line.close()
+
+
+def test_a_slow_reader_slows_the_senders_down_instead_of_filling_the_memory(
+    monkeypatch: pytest.MonkeyPatch, secret: bytes, messages: queue.SimpleQueue[Any]
+) -> None:
+    monkeypatch.setattr("hvd_cluster.spark.sidechannel._MAX_WAITING", 50)
+    with Listener(secret, LOCAL[0], messages) as listener, DriverLine(listener.addresses(LOCAL), secret) as line:
+        sent = threading.Event()
+
+        def flood() -> None:
+            for _ in range(5000):
+                line.tell(Line(0, "stdout", "x" * 10_000))
+            sent.set()
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        time.sleep(0.5)
+        assert not sent.is_set()
+        heard = 0
+        while heard < 5000:
+            heard += isinstance(messages.get(timeout=10), Line)
+        thread.join()
+
+
+def test_closing_the_listener_twice_is_fine(secret: bytes, messages: queue.SimpleQueue[Any]) -> None:
+    listener = Listener(secret, LOCAL[0], messages)
+    listener.close()
+    listener.close()
+    listener.stop_tasks()
+
+
+def test_an_end_carries_the_outcome(listener: Listener, secret: bytes, messages: queue.SimpleQueue[Any]) -> None:
+    from hvd_cluster.launch.outcome import Outcome
+
+    outcome = Outcome(2, "h", exit_code=-9, finished_at=1.0)
+    with DriverLine(listener.addresses(LOCAL), secret) as line:
+        line.tell(Ended(outcome))
+        assert messages.get(timeout=5) == Ended(outcome)

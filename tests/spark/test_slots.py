@@ -1,0 +1,78 @@
+"""What is said about places for workers: numbers in, sentences and errors out."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_cluster.errors import LaunchError, NotEnoughSlotsError
+from hvd_cluster.spark import slots
+from hvd_cluster.spark.slots import Slots
+
+
+def test_the_message_says_what_is_needed_what_is_free_and_why() -> None:
+    busy = Slots(total=8, busy=2, dynamic_allocation=True)
+    assert busy.describe(8).startswith("8 slots needed, 6 free; ")
+    assert "2 of 8 are busy" in busy.describe(8)
+    assert "dynamic allocation is on" in busy.describe(8)
+    assert "each task takes 1 GPU" in Slots(total=2, gpus_per_task=1.0).describe(4)
+    assert "an unknown number free" in Slots().describe(4)
+
+
+def test_more_workers_than_the_session_can_ever_have_are_refused_with_the_remedy() -> None:
+    with pytest.raises(NotEnoughSlotsError, match=r"5 slots needed, 4 free.*local\[8\].*num_proc=4"):
+        slots.check(5, Slots(total=4, most=4, master="local[4]"))
+    with pytest.raises(NotEnoughSlotsError, match=r"spark\.executor\.instances"):
+        slots.check(5, Slots(total=2, most=4, master="yarn"))
+
+
+def test_what_may_still_come_is_not_refused() -> None:
+    slots.check(5, Slots(total=4))
+    slots.check(5, Slots(total=2, most=6))
+    slots.check(5, Slots())
+    slots.check(4, Slots(total=4, busy=4, most=4))
+
+
+def test_dynamic_allocation_is_refused_because_spark_would() -> None:
+    with pytest.raises(NotEnoughSlotsError, match=r"8 slots needed, 6 free; dynamic allocation is on"):
+        slots.check(8, Slots(total=6, dynamic_allocation=True))
+    with pytest.raises(LaunchError, match=r"dynamicAllocation\.enabled=false") as raised:
+        slots.check(4, Slots(total=6, dynamic_allocation=True))
+    assert not isinstance(raised.value, NotEnoughSlotsError)
+
+
+@pytest.mark.parametrize(
+    ("master", "cpus_per_task", "expected"),
+    [
+        ("local", 1, 1),
+        ("local[4]", 1, 4),
+        ("local[4, 3]", 2, 2),
+        ("local[*]", 1, None),
+        ("local-cluster[2,3,1024]", 1, 6),
+        ("local-cluster[2, 3, 1024]", 2, 2),
+        ("spark://10.0.0.1:7077", 1, None),
+        ("yarn", 1, None),
+    ],
+)
+def test_the_name_of_a_local_master_tells_its_slots(master: str, cpus_per_task: int, expected: int | None) -> None:
+    assert slots.of_master(master, cpus_per_task) == expected
+
+
+def test_settings_alone_tell_a_cluster_s_upper_bound() -> None:
+    conf = {
+        "spark.master": "k8s://host",
+        "spark.executor.instances": "4",
+        "spark.executor.cores": "8",
+        "spark.task.cpus": "2",
+        "spark.executor.resource.gpu.amount": "2",
+        "spark.task.resource.gpu.amount": "1",
+    }
+    found = slots.of_settings(conf.get)
+    assert (found.total, found.most, found.gpus_per_task) == (None, 8, 1.0)
+    assert not found.dynamic_allocation
+
+
+def test_dynamic_allocation_counts_on_clusters_only() -> None:
+    on = {"spark.dynamicAllocation.enabled": "true"}
+    assert slots.of_settings({**on, "spark.master": "yarn"}.get).dynamic_allocation
+    assert slots.of_settings({**on, "spark.master": "local-cluster[2,1,1024]"}.get).dynamic_allocation
+    assert not slots.of_settings({**on, "spark.master": "local[*]"}.get).dynamic_allocation
