@@ -35,7 +35,7 @@ def run(
         num_proc: number of workers. ``np`` is its deprecated name.
         hosts: names of this host with their slots, ``"localhost:4"``: the launch is refused where they are too few.
         start_timeout: seconds until every worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
-        disable_cache: negotiate every tensor in full, as ``HOROVOD_CACHE_CAPACITY=0`` does.
+        disable_cache: accepted; it is about Horovod's cache of checks of remote hosts, and nothing is cached.
         verbose: 0 keeps the workers' output off this process's.
         use_gloo, use_mpi: accepted for Horovod's sake; workers always meet through our own rendezvous.
         executable: the workers' Python; this one by default.
@@ -49,6 +49,7 @@ def run(
     """
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other; leave both out")
+    del disable_cache
     if use_mpi:
         log.warning("use_mpi is ignored: hvd_cluster needs no MPI, its workers meet through its own rendezvous")
     if np is not None:
@@ -61,7 +62,6 @@ def run(
         tuple(args),
         dict(kwargs or {}),
         num_proc,
-        env={"HOROVOD_CACHE_CAPACITY": "0"} if disable_cache else None,
         executable=executable,
         start_timeout=start_timeout,
         verbose=1 if verbose is None else verbose,

@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from hvd_cluster import errors
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
 from hvd_cluster.launch.origin import is_ours, is_users
 
@@ -198,11 +199,13 @@ def _name_of(cls: type) -> str:
 def _traceback_text(error: BaseException) -> str:
     story = traceback.TracebackException.from_exception(error)
     for link in _chain(story, set()):
-        frames = list(link.stack)
-        link.stack = traceback.StackSummary.from_list(frames[_first_own_frame(frames) :])
-    if isinstance(error, LaunchError):
-        story.stack.clear()  # our own words about the call: where in this package they were said is of no interest
+        link.stack = traceback.StackSummary.from_list(_telling_frames(link.stack, link is story and _on_purpose(error)))
     return "".join(story.format())
+
+
+def _on_purpose(error: BaseException) -> bool:
+    """One of our own errors: where in this package it was raised tells the user nothing, its text tells all."""
+    return type(error).__module__ == errors.__name__
 
 
 def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterator[traceback.TracebackException]:
@@ -217,9 +220,15 @@ def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterat
         yield from _chain(member, seen)
 
 
-def _first_own_frame(frames: Sequence[traceback.FrameSummary]) -> int:
-    """Index of the first frame of the user's own files; else of the first one that is not ours; else 0."""
-    files = [frame.filename for frame in frames]
-    own = [index for index, file in enumerate(files) if is_users(file)]
-    others = [index for index, file in enumerate(files) if not is_ours(file)]
-    return next(iter(own or others), 0)
+def _telling_frames(frames: Sequence[traceback.FrameSummary], on_purpose: bool) -> list[traceback.FrameSummary]:
+    """The frames from the user's first own file on; where there is none, from the first that is not ours.
+
+    Args:
+        frames: outermost first.
+        on_purpose: leave out what lies below the user's last own file.
+    """
+    own = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
+    others = [index for index, frame in enumerate(frames) if not is_ours(frame.filename)]
+    if on_purpose:
+        return list(frames[own[0] : own[-1] + 1]) if own else []
+    return list(frames[next(iter(own or others), 0) :])

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import cloudpickle
 import pytest
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.cli.hosts import parse_hosts
 from hvd_cluster.launch.outcome import ErrorReport, Outcome, collect, first_failure
+from hvd_cluster.launch.worker import perform
+from hvd_cluster.topology import Topology
 
 
 def done(rank: int, value: object = None) -> Outcome:
@@ -122,16 +127,28 @@ def test_a_result_that_cannot_be_rebuilt_here_names_the_rank() -> None:
         collect([done(0), broken])
 
 
+def test_of_an_error_raised_on_purpose_only_the_users_own_frames_are_shown() -> None:
+    def asks_for_the_impossible() -> None:
+        pack(int, (threading.Lock(),))  # a LaunchError from deep inside
+
+    def stumbles() -> None:
+        parse_hosts("wrong")  # a plain ValueError
+
+    refused = perform(pack(asks_for_the_impossible), Topology()).error
+    stumbled = perform(pack(stumbles), Topology()).error
+    assert refused is not None
+    assert stumbled is not None
+    assert "in asks_for_the_impossible" in refused.traceback_text
+    assert "in pack" not in refused.traceback_text.rpartition("The above exception")[2]
+    assert "in parse_hosts" in stumbled.traceback_text
+
+
 def test_the_traceback_begins_in_the_users_file_and_keeps_the_chain() -> None:
     def inner() -> None:
         try:
             cloudpickle.loads(b"garbage")
         except Exception as error:
             raise LookupError("outer") from error
-
-    from hvd_cluster.launch.call import pack
-    from hvd_cluster.launch.worker import perform
-    from hvd_cluster.topology import Topology
 
     outcome = perform(pack(inner), Topology())
     assert outcome.error is not None

@@ -14,17 +14,22 @@ KNOBS: Mapping[str, tuple[str, type[int] | type[float], int, str]] = {
     "--fusion-threshold-mb": ("fusion_threshold_bytes", int, MIB, "size of a fused buffer in MiB; 0 turns fusion off"),
     "--cycle-time-ms": ("cycle_time_ms", float, 1, "how long small requests wait for company, in milliseconds"),
     "--cache-capacity": ("cache_capacity", int, 1, "number of remembered requests; 0 turns the cache off"),
+    "--gloo-timeout-seconds": ("gloo_timeout_s", float, 1, "seconds for connecting and for one collective"),
     "--start-timeout": ("start_timeout_s", float, 1, "seconds within which the workers must meet"),
 }
+
+#: Flags of Horovod whose promise holds whether they are given or not.
+KEPT_ANYWAY: Sequence[str] = (
+    *("--gloo", "--disable-cache", "--no-autotune", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"),
+    *("--no-torus-allreduce", "--no-timeline-mark-cycles"),
+)
 
 #: Flags of Horovod that a later version brings, by the number of their values.
 LATER: Mapping[str, int] = {
     **dict.fromkeys(
         [
-            "--disable-cache",
-            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-            *("--hierarchical-allgather", "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce"),
-            *("--autotune", "--no-autotune", "--no-timeline-mark-cycles", "--no-stall-check", "--stall-check"),
+            *("--hierarchical-allreduce", "--hierarchical-allgather", "--torus-allreduce"),
+            *("--autotune", "--no-stall-check", "--stall-check"),
             *("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp", "--mpi", "--jsrun"),
             *("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp"),
         ],
@@ -38,7 +43,7 @@ LATER: Mapping[str, int] = {
             *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
             *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout"),
             *("--reset-limit", "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds"),
-            *("--mpi-args", "--binding-args", "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds"),
+            *("--mpi-args", "--binding-args", "--num-nccl-streams", "--thread-affinity"),
             *("--log-level", "-hostfile", "--hostfile", "--host-discovery-script"),
         ],
         1,
@@ -85,12 +90,13 @@ def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
         action="store_true",
         help="put the time before each line of output",
     )
-    add("--gloo", action="store_true", help="accepted; there is no other controller")
     add("--as-horovod", action="store_true", help="let `import horovod` resolve in the workers, as horovodrun does")
     for flag, (field, kind, _, text) in KNOBS.items():
         add(flag, dest=field, type=kind, metavar="X", help=text)
     add("--timeline-filename", metavar="FILE", help="write a timeline of the collectives, to be opened in Perfetto")
     add("--timeline-mark-cycles", action="store_true", help="mark the engine's cycles in the timeline")
+    for flag in KEPT_ANYWAY:
+        add(flag, action="store_true", dest="kept_anyway", help=argparse.SUPPRESS)
     for flag, num_values in LATER.items():
         add(flag, action=_Later, nargs=num_values, help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hvd_cluster.launch.cli.main import parse_args
-from hvd_cluster.launch.cli.parser import LATER, knob_environment
+from hvd_cluster.launch.cli.parser import KEPT_ANYWAY, LATER, knob_environment
 
 
 def test_everything_after_the_program_belongs_to_the_program() -> None:
@@ -39,6 +39,10 @@ def test_a_flag_of_a_later_version_is_refused_in_one_line(
     with pytest.raises(SystemExit, match="2"):
         parse_args(["-np", "2", flag, *["1"] * num_values, "true"])
     assert capsys.readouterr().err == f"hvdrun: {flag} is not available in this version\n"
+
+
+def test_a_flag_that_asks_for_what_holds_anyway_is_accepted() -> None:
+    assert parse_args(["-np", "1", *KEPT_ANYWAY, "true"]).command == ["true"]
 
 
 @pytest.mark.parametrize(
