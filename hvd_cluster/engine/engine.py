@@ -400,9 +400,9 @@ class Engine:
                 self._send(rank, ("abort", reason))
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._fail_pending(text)
-        self._transports.abort()
         for queue in self._queues.values():
             queue.fail(lambda: HorovodInternalError(text))
+        self._transports.abort()
 
     def _fail_pending(self, text: str) -> None:
         with self._lock:
