@@ -219,7 +219,7 @@ def _submit_allreduce(
     if not tensors:
         return keep_finished([])
     is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
-    if is_scaled and any(torch.is_tensor(tensor) and tensor.dtype == torch.bool for tensor in tensors):
+    if is_scaled and any(getattr(tensor, "dtype", None) == torch.bool for tensor in tensors):
         raise ValueError("bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max")
     originals = list(tensors)
 
@@ -312,7 +312,7 @@ def _submit_allgather(tensors: Sequence[torch.Tensor], name: str | None, process
     if not tensors:
         return keep_finished([])
     for tensor in tensors:
-        if torch.is_tensor(tensor) and tensor.dim() == 0:
+        if getattr(tensor, "ndim", None) == 0:  # what is no tensor at all is refused by submit()
             label = "a tensor" if name is None else f"tensor {name!r}"
             raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLGATHER a rank-zero tensor. ({label})")
     return submit(

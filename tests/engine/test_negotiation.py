@@ -241,9 +241,7 @@ def test_any_interleaving_decides_everything_once_and_alike(data: st.DataObject)
     choose = random.Random(data.draw(st.integers(0, 2**32)))
 
     # A rank submits a name again only after its last round was decided here; otherwise in any order it likes.
-    todo = [
-        {key: rounds for key in names if rank in world.process_sets[key[0]]} for rank in range(num_ranks)
-    ]
+    todo = [{key: rounds for key in names if rank in world.process_sets[key[0]]} for rank in range(num_ranks)]
     pending: list[set[Key]] = [set() for _ in range(num_ranks)]
     seen = [0] * num_ranks
     while True:

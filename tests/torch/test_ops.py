@@ -99,9 +99,7 @@ def test_many_tensors_in_opposite_orders_are_matched_by_name(three: Any) -> None
         order = list(range(100))
         if hvd.rank() % 2:
             order.reverse()
-        handles = {
-            i: hvd.allreduce_async(torch.full((i % 7 + 1,), float(i)), op=hvd.Sum, name=f"t{i}") for i in order
-        }
+        handles = {i: hvd.allreduce_async(torch.full((i % 7 + 1,), float(i)), op=hvd.Sum, name=f"t{i}") for i in order}
         return [hvd.synchronize(handles[i])[0].item() for i in range(100)]
 
     assert three(fn) == [[3.0 * i for i in range(100)]] * 3
@@ -295,9 +293,7 @@ def test_what_cannot_be_sent_is_refused_at_the_call(two: Any) -> None:
 
 def test_ranks_that_ran_out_of_data_join_and_send_zeros(three: Any) -> None:
     def fn(hvd: Any) -> tuple[list[float], int]:
-        sums = [
-            hvd.allreduce(torch.ones(1), op=hvd.Average, name="uneven").item() for _ in range(1 + 2 * hvd.rank())
-        ]
+        sums = [hvd.allreduce(torch.ones(1), op=hvd.Average, name="uneven").item() for _ in range(1 + 2 * hvd.rank())]
         return sums, hvd.join()
 
     results = three(fn)

@@ -313,8 +313,8 @@ def test_names_must_be_unique_and_complete(two: Any) -> None:
             hvd.DistributedOptimizer(optimizer, [*named, named[0]])
         with pytest.raises(ValueError, match="1 of the optimizer's 4 parameters were not"):
             hvd.DistributedOptimizer(optimizer, named[1:])
+        weight = named[0][1]
         with pytest.raises(ValueError, match="can only appear once"):
-            weight = named[0][1]
             hvd.DistributedOptimizer(optimizer, named, groups=[[weight], [weight]])
 
     two(fn)
