@@ -75,7 +75,7 @@ def run(
             the user's exception.
         LaunchError: no session, an argument that cannot be pickled, or executors without this package.
     """
-    _check(num_proc, start_timeout, use_mpi)
+    _check(num_proc, start_timeout, use_mpi, env or {})
     if extra_mpi_args:
         logger.warning("extra_mpi_args=%r has no effect: MPI is not used", extra_mpi_args)
     del use_gloo
@@ -98,7 +98,7 @@ def run(
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 
 
-def _check(num_proc: int | None, start_timeout: float | None, use_mpi: bool | None) -> None:
+def _check(num_proc: int | None, start_timeout: float | None, use_mpi: bool | None, env: Mapping[str, Any]) -> None:
     """Name everything that is wrong with the arguments at once."""
     wrong: list[str] = []
     if num_proc is not None and num_proc < 1:
@@ -107,6 +107,9 @@ def _check(num_proc: int | None, start_timeout: float | None, use_mpi: bool | No
         wrong.append(f"start_timeout={start_timeout!r}: must be more than 0 seconds")
     if use_mpi:
         wrong.append("use_mpi=True: hvd_cluster does not use MPI on Spark; leave it out, the workers use Gloo or NCCL")
+    no_text = sorted(name for name, value in env.items() if value is not None and not isinstance(value, str))
+    if no_text:
+        wrong.append(f"env: the values of {', '.join(no_text)} must be strings, or None to remove the variable")
     if wrong:
         raise ValueError("; ".join(wrong))
 

@@ -87,8 +87,9 @@ class Job:
         shipped, free = self._session.ship(call)
         try:
             with Listener(self._secret, bind, self._messages) as listener:
-                thread = self._start(shipped, listener.addresses(hosts))
+                thread = self._prepare(shipped, listener.addresses(hosts))
                 try:
+                    thread.start()
                     self._wait(start_timeout_s)
                     if self._error is not None:
                         self._hear_the_last(listener)
@@ -96,7 +97,8 @@ class Job:
                         listener.drain(_DRAIN_S)
                         self._hear_all()
                 finally:
-                    self._stop(listener)
+                    if thread.is_alive():
+                        self._stop(listener)
                 thread.join()
         finally:
             free()
@@ -105,7 +107,8 @@ class Job:
             raise self._progress.failure(short_reason(self._error))
         return self._outcomes()
 
-    def _start(self, shipped: Any, addresses: tuple[str, ...]) -> threading.Thread:
+    def _prepare(self, shipped: Any, addresses: tuple[str, ...]) -> threading.Thread:
+        """A thread, not yet started, that submits the Spark job and waits for its rows."""
         versions = Versions.here()
         plan = Plan(
             size=self._size,
@@ -128,9 +131,7 @@ class Job:
                 self._finished.set()
                 self._messages.put(_DONE)
 
-        thread = self._session.thread(submit, self._tag)
-        thread.start()
-        return thread
+        return self._session.thread(submit, self._tag)
 
     def _wait(self, start_timeout_s: float) -> None:
         """Pass on what the tasks tell until the job has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -78,7 +79,9 @@ def reach(hosts: Sequence[str], port: int, secret: bytes) -> tuple[KeyValueClien
     errors: list[str] = []
     for one in hosts:
         try:
+            # The store is up already, so a refusal is final; the client itself would go on trying.
+            socket.create_connection((one, port), timeout=_REACH_S).close()
             return KeyValueClient(join_address(one, port), secret, _REACH_S), one
-        except ConnectionError as error:
-            errors.append(str(error))
+        except OSError as error:
+            errors.append(f"{join_address(one, port)}: {error}")
     raise ConnectionError("the host of rank 0 cannot be reached: " + "; ".join(errors))

@@ -187,26 +187,30 @@ def test_killing_one_worker_during_a_collective_ends_the_others_and_the_run(spar
         import signal
 
         import torch
-        import torch.distributed as dist
 
-        dist.init_process_group("gloo")
-        rank = dist.get_rank()
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
         for step in range(100_000):
-            if rank == 1 and step == 20:
+            if hvd.rank() == 1 and step == 20:
                 (tmp_path / "killed").write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
-                dist.all_reduce(torch.ones(10_000))
-            except RuntimeError:
+                summed = hvd.allreduce(torch.ones(10_000), op=hvd.Sum, name="gradient")
+            except hvd.HorovodInternalError:
                 (tmp_path / "raised").write_text(str(time.time()))
                 raise
+            if summed[0] != 2:
+                raise ValueError("a wrong sum")
 
+    shared = set(Path("/dev/shm").iterdir())
     with pytest.raises(WorkerFailedError, match=r"Rank 1 .* was killed by signal 9") as raised:
         hvd_cluster.spark.run(train, num_proc=2)
     assert (raised.value.rank, raised.value.exit_code) == (1, -9)
     killed, heard = (float((tmp_path / name).read_text()) for name in ("killed", "raised"))
     assert heard - killed < SURVIVORS_RAISE_S
     assert time.time() - killed < 3 * SURVIVORS_RAISE_S
+    assert set(Path("/dev/shm").iterdir()) <= shared
 
 
 def test_a_lost_task_is_named_with_its_rank_and_host(spark: Any) -> None:
