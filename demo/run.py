@@ -18,6 +18,14 @@ from hvd_cluster.estimators import LocalBackend, SparkBackend, TorchEstimator, T
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent).resolve()
 
 
+def network() -> torch.nn.Module:
+    nn = torch.nn
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    second = nn.Sequential(nn.Conv2d(24, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(first, second, nn.Flatten(), nn.Linear(48 * 2 * 2, 10))
+
+
 def accuracy(output, label):
     return (output.argmax(dim=1) == label).float().mean()
 
@@ -37,6 +45,7 @@ def java() -> str | None:
 def start_spark():
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's own choice is the python3 of the PATH
     builder = SparkSession.builder.master("local[4]").appName("hvd_cluster demo")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     return builder.config(map=quiet).getOrCreate()
@@ -69,14 +78,14 @@ def main() -> int:
         )
         data, backend = digits(), LocalBackend(num_proc=2, env=env)
 
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    net = network()
     estimator = TorchEstimator(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=0.002),
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.004),
         loss=torch.nn.functional.cross_entropy,
         metrics=[accuracy],
         feature_cols=["features"],
+        input_shapes=[[-1, 1, 8, 8]],
         label_cols=["label"],
         validation=0.2,
         batch_size=32,

@@ -1,0 +1,41 @@
+"""`make demo`, with Java and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "demo" / "run.py"
+
+
+def run_demo(out, environ):
+    done = subprocess.run(
+        [sys.executable, str(DEMO), str(out)], capture_output=True, text=True, env=environ, check=False, cwd=out
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"validation accuracy: ([\d.]+)", done.stdout)[1]) > 0.95
+    assert "epoch 12/12" in done.stderr
+    assert (out / "history.png").read_bytes().startswith(b"\x89PNG")
+    assert {event.get("pid") for event in json.loads((out / "timeline.json").read_text())} >= {0, 1}
+    assert (out / "model" / "metadata" / "_SUCCESS").exists()
+    return done.stdout
+
+
+def test_without_java_it_says_so_and_trains_over_pandas(tmp_path):
+    without = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": ""}
+    lines = run_demo(tmp_path, without).splitlines()
+    assert lines[0].startswith("No Java here")
+    assert "apt-get install openjdk-17-jre-headless" in lines[0]
+
+
+@pytest.mark.spark("local")
+def test_with_java_it_trains_on_spark(tmp_path):
+    # PYSPARK_* are this test run's own session's.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    assert "Training on Spark" in run_demo(tmp_path, clean).splitlines()[0]
