@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ class LocalBackend(Backend):
     Args:
         num_proc: how many; 1 if not given.
         env: variables for the workers, on top of the environment of this process.
-        kwargs: further arguments of :func:`hvd_cluster.launch.local.run`.
+        kwargs: further arguments of :func:`hvd_cluster.launch.local.run`. With ``verbose=0`` the workers' output is
+            dropped, unless ``stdout`` or ``stderr`` is given.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
@@ -60,7 +62,8 @@ class LocalBackend(Backend):
     ) -> list[Any]:
         from hvd_cluster.launch.local import run
 
-        more = {"on_event": on_event, **self._kwargs}
+        quiet = {} if self._kwargs.get("verbose", 1) else {"stdout": _Nowhere(), "stderr": _Nowhere()}
+        more = {"on_event": on_event, **quiet, **self._kwargs}
         environment = {**self._env, **(env or {})}
         return run(fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more)
 
@@ -112,6 +115,13 @@ def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: 
     accepts = "on_event" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     results: list[Any] = backend.run(fn, args=tuple(args), **({"on_event": on_event} if accepts else {}))
     return results
+
+
+class _Nowhere(io.TextIOBase):
+    """A stream that forgets what is written to it."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
 
 
 def _checked(num_proc: int | None) -> int | None:

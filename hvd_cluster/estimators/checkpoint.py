@@ -53,10 +53,21 @@ class Checkpoint:
             history=history,
         )
 
-    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, size: int, scale: float) -> None:
-        """Put the state back, the rates multiplied for ``size`` workers."""
-        model.load_state_dict(self.model)
-        optimizer.load_state_dict(self.optimizer)
+    def restore(
+        self, run_id: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, size: int, scale: float
+    ) -> None:
+        """Put the state back, the rates multiplied for ``size`` workers.
+
+        Raises:
+            DataError: the checkpoint is of another model or optimizer.
+        """
+        try:
+            model.load_state_dict(self.model)
+            optimizer.load_state_dict(self.optimizer)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id ({error})"
+            ) from error
         set_rates(optimizer, self.scaled_rates if size == self.size else [rate * scale for rate in rates(optimizer)])
 
     def to_bytes(self) -> bytes:

@@ -81,7 +81,7 @@ class DistributedEstimator(Stage, Estimator):
                 prepared.remove()
         return self._create_model(results, spec)
 
-    def feature_columns(self, names: list[str]) -> list[str]:
+    def _feature_columns(self, names: list[str]) -> list[str]:
         """``feature_cols``, or all columns that serve no other purpose."""
         if self._value("feature_cols") is not None:
             return list(self._value("feature_cols"))
@@ -91,7 +91,7 @@ class DistributedEstimator(Stage, Estimator):
     def _columns(self, names: list[str]) -> list[str]:
         """Every column that workers read, once."""
         weight = [self._value("sample_weight_col")] if self._value("sample_weight_col") else []
-        return list(dict.fromkeys([*self.feature_columns(names), *self._value("label_cols"), *weight]))
+        return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight]))
 
     def _check(self, kind: Frame, names: list[str]) -> None:
         """Raise for everything that is wrong with the params and the columns, all at once."""
@@ -117,7 +117,7 @@ class DistributedEstimator(Stage, Estimator):
         missing = [name for name in dict.fromkeys(named) if name not in names]
         if missing:
             wrong.append(missing_columns_text(missing, names))
-        elif self._value("label_cols") and not self.feature_columns(names):
+        elif self._value("label_cols") and not self._feature_columns(names):
             wrong.append("feature_cols: no column is left for the model's input")
         if wrong:
             raise ValueError("\n".join(wrong))

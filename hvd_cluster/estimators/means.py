@@ -31,8 +31,3 @@ class Means:
         rows = sums.pop()
         means = iter([value / rows if rows else float("nan") for value in sums])
         return {"loss": next(means), "all_metrics": [{name: next(means) for name in group} for group in self._names]}
-
-    @property
-    def rows(self) -> float:
-        """Rows of this rank so far."""
-        return float(self._sums[-1])

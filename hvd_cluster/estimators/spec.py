@@ -89,7 +89,6 @@ class TrainSpec:
     scale_lr: bool = True
     use_gpu: bool = True
     mp_start_method: str | None = None
-    verbose: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

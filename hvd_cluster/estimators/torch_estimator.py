@@ -12,6 +12,7 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.checkpoint import Checkpoint
 from hvd_cluster.estimators.estimator import DistributedEstimator, as_group, wrong_counts
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
@@ -32,9 +33,12 @@ class TorchEstimator(DistributedEstimator):
     pandas DataFrame, a pyarrow Table or the path of Parquet files, and then they are processes of this machine.
 
     Each feature column becomes one positional argument of the model, a tensor of shape ``(rows, *shape of a row)``;
-    each label column meets one output in the loss. Columns come in the model's floating dtype; integers and bools stay
-    what they are where only that works (embeddings, class labels). The learning rate is multiplied by the number of
-    workers unless ``scale_lr=False``. After each epoch rank 0 writes a checkpoint to the store; a fit with the same
+    each label column meets one output in the loss. Columns come in the model's floating dtype; integers come as int64
+    and bools as bool where only that works (embeddings, class labels). The learning rate is multiplied by the number
+    of workers unless ``scale_lr=False``.
+
+    An epoch goes through all training rows; its last global batch is filled up with rows that were seen before
+    (``padding_rows`` in the history). After each epoch rank 0 writes a checkpoint to the store; a fit with the same
     ``run_id`` goes on from it.
 
     Raises (from fit, before any worker starts):
@@ -105,7 +109,7 @@ class TorchEstimator(DistributedEstimator):
             dataset.schema,
             custom_step=value("train_minibatch_fn") is not None,
         )
-        return TrainSpec(
+        spec = TrainSpec(
             run_id=run_id,
             model=value("model"),
             optimizer=OptimizerState.of(value("optimizer"), value("model")),
@@ -133,6 +137,11 @@ class TorchEstimator(DistributedEstimator):
             use_gpu=value("use_gpu"),
             mp_start_method=value("mp_start_method"),
         )
+        found = Checkpoint.load(store, run_id)
+        if found is not None:
+            trial = copy.deepcopy(spec.model)
+            found.restore(run_id, trial, spec.optimizer.build(trial), size=1, scale=1.0)
+        return spec
 
     def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
         reader = ParquetReader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import multiprocessing
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.checkpoint import Checkpoint, on_cpu
 from hvd_cluster.estimators.optimizer_state import rates, set_rates
 from hvd_cluster.estimators.readers import Readers
@@ -46,7 +46,7 @@ def train(spec: TrainSpec) -> TrainResult:
 
 def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
     device = choose_device(spec.use_gpu, hvd)
-    model = spec.model.to(device)
+    model = copy.deepcopy(spec.model).to(device)  # a backend may run us in the process that made the spec
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
     history = _start(spec, hvd, model, base, scale)
@@ -117,13 +117,7 @@ def _start(
     blob = hvd.broadcast_object(found.to_bytes() if found is not None else b"", root_rank=0, name="hvd_cluster.resume")
     if blob:
         checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {spec.run_id!r}")
-        try:
-            checkpoint.restore(model, optimizer, hvd.size(), scale)
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise DataError(
-                f"run_id={spec.run_id!r} has a checkpoint of another model or optimizer: choose another "
-                f"run_id ({error})"
-            ) from error
+        checkpoint.restore(spec.run_id, model, optimizer, hvd.size(), scale)
         logger.info("run %s goes on after epoch %d", spec.run_id, checkpoint.epochs)
         return checkpoint.history
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}

@@ -1,4 +1,3 @@
-
 """What a param may hold: each rule takes a value and returns it in its final form, or raises ValueError.
 
 The text of the error completes "<param>=<value> ...".

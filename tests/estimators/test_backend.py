@@ -25,6 +25,12 @@ def test_local_workers_get_the_environment_and_report():
     assert sorted(seen) == [(0, 10), (1, 10)]
 
 
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_a_silent_backend_drops_the_workers_output(capfd, verbose):
+    LocalBackend(1, verbose=verbose).run(lambda: print("hello from a worker"))
+    assert ("hello from a worker" in capfd.readouterr().out) is bool(verbose)
+
+
 def test_a_backend_of_the_users_own_needs_no_on_event():
     class Here(Backend):
         def run(self, fn, args=(), kwargs=None, env=None):

@@ -38,7 +38,7 @@ def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, siz
     fresh = torch.optim.SGD(twin.parameters(), lr=99.0, momentum=0.9)
     found = Checkpoint.load(store, "run")
     assert (found.epochs, found.history[0]["epoch"]) == (1, 0)
-    found.restore(twin, fresh, size, float(size))
+    found.restore("run", twin, fresh, size, float(size))
     assert torch.equal(twin.weight, model.weight)
     assert torch.equal(fresh.state[twin.weight]["momentum_buffer"], optimizer.state[model.weight]["momentum_buffer"])
     # With as many workers as before it is the very same rate, not one that was divided and multiplied again.

@@ -16,7 +16,8 @@ from hvd_cluster.estimators import TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+# Every kind of session that differs in how rows, models and files travel; standalone is as local-cluster there.
+pytestmark = [pytest.mark.spark("local", "local-cluster", "connect"), pytest.mark.timeout(300)]
 
 ROWS = 120
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
-from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import TorchEstimator
 
 # The workers cannot import a test module.
@@ -146,8 +146,10 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_wo
 
 def test_a_checkpoint_of_another_model_is_refused(frame, one_worker, tmp_path):
     fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
-    with pytest.raises(WorkerFailedError, match="run_id='r' has a checkpoint of another model or optimizer"):
+    runs = one_worker.runs
+    with pytest.raises(DataError, match="run_id='r' has a checkpoint of another model or optimizer"):
         fit(frame, one_worker, net=torch.nn.Linear(4, 1), feature_cols=["x"], epochs=2, store=tmp_path, run_id="r")
+    assert one_worker.runs == runs
 
 
 def test_validation_counts_every_row_once(frame, two_workers):
