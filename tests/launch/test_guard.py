@@ -6,24 +6,33 @@ import time
 
 import psutil
 
-from hvd_cluster.launch import guard
-
-
-def guards() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "# guard of hvd_cluster" in " ".join(child.cmdline())]
-
 
 def test_there_is_one_guard_while_anything_is_held_and_none_afterwards() -> None:
-    with subprocess.Popen(["sleep", "300"], start_new_session=True) as one:
-        guard.hold(one.pid)
-        guard.hold(10**8)
-        assert len(guards()) == 1
-        guard.release(10**8)
-        assert len(guards()) == 1
-        guard.release(one.pid)
-        assert guards() == []
-        assert one.poll() is None
-        one.kill()
+    # In a process of its own: other tests' workers hold a guard in this one.
+    code = """
+import subprocess, psutil
+from hvd_cluster.launch import guard
+
+def guards():
+    return sum("# guard of hvd_cluster" in " ".join(child.cmdline()) for child in psutil.Process().children())
+
+one = subprocess.Popen(["sleep", "300"], start_new_session=True)
+try:
+    counts = []
+    guard.hold(one.pid)
+    guard.hold(10**8)
+    counts.append(guards())
+    guard.release(10**8)
+    counts.append(guards())
+    guard.release(one.pid)
+    counts.append(guards())
+    print(counts, one.poll())
+finally:
+    one.kill()
+    one.wait()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("[1, 1, 0] None\n", "")
 
 
 def test_a_group_that_was_released_outlives_the_launcher_and_one_that_is_held_does_not() -> None:
