@@ -83,7 +83,7 @@ class ChildProcess:
     def signal(self, number: int) -> None:
         """Send a signal to the child's process group; nothing happens when it has ended."""
         with self._burial, contextlib.suppress(ProcessLookupError, PermissionError):
-            if not self._buried:
+            if self.pid and not self._buried:  # group 0 would be our own
                 os.killpg(self.pid, number)
 
     def catch_up(self) -> None:
