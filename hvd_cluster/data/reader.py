@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
+import numpy as np
 import torch
 
 from hvd_cluster.data import row_transform, shards
-from hvd_cluster.data.batches import to_tensor
 from hvd_cluster.data.dataset import Split
-from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.read_ahead import ReadAhead
+from hvd_cluster.data.row_group_reader import RowGroupReader, place_of
 from hvd_cluster.data.row_transform import RowTransform
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.data.shards import Block, Remainder, RowRange
@@ -84,8 +82,8 @@ class ParquetReader:
         if transformation_fn is None:
             schema.require_tensors()
         self._split = split
-        self._input_schema = schema
-        self._store = store
+        self._schema = schema
+        self._row_groups = RowGroupReader(store, schema)
         self._batch_size = batch_size
         self._rank, self._size = rank, size
         self._seed = seed
@@ -98,9 +96,7 @@ class ParquetReader:
         if window_bytes is None:
             window_bytes = min(max(WINDOW_BYTES, WINDOW_ROWS * self._row_bytes), MAX_WINDOW_BYTES)
         self._window_rows = max(1, window_bytes // self._row_bytes)
-        self._output_schema = schema if transformation_fn is None else None
-        self._lock = threading.Lock()
-        self._footers: dict[str, Any] = {}
+        self._output_schema: Schema | None = None
 
     @property
     def steps(self) -> int:
@@ -114,11 +110,11 @@ class ParquetReader:
         Raises:
             DataError: the first row cannot be read or transformed.
         """
-        if self._output_schema is None:
-            first = self._split.row_groups[0]
-            table = self._read(RowRange(first, 0, 1))
-            self._output_schema = self._transformed(table, None, RowRange(first, 0, 1), lambda: False)[1]
-        return self._output_schema
+        if self._output_schema is None and self._transform is not None:
+            first = RowRange(self._split.row_groups[0], 0, 1)
+            table, place = self._row_groups.table(first), place_of(first)
+            _, self._output_schema = row_transform.apply(self._transform, table, self._schema, None, place)
+        return self._output_schema or self._schema
 
     def plan(self, epoch: int) -> shards.ShardPlan:
         """What this rank reads in an epoch: its steps, and which rows are padding."""
@@ -169,90 +165,39 @@ class ParquetReader:
 
     def _block(self, block: Block, output: Schema, stopped: Callable[[], bool]) -> Batch:
         """Read a window, and pick and order this rank's rows of it."""
+        if self._transform is not None:
+            return self._transformed_block(block, self._transform, output, stopped)
+        tensors = self._row_groups.tensors(block.ranges)
+        if block.seeds is None and block.stride == 1:
+            rows = slice(block.offset, block.offset + block.rows)
+            return {name: tensor[rows] for name, tensor in tensors.items()}
+        order = torch.from_numpy(block.order())
+        return {name: tensors.pop(name).index_select(0, order) for name in output.names}
+
+    def _transformed_block(
+        self, block: Block, transform: RowTransform, output: Schema, stopped: Callable[[], bool]
+    ) -> Batch:
+        """The same through the user's function, which sees the rows that this rank takes and no others."""
+        order = block.order()
+        kept = np.sort(order)  # the rows taken, in the order of the window
         parts: list[Batch] = []
+        begin = 0
         for piece in block.ranges:
             if stopped():
                 return {}
-            table = self._read(piece)
-            parts.append(
-                self._tensors(table, piece)
-                if self._transform is None
-                else self._transformed(table, output, piece, stopped)[0]
-            )
+            first, last = np.searchsorted(kept, [begin, begin + piece.rows])
+            rows = kept[first:last] - begin
+            begin += piece.rows
+            if len(rows):
+                table = self._row_groups.table(piece).take(rows)
+                numbers = (rows + piece.row_group.start + piece.start).tolist()
+                place = place_of(piece)
+                part, _ = row_transform.apply(transform, table, self._schema, output, place, numbers, stopped)
+                parts.append(part)
         if stopped():
             return {}
-        in_order = block.seeds is None and block.stride == 1
-        order = None if in_order else torch.from_numpy(block.order())
-        tensors: Batch = {}
-        for column in output:
-            whole = _joined([part[column.name] for part in parts], column.name, block.ranges)
-            for part in parts:
-                del part[column.name]
-            if order is None:
-                tensors[column.name] = whole[block.offset : block.offset + block.rows]
-            else:
-                tensors[column.name] = whole.index_select(0, order)
-        return tensors
-
-    def _read(self, piece: RowRange) -> Any:
-        """The rows of a range as an Arrow table."""
-        parquet = load_pyarrow("pyarrow.parquet")
-        group = piece.row_group
-        try:
-            # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
-            with parquet.ParquetFile(
-                group.path, filesystem=self._store.fs, metadata=self._footers.get(group.path), pre_buffer=True
-            ) as file:
-                self._footers[group.path] = file.metadata
-                table = file.read_row_group(group.index, columns=list(self._input_schema.names), use_threads=False)
-        except (OSError, ValueError, IndexError, NotImplementedError) as error:
-            raise DataError(
-                f"cannot read {_place(piece)}: {error}; the file may be damaged, half-written or removed: write the "
-                "data again"
-            ) from error
-        missing = [name for name in self._input_schema.names if name not in table.column_names]
-        if missing:
-            raise DataError(f"{group.path} lacks the columns {missing}")
-        return table.slice(group.start + piece.start, piece.rows)
-
-    def _tensors(self, table: Any, piece: RowRange) -> Batch:
-        tensors: Batch = {}
-        problems = []
-        for column in self._input_schema:
-            try:
-                # The table is ours alone and is dropped right after.
-                tensors[column.name] = to_tensor(table.column(column.name), column, share_memory=True)
-            except DataError as error:
-                problems.append(str(error))
-        if problems:
-            raise DataError("\n".join([f"in {_place(piece)}:", *problems]))
-        return tensors
-
-    def _transformed(
-        self, table: Any, output: Schema | None, piece: RowRange, stopped: Callable[[], bool]
-    ) -> tuple[Batch, Schema]:
-        if self._transform is None:
-            raise DataError("there is no transformation_fn")
-        first_row = piece.row_group.start + piece.start
-        return row_transform.apply(
-            self._transform, table, self._input_schema, output, _place(piece), first_row, stopped
-        )
-
-
-def _joined(tensors: list[torch.Tensor], name: str, ranges: tuple[RowRange, ...]) -> torch.Tensor:
-    if len(tensors) == 1:
-        return tensors[0]
-    shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
-    for shape, piece in zip(shapes, ranges, strict=True):
-        if shape != shapes[0]:
-            raise DataError(
-                f"column {name!r} has rows of shape {shape} in {_place(piece)}, but {shapes[0]} in {_place(ranges[0])}"
-            )
-    return torch.cat(tensors)
-
-
-def _place(piece: RowRange) -> str:
-    return f"row group {piece.row_group.index} of {piece.row_group.path}"
+        positions = torch.from_numpy(np.searchsorted(kept, order))
+        return {name: torch.cat([part.pop(name) for part in parts]).index_select(0, positions) for name in output.names}
 
 
 def _row_bytes(split: Split, schema: Schema) -> int:

@@ -41,7 +41,7 @@ def apply(
     schema: Schema,
     output: Schema | None,
     place: str,
-    first_row: int = 0,
+    numbers: Sequence[int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, torch.Tensor], Schema]:
     """Run a transform over a batch and stack what it returns.
@@ -52,7 +52,7 @@ def apply(
         schema: of the batch.
         output: the columns that it must return; None takes them from the first row.
         place: where the rows come from, for messages.
-        first_row: number of the first row, for messages.
+        numbers: the number of each row, for messages; None counts from 0.
         stopped: asked before each row; when true, the rows so far are all there is.
 
     Returns:
@@ -62,7 +62,7 @@ def apply(
         DataError: the function raised (its exception is the cause), or a row does not match the first one.
     """
     collected: dict[str, list[npt.NDArray[Any]]] = {}
-    for number, row in enumerate(rows(batch, schema), start=first_row):
+    for number, row in zip(range(batch.num_rows) if numbers is None else numbers, rows(batch, schema), strict=True):
         if stopped():
             break
         where = f"row {number} of {place}"

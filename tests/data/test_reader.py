@@ -88,6 +88,13 @@ def test_ranks_together_take_the_global_batches_of_one_process(dataset: Dataset,
     assert [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)] == alone
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("start", [0, 1, 7, 30, 31, 40])
+def test_an_epoch_can_begin_at_any_step(dataset: Dataset, size: int, start: int) -> None:
+    one = reader(dataset, batch_size=5, rank=size - 1, size=size)
+    assert ids(one.epoch(1, start_step=start)) == ids(one.epoch(1))[start:]
+
+
 def test_more_ranks_than_row_groups_all_get_the_same_number_of_steps(tmp_path: Path) -> None:
     store = Store.create(tmp_path)
     data = materialize(pa.table({"id": np.arange(100)}), store, columns=["id"], num_proc=8)
@@ -161,6 +168,22 @@ def test_a_transform_turns_strings_into_tensors(folder: Path) -> None:
     for batch in strings.epoch(0):
         assert batch["length"].tolist() == [len(f"name {i}") for i in batch["id"].tolist()]
         assert torch.equal(batch["f"][:, 1], batch["id"].float() * 4)
+
+
+def test_the_function_sees_each_row_on_one_rank_only(folder: Path) -> None:
+    seen: list[int] = []
+
+    def note(row: dict[str, Any]) -> dict[str, Any]:
+        seen.append(int(row["id"]))
+        return {"id": row["id"]}
+
+    for rank in range(2):
+        strings = with_strings(folder, note, rank=rank, size=2, batch_size=10, window_bytes=1 << 20)
+        assert strings.schema.names == ("id",)
+        seen.remove(0)  # the first row, to learn the schema
+        taken = ids(strings.epoch(0))
+        assert sum(map(len, taken)) == ROWS // 2
+    assert sorted(seen) == list(range(ROWS))
 
 
 def test_strings_without_a_transform_are_refused_with_the_remedy(folder: Path) -> None:

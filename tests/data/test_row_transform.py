@@ -74,7 +74,7 @@ def test_the_users_own_exception_is_the_cause() -> None:
         raise KeyError("nope")
 
     with pytest.raises(DataError, match="failed on row 5 of a test: KeyError: 'nope'") as caught:
-        apply(transform, table(), infer(table().schema), None, "a test", first_row=5)
+        apply(transform, table(), infer(table().schema), None, "a test", [5, 6])
     assert isinstance(caught.value.__cause__, KeyError)
 
 
