@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 
 from hvd_cluster.data.pandas_table import to_table
-from hvd_cluster.data.schema import Kind
+from hvd_cluster.data.schema import Kind, missing_columns_text
 from hvd_cluster.estimators import history
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
@@ -133,8 +133,6 @@ class TorchModel(Stage, Model):
             for name in outputs
             if name in names
         ]
-        from hvd_cluster.data.schema import missing_columns_text
-
         if self._predicts_by_batch() and (lost := [n for n in self._value("feature_columns") or [] if n not in names]):
             wrong.append(missing_columns_text(lost, names))
         if wrong:

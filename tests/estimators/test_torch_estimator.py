@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
+import venv
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -143,10 +146,24 @@ def test_a_subclass_brings_its_own_backend_model_class_and_arguments(frame, two_
     assert "guess" in model.transform(frame)
 
 
-def test_it_fits_pandas_where_pyspark_ray_and_tensorflow_are_not_installed():
-    environ = {**os.environ, "PYTHONPATH": str(HERE / "scripts"), "OMP_NUM_THREADS": "1"}
+def test_it_fits_pandas_where_pyspark_ray_and_tensorflow_cannot_be_found():
+    fit_without_spark(sys.executable, PYTHONPATH=str(HERE / "scripts"))
+
+
+@pytest.mark.slow
+def test_it_fits_pandas_in_an_environment_without_pyspark_ray_and_tensorflow(tmp_path):
+    venv.create(tmp_path, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("pyspark", "py4j", "ray", "tensorflow")):
+            (site / entry.name).symlink_to(entry)
+    fit_without_spark(tmp_path / "bin" / "python")
+
+
+def fit_without_spark(python, **variables):
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
-        [sys.executable, str(HERE / "scripts" / "fit_without_spark.py")],
+        [str(python), str(HERE / "scripts" / "fit_without_spark.py")],
         capture_output=True,
         text=True,
         env=environ,
