@@ -55,7 +55,8 @@ def places(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tupl
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, as uint8 of shape (num_bytes,)."""
-    return tensor.reshape(-1).view(torch.uint8)
+    # A tensor of one element counts as contiguous with any stride, and then cannot be viewed as anything else.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _remove(buffers: list[torch.Tensor], buffer: torch.Tensor) -> None:

@@ -30,6 +30,8 @@ class Kind(str, Enum):
     ALLREDUCE = "allreduce"
     ALLGATHER = "allgather"
     BROADCAST = "broadcast"
+    ALLTOALL = "alltoall"
+    REDUCESCATTER = "reducescatter"
     BARRIER = "barrier"
 
 
@@ -43,7 +45,7 @@ class TensorMeta:
 
     #: torch's name of the element type, e.g. "float32".
     dtype: str
-    #: The tensor's shape; an allgather's first dimension, which may differ between ranks, is -1.
+    #: The tensor's shape; the first dimension of an allgather or alltoall, which may differ between ranks, is -1.
     shape: tuple[int, ...]
     #: "cpu" or "cuda".
     device: str
@@ -139,6 +141,8 @@ class Request:
     #: Turns the list of results into what the handle gives; one tensor for a single request.
     finish: Callable[[list[torch.Tensor]], Any]
     handle: Handle
+    #: Rows of the tensor for each rank of the process set; alltoall only.
+    splits: tuple[int, ...] = ()
     #: ``time.monotonic()`` of the submission.
     submitted_s: float = field(default_factory=time.monotonic)
     #: The CUDA event after which the inputs hold what was submitted.
@@ -165,7 +169,7 @@ def element_dtype(name: str) -> torch.dtype:
 
 
 def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> TensorMeta:
-    """The meta data of ``tensor``, with its first dimension left open for an allgather."""
+    """The meta data of ``tensor``, with its first dimension left open where ranks may differ in it."""
     shape = tuple(tensor.shape)
     return TensorMeta(
         dtype=str(tensor.dtype).removeprefix("torch."),

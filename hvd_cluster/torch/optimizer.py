@@ -15,9 +15,11 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.settings import Settings
+from hvd_cluster.torch.collectives.allreduce import allreduce_async_, grouped_allreduce_async_
+from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.functions import broadcast_object
-from hvd_cluster.torch.ops import allgather_async, allreduce_async_, grouped_allreduce_async_, synchronize
+from hvd_cluster.torch.submission import synchronize
 
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
@@ -172,7 +174,8 @@ class _DistributedOptimizer(_Base):
 class _Submitted:
     """A gradient, or a group of them, on its way."""
 
-    handle: int | tuple[int, int]
+    #: A handle, or what waits for a sparse gradient.
+    handle: int | Callable[[], torch.Tensor]
     parameters: list[torch.Tensor]
     #: What was sent for each parameter, and what decompress() needs.
     sent: list[tuple[torch.Tensor, Any]]
@@ -276,7 +279,8 @@ class _Reducer:
         gradients = [self._gradient(parameter) for parameter in parameters]
         name = self._names[parameters[0]]
         if len(parameters) == 1 and gradients[0].is_sparse:
-            self._submitted.append(self._submit_sparse(parameters, gradients[0], name))
+            wait = sparse_allreduce_async(gradients[0], name, self._op, self._process_set)
+            self._submitted.append(_Submitted(wait, parameters, [], is_sparse=True))
             return
         sent = [self._compression.compress(gradient) for gradient in gradients]
         tensors = [tensor.contiguous() for tensor, _ in sent]
@@ -297,27 +301,14 @@ class _Reducer:
             gradient = parameter.grad = gradient.to_dense()
         return gradient
 
-    def _submit_sparse(self, parameters: list[torch.Tensor], gradient: torch.Tensor, name: str) -> _Submitted:
-        gradient = gradient.coalesce()
-        handles = (
-            allgather_async(gradient.indices().t().contiguous(), f"{name}.indices", self._process_set),
-            allgather_async(gradient.values().contiguous(), f"{name}.values", self._process_set),
-        )
-        return _Submitted(handles, parameters, [(gradient, None)], is_sparse=True)
-
     def _wait(self, submitted: _Submitted) -> Any:
         handle = submitted.handle
-        return [synchronize(part) for part in handle] if isinstance(handle, tuple) else synchronize(handle)
+        return synchronize(handle) if isinstance(handle, int) else handle()
 
     def _write_back(self, submitted: _Submitted, result: Any) -> None:
         if submitted.is_sparse:
-            indices, values = result
-            if self._op == ReduceOp.AVERAGE:
-                values = values / (self._process_set.size() or 1)
             (parameter,) = submitted.parameters
-            parameter.grad = torch.sparse_coo_tensor(
-                indices.t(), values, parameter.shape, dtype=values.dtype, device=values.device
-            )
+            parameter.grad = result
             return
         for parameter, (tensor, ctx) in zip(submitted.parameters, submitted.sent, strict=True):
             gradient = self._compression.decompress(tensor, ctx)

@@ -47,6 +47,7 @@ def submit(
     root: int = -1,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    splits: tuple[int, ...] = (),
     finish: Callable[[list[torch.Tensor]], Any],
 ) -> int:
     """Hand tensors to the engine.
@@ -61,6 +62,7 @@ def submit(
         root: the global rank that a broadcast starts from.
         prescale: factor before the reduction.
         postscale: factor after it.
+        splits: rows for each rank; alltoall only.
         finish: makes the value of the handle out of the results.
 
     Returns:
@@ -78,7 +80,7 @@ def submit(
     data = [_checked(tensor) for tensor in tensors]
     signature = Signature(
         kind=kind,
-        tensors=tuple(describe(tensor, any_first_dimension=kind == Kind.ALLGATHER) for tensor in data),
+        tensors=tuple(describe(tensor, any_first_dimension=kind in (Kind.ALLGATHER, Kind.ALLTOALL)) for tensor in data),
         op=ReduceOp(op),
         root=root,
         prescale=float(prescale),
@@ -94,6 +96,7 @@ def submit(
             outputs=data if in_place else [],
             finish=finish,
             handle=handle,
+            splits=splits,
             ready_event=_recorded_event(data),
         )
     )
@@ -133,6 +136,23 @@ def synchronize(handle: int) -> Any:
     finally:
         if entry.done:  # not after a KeyboardInterrupt: the operation still owns the tensors
             _handles.pop(handle, None)
+
+
+def keep_finished(value: Any) -> int:
+    """The handle of an operation that had nothing to do."""
+    handle = Handle()
+    handle.succeed(value)
+    return keep(handle)
+
+
+def num_members(process_set: ProcessSet) -> int:
+    """How many ranks take part."""
+    return basics.size() if process_set.ranks is None else len(process_set.ranks)
+
+
+def member_index(process_set: ProcessSet) -> int:
+    """This rank's index among those that take part."""
+    return basics.rank() if process_set.ranks is None else process_set.ranks.index(basics.rank())
 
 
 def next_number(process_set: ProcessSet, family: str) -> int:

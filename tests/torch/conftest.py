@@ -34,3 +34,9 @@ def two() -> Iterator[OnRanks]:
 def three() -> Iterator[OnRanks]:
     """The same with three ranks, where an average is not exact and rings are not symmetric."""
     yield from _serve(3)
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[OnRanks]:
+    """The same with four ranks, two levels of a binary tree."""
+    yield from _serve(4)

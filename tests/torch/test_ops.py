@@ -306,7 +306,8 @@ def test_an_allgather_while_a_rank_has_joined_is_an_error(two: Any) -> None:
     def fn(hvd: Any) -> None:
         if hvd.rank() == 0:
             with pytest.raises(hvd.HorovodInternalError, match="Allgather is not supported with Join at this time"):
-                hvd.allgather(torch.ones(1))
+                # A name of its own: an unnamed operation on one rank only would shift the numbers of all later ones.
+                hvd.allgather(torch.ones(1), name="alone")
         hvd.join()
         assert hvd.allgather(torch.ones(1), name="after").tolist() == [1.0, 1.0]
 
@@ -331,3 +332,175 @@ def test_unnamed_operations_are_matched_by_their_order(two: Any) -> None:
         return [hvd.allreduce(torch.full((1,), float(i)), op=hvd.Sum).item() for i in range(5)]
 
     assert two(fn) == [[0.0, 2.0, 4.0, 6.0, 8.0]] * 2
+
+
+# ---- alltoall and reducescatter -------------------------------------------------------------------------------------
+
+
+def test_alltoall_sends_equal_slices_without_splits(three: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        mine = torch.arange(6).view(6, 1) + 10 * hvd.rank()
+        result = hvd.alltoall(mine)
+        again = hvd.synchronize(hvd.alltoall_async(mine, name="a"))
+        assert torch.equal(result, again)
+        return result.flatten().tolist()
+
+    assert three(fn) == [[0, 1, 10, 11, 20, 21], [2, 3, 12, 13, 22, 23], [4, 5, 14, 15, 24, 25]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "int16", "bool"])
+def test_alltoall_with_splits_also_tells_what_came_from_whom(three: Any, dtype: str) -> None:
+    def fn(hvd: Any) -> Any:
+        rank = hvd.rank()
+        splits = torch.tensor([[0, 1, 2], [3, 0, 0], [1, 1, 0]][rank], dtype=torch.int32)
+        mine = torch.full((4, 2), rank + 1).to(getattr(torch, dtype))  # more rows than are sent
+        result, received = hvd.alltoall(mine, splits=splits)
+        assert result.dtype == mine.dtype
+        assert received.dtype == torch.int32
+        return result[:, 0].float().tolist(), received.tolist()
+
+    values = (lambda *v: [1.0] * len(v)) if dtype == "bool" else (lambda *v: [float(x) for x in v])
+    assert three(fn) == [
+        (values(2, 2, 2, 3), [0, 3, 1]),
+        (values(1, 3), [1, 0, 1]),
+        (values(1, 1), [2, 0, 0]),
+    ]
+
+
+def test_wrong_splits_are_refused_at_the_call(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        for splits, text in (
+            (torch.tensor([[1, 1]], dtype=torch.int32), "1-D int32"),
+            (torch.tensor([1, 1]), "1-D int32"),
+            (torch.tensor([2], dtype=torch.int32), "each of the 2 ranks"),
+            (torch.tensor([3, 1], dtype=torch.int32), "send 4 rows, but the tensor has 3"),
+            (torch.tensor([-1, 1], dtype=torch.int32), "each of the 2 ranks"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                hvd.alltoall(torch.ones(3), splits=splits)
+        with pytest.raises(ValueError, match="cannot be split equally over 2 ranks"):
+            hvd.alltoall(torch.ones(3))
+        with pytest.raises(hvd.HorovodInternalError, match="tried to ALLTOALL a rank-zero tensor"):
+            hvd.alltoall(torch.tensor(1.0))
+
+    two(fn)
+
+
+@pytest.mark.parametrize("rows", [0, 2, 3, 7])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "bfloat16"])
+def test_reducescatter_deals_the_rows_of_the_sum(three: Any, rows: int, dtype: str) -> None:
+    def fn(hvd: Any) -> Any:
+        mine = (torch.arange(rows * 2).view(rows, 2) + hvd.rank()).to(getattr(torch, dtype))
+        total = hvd.reducescatter(mine, op=hvd.Sum)
+        scaled = hvd.reducescatter(mine, op=hvd.Average, prescale_factor=2.0, postscale_factor=3.0)
+        assert total.dtype == mine.dtype
+        return total.float().tolist(), scaled.float().tolist()
+
+    sums = (torch.arange(rows * 2).view(rows, 2) * 3 + 3).float()
+    counts = [rows // 3 + (rank < rows % 3) for rank in range(3)]
+    for (total, scaled), part in zip(three(fn), sums.split(counts), strict=True):
+        assert total == part.tolist()
+        assert scaled == (part * 2).tolist()
+
+
+def test_grouped_reducescatter_and_its_limits(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        tensors = [torch.ones(4), torch.full((2, 2), hvd.rank(), dtype=torch.int32)]
+        results = hvd.grouped_reducescatter(tensors, op=hvd.Sum)
+        again = hvd.synchronize(hvd.grouped_reducescatter_async(tensors, op=hvd.Sum))
+        assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+        with pytest.raises(ValueError, match="not MAX"):
+            hvd.reducescatter(torch.ones(2), op=hvd.Max)
+        with pytest.raises(hvd.HorovodInternalError, match="rank-zero"):
+            hvd.reducescatter(torch.tensor(1.0))
+        return [t.tolist() for t in results]
+
+    assert two(fn) == [[[2.0, 2.0], [[1, 1]]]] * 2
+
+
+def test_gradients_of_alltoall_and_reducescatter(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        rank = hvd.rank()
+        a = torch.ones(4, requires_grad=True)
+        output, _ = hvd.alltoall(a, splits=torch.tensor([1, 2], dtype=torch.int32))
+        (output * (rank + 1)).sum().backward()
+        b = torch.ones(3, requires_grad=True)
+        hvd.reducescatter(b, op=hvd.Sum, postscale_factor=3.0).backward(torch.arange(2.0 - rank) + 10 * rank)
+        c = torch.ones(2, requires_grad=True)
+        hvd.reducescatter(c).sum().backward()
+        return a.grad.tolist(), b.grad.tolist(), c.grad.tolist()
+
+    assert two(fn) == [([1.0, 2.0, 2.0, 0.0], [0.0, 6.0, 60.0], [1.0, 1.0])] * 2
+
+
+# ---- sparse tensors and Adasum --------------------------------------------------------------------------------------
+
+
+def test_sparse_tensors_are_gathered_and_averaged(three: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        rank = hvd.rank()
+        sparse = torch.sparse_coo_tensor([[0, rank], [1, 0]], [1.0, 3.0], (3, 2))
+        average = hvd.sparse_allreduce_async(sparse, name="s")()
+        total = hvd.sparse_allreduce_async(sparse, op=hvd.Sum)()
+        with pytest.raises(ValueError, match="not MAX"):
+            hvd.sparse_allreduce_async(sparse, op=hvd.Max)
+        return average.to_dense().tolist(), total.to_dense().tolist(), total._nnz()
+
+    third = [[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]]
+    whole = [[3.0, 3.0], [3.0, 0.0], [3.0, 0.0]]
+    assert three(fn) == [(third, whole, 6)] * 3
+
+
+def adasum_of(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """Adasum of a power-of-two number of vectors, by its definition."""
+    if len(vectors) == 1:
+        return vectors[0].double()
+    half = len(vectors) // 2
+    # Rank r meets r XOR 1 first, so neighbours are combined first.
+    pairs = [adasum_of(vectors[:half]), adasum_of(vectors[half:])]
+    a, b = pairs
+    dot = torch.dot(a, b)
+    scale_a = 1 - dot / (2 * torch.dot(a, a)) if torch.dot(a, a) else 1.0
+    scale_b = 1 - dot / (2 * torch.dot(b, b)) if torch.dot(b, b) else 1.0
+    return scale_a * a + scale_b * b
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_adasum_follows_its_definition(four: Any, dtype: str) -> None:
+    def vectors_of(rank: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(rank)
+        return [torch.randn(length, generator=generator).to(getattr(torch, dtype)) for length in (5, 17, 1)]
+
+    def fn(hvd: Any) -> Any:
+        mine = vectors_of(hvd.rank())
+        single = hvd.allreduce(mine[0], op=hvd.Adasum)
+        group = hvd.grouped_allreduce(mine, op=hvd.Adasum)
+        zero = hvd.allreduce(torch.zeros(3) if hvd.rank() else torch.ones(3), op=hvd.Adasum)
+        assert torch.equal(single, group[0])
+        return [t.double() for t in group], zero.tolist()
+
+    expected = [adasum_of([vectors_of(rank)[i] for rank in range(4)]) for i in range(3)]
+    tolerance = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3}[dtype]
+    results = four(fn)
+    for group, zero in results:
+        for actual, wanted, first in zip(group, expected, results[0][0], strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance)
+            assert torch.equal(actual, first)
+        assert zero == [1.0, 1.0, 1.0]
+
+
+def test_adasum_of_equal_gradients_is_one_of_them_and_of_orthogonal_ones_their_sum(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        equal = hvd.allreduce(torch.tensor([3.0, 4.0]), op=hvd.Adasum)
+        orthogonal = hvd.allreduce(torch.tensor([1.0, 0.0] if hvd.rank() else [0.0, 2.0]), op=hvd.Adasum)
+        return equal.tolist(), orthogonal.tolist()
+
+    assert two(fn) == [([3.0, 4.0], [1.0, 2.0])] * 2
+
+
+def test_adasum_says_what_it_cannot_do(three: Any) -> None:
+    def fn(hvd: Any) -> None:
+        with pytest.raises(NotImplementedError, match="power of two; it is 3"):
+            hvd.allreduce(torch.ones(1), op=hvd.Adasum)
+
+    three(fn)

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.allgather import allgather
 from hvd_cluster.engine.collectives.allreduce import allreduce
+from hvd_cluster.engine.collectives.alltoall import alltoall
 from hvd_cluster.engine.collectives.barrier import barrier
 from hvd_cluster.engine.collectives.broadcast import broadcast
+from hvd_cluster.engine.collectives.reducescatter import reducescatter
 from hvd_cluster.engine.collectives.step import Steps
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
@@ -26,5 +28,7 @@ COLLECTIVES: dict[Kind, Collective] = {
     Kind.ALLREDUCE: allreduce,
     Kind.ALLGATHER: allgather,
     Kind.BROADCAST: broadcast,
+    Kind.ALLTOALL: alltoall,
+    Kind.REDUCESCATTER: reducescatter,
     Kind.BARRIER: barrier,
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, places
+from hvd_cluster.engine.collectives.adasum import adasum
 from hvd_cluster.engine.collectives.scaling import copy_scaled, finish_scaled, reduction_dtype, reduction_op
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import ReduceOp, Request
@@ -40,6 +41,8 @@ class _Part:
 def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
     """Reduce a bucket of requests of equal op and factors. Each element type needs a call of its own."""
     signature = requests[0].signature
+    if signature.op == ReduceOp.ADASUM:
+        return (yield from adasum(requests, transport, buffers, recorder))
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
     parts = _parts(requests, results)
     divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1

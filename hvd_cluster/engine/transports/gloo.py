@@ -116,6 +116,13 @@ class GlooTransport(Transport):
         options.rootRank = root_index
         return _GlooWork(self._group.broadcast([buffer], options), buffer)
 
+    def alltoall(
+        self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
+    ) -> Work:
+        options = dist.AllToAllOptions()
+        work = self._group.alltoall_base(output, buffer, output_bytes, input_bytes, options)
+        return _GlooWork(work, output, buffer)
+
     def barrier(self) -> Work:
         # Gloo's own barrier cannot be waited for with a callback; a reduction of one byte can.
         buffer = torch.zeros(1, dtype=torch.uint8)

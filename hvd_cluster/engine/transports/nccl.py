@@ -90,6 +90,12 @@ class NcclTransport(Transport):
         options.rootRank = root_index
         return _launched(self._group.broadcast([buffer], options))
 
+    def alltoall(
+        self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
+    ) -> Work:
+        options = dist.AllToAllOptions()
+        return _launched(self._group.alltoall_base(output, buffer, output_bytes, input_bytes, options))
+
     def barrier(self) -> Work:
         return self.allreduce(torch.zeros(1, dtype=torch.uint8, device=self.device), ReduceOp.SUM)
 

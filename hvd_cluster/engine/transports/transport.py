@@ -61,6 +61,12 @@ class Transport(ABC):
         """Copy the byte ``buffer`` of the rank with index ``root_index`` over that of all others."""
 
     @abstractmethod
+    def alltoall(
+        self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
+    ) -> Work:
+        """Send ``input_bytes[i]`` bytes of ``buffer`` to rank index i, and get ``output_bytes[i]`` from it."""
+
+    @abstractmethod
     def barrier(self) -> Work:
         """Done once every rank has called it."""
 

@@ -1,0 +1,39 @@
+"""Alltoall: every rank sends a slice of its tensor to each rank, and gets the slices meant for it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool, as_bytes
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport
+
+
+def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+    """Carry out one request. The results are the concatenated slices, and how many rows came from each rank."""
+    (request,) = requests
+    (given,) = request.inputs
+    tensor = given.to(transport.device)
+    num_ranks = transport.num_ranks
+    sent = torch.tensor(request.splits, dtype=torch.int64, device=transport.device)
+    received = torch.empty_like(sent)
+    eight_each = [sent.element_size()] * num_ranks
+    exchange = transport.alltoall(as_bytes(received), as_bytes(sent), eight_each, eight_each)
+    yield Step([exchange], f"{transport.name}_ALLTOALL_SIZES", is_last=False)
+    rows = received.tolist()
+    row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+    output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
+    # The rows behind the last split are not sent.
+    outgoing = as_bytes(tensor[: sum(request.splits)])
+    work = transport.alltoall(
+        as_bytes(output),
+        outgoing,
+        [count * row_bytes for count in rows],
+        [count * row_bytes for count in request.splits],
+    )
+    yield Step([work], f"{transport.name}_ALLTOALL")
+    return [[output.to(given.device), received.to(torch.int32).to(given.device)]]

@@ -1,0 +1,83 @@
+"""Reducescatter: the sum, or average, of all ranks' tensors, of which each rank gets a slice of the rows."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool, as_bytes
+from hvd_cluster.engine.collectives.scaling import copy_scaled, finish_scaled, reduction_dtype
+from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.request import ReduceOp, Request
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.transport import Transport, Work
+
+
+def reducescatter(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
+    """Send every slice to its owner, who adds them in the order of the ranks: as many bytes as a ring moves."""
+    signature = requests[0].signature
+    divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
+    names = [name for request in requests for name in request.tensor_names]
+    with ExitStack() as leases:
+        with recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
+            scatters = [
+                _Scatter(tensor, signature.prescale, transport, buffers, leases)
+                for request in requests
+                for tensor in request.inputs
+            ]
+        yield Step([work for scatter in scatters for work in scatter.works], f"{transport.name}_REDUCESCATTER")
+        with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
+            outputs = [scatter.finish(signature.postscale, divisor) for scatter in scatters]
+    position = 0
+    results = []
+    for request in requests:
+        results.append(outputs[position : position + len(request.inputs)])
+        position += len(request.inputs)
+    return results
+
+
+def rows_per_rank(rows: int, num_ranks: int) -> list[int]:
+    """The rows of each rank's slice: as equal as can be, the first ranks get one more."""
+    shortest, longer = divmod(rows, num_ranks)
+    return [shortest + (index < longer) for index in range(num_ranks)]
+
+
+@dataclass
+class _Scatter:
+    """One tensor on its way to the owners of its slices."""
+
+    tensor: torch.Tensor
+    prescale: float
+    transport: Transport
+    buffers: BufferPool
+    leases: ExitStack
+
+    def __post_init__(self) -> None:
+        transport = self.transport
+        dtype = reduction_dtype(self.tensor.dtype)
+        rows = rows_per_rank(self.tensor.shape[0], transport.num_ranks)
+        row_bytes = math.prod(self.tensor.shape[1:]) * dtype.itemsize
+        self._mine = (rows[transport.index], *self.tensor.shape[1:])
+        outgoing = self._lease(self.tensor.shape[0] * row_bytes)
+        copy_scaled(outgoing.view(dtype).view(self.tensor.shape), self.tensor, self.prescale)
+        my_bytes = rows[transport.index] * row_bytes
+        self._received = self._lease(transport.num_ranks * my_bytes).view(dtype)
+        self.works: list[Work] = []
+        if outgoing.numel():
+            incoming = [my_bytes] * transport.num_ranks
+            sizes = [count * row_bytes for count in rows]
+            self.works = [transport.alltoall(as_bytes(self._received), outgoing, incoming, sizes)]
+
+    def finish(self, postscale: float, divisor: int) -> torch.Tensor:
+        """This rank's slice, reduced; the works are done."""
+        output = torch.empty(self._mine, dtype=self.tensor.dtype, device=self.tensor.device)
+        parts = self._received.view(self.transport.num_ranks, *self._mine)
+        # torch adds halves in float32 here, and rounds once.
+        finish_scaled(output, parts.sum(dim=0, dtype=parts.dtype), postscale, divisor)
+        return output
+
+    def _lease(self, num_bytes: int) -> torch.Tensor:
+        return self.leases.enter_context(self.buffers.lease(num_bytes, self.transport.device))

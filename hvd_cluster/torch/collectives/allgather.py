@@ -1,0 +1,97 @@
+"""Allgather of one tensor or of a group: every rank gets all ranks' tensors, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
+from hvd_cluster.torch.submission import keep_finished, member_index, submit, synchronize
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenate the tensors of all ranks along the first dimension.
+
+    Args:
+        tensor: shape (rows, ...); ``rows`` may differ between ranks and be 0, the rest is equal on all of them.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+
+    Returns:
+        A tensor of shape (sum of rows, ...), in the order of the ranks. Its gradient is this rank's slice of the
+        gradients' average, as in Horovod.
+
+    Raises:
+        ValueError: the tensor cannot be sent.
+        HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
+    """
+    (result,) = _allgather(name, process_set, tensor)
+    return result
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """:func:`allgather` that returns a handle at once. No gradient."""
+    return _submit_allgather([tensor], name, process_set, as_list=False)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """:func:`allgather` of several tensors as one request."""
+    return list(_allgather(name, process_set, *tensors)) if tensors else []
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """:func:`grouped_allgather` that returns one handle at once. No gradient."""
+    return _submit_allgather(tensors, name, process_set, as_list=True)
+
+
+def _submit_allgather(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, as_list: bool) -> int:
+    if not tensors:
+        return keep_finished([])
+    for tensor in tensors:
+        if getattr(tensor, "ndim", None) == 0:  # what is no tensor at all is refused by submit()
+            label = "a tensor" if name is None else f"tensor {name!r}"
+            raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLGATHER a rank-zero tensor. ({label})")
+    return submit(
+        Kind.ALLGATHER,
+        tensors,
+        process_set=process_set,
+        name=name,
+        finish=lambda results: results if as_list else results[0],
+    )
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.process_set = process_set
+        ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+        return tuple(synchronize(_submit_allgather(tensors, name, process_set, as_list=True)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        process_set = ctx.process_set
+        averages = grouped_allreduce([gradient.contiguous() for gradient in gradients], process_set=process_set)
+        rows = allgather(torch.tensor([ctx.rows]), process_set=process_set)  # (ranks, tensors)
+        before = rows[: member_index(process_set)].sum(dim=0).tolist()
+        slices = [
+            average[start : start + count] for average, start, count in zip(averages, before, ctx.rows, strict=True)
+        ]
+        return (None, None, *slices)
+
+
+# autograd.Function.apply is untyped.
+_allgather: Callable[..., tuple[torch.Tensor, ...]] = _Allgather.apply

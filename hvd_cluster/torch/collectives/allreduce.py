@@ -1,0 +1,239 @@
+"""Allreduce of one tensor or of a group: every rank gets the reduction of all ranks' tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.torch.compression import Compression, Compressor
+from hvd_cluster.torch.submission import keep_finished, submit, synchronize
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks.
+
+    Args:
+        tensor: any shape; equal shape and type on all ranks. bool, 8- to 64-bit integers and 16- to 64-bit floats.
+        average: deprecated; True is ``op=Average``, False is ``op=Sum``.
+        name: what the ranks are matched by.
+        compression: how the tensor travels.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies it afterwards. Integers are scaled in float64 and truncated.
+        process_set: whose ranks take part.
+
+    Returns:
+        A new tensor like ``tensor``. Its gradient is the gradient's allreduce with the same op and factors.
+
+    Raises:
+        ValueError: the tensor cannot be sent, or the arguments contradict each other.
+        HorovodInternalError: the ranks disagree, or the job has ended.
+    """
+    op = _reduce_op(average, op)
+    compressed, ctx = compression.compress(tensor)
+    (result,) = _allreduce(name, op, prescale_factor, postscale_factor, process_set, False, compressed)
+    return compression.decompress(result, ctx)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`allreduce` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
+    op = _reduce_op(average, op)
+    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, False)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """:func:`allreduce` in place; returns ``tensor``."""
+    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    synchronize(handle)
+    return tensor
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`allreduce_async` in place: ``tensor`` holds the result once :func:`synchronize` has returned it."""
+    op = _reduce_op(average, op)
+    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, True, False)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
+    op = _reduce_op(average, op)
+    if not tensors:
+        return []
+    compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+    results = _allreduce(name, op, prescale_factor, postscale_factor, process_set, True, *compressed)
+    return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`grouped_allreduce` that returns one handle at once; :func:`synchronize` gives the list."""
+    op = _reduce_op(average, op)
+    return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, False, True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
+    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    synchronize(handle)
+    return list(tensors)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`grouped_allreduce_async` in place."""
+    op = _reduce_op(average, op)
+    return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True)
+
+
+def _reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+
+
+def _check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support process sets other than the global one")
+    if basics.is_initialized() and basics.size() & (basics.size() - 1):
+        raise NotImplementedError(
+            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
+        )
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        raise NotImplementedError("Adasum needs floating-point tensors")
+
+
+def _submit_allreduce(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    in_place: bool,
+    as_list: bool,
+) -> int:
+    if not tensors:
+        return keep_finished([])
+    is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
+    if is_scaled and any(getattr(tensor, "dtype", None) == torch.bool for tensor in tensors):
+        raise ValueError("bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max")
+    if op == ReduceOp.ADASUM:
+        _check_adasum(tensors, process_set)
+    originals = list(tensors)
+
+    def finish(results: list[torch.Tensor]) -> Any:
+        given = originals if in_place else results
+        return given if as_list else given[0]
+
+    return submit(
+        Kind.ALLREDUCE,
+        originals,
+        process_set=process_set,
+        name=name,
+        in_place=in_place,
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        finish=finish,
+    )
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        is_group: bool,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.arguments = (op, prescale, postscale, process_set, is_group)
+        handle = _submit_allreduce(tensors, name, op, prescale, postscale, process_set, False, True)
+        return tuple(synchronize(handle))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        op, prescale, postscale, process_set, is_group = ctx.arguments
+        dense = [gradient.contiguous() for gradient in gradients]
+        reduced = _allreduce(None, op, prescale, postscale, process_set, is_group, *dense)
+        return (None,) * 6 + tuple(reduced)
+
+
+# autograd.Function.apply is untyped.
+_allreduce: Callable[..., tuple[torch.Tensor, ...]] = _Allreduce.apply

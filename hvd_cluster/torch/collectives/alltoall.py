@@ -1,0 +1,112 @@
+"""Alltoall: every rank sends a slice of its tensor to each rank, and gets the slices meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.torch.submission import num_members, submit, synchronize
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a slice of the rows to each rank.
+
+    Args:
+        tensor: shape (rows, ...); ``rows`` may differ between ranks, the rest is equal on all of them.
+        splits: int32 of shape (ranks,): how many rows go to each rank. Without it the rows are split equally.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+
+    Returns:
+        A tensor of shape (received rows, ...), in the order of the ranks; with ``splits`` a pair of it and
+        the rows that came from each rank, int32 of shape (ranks,). Its gradient goes back the way the rows
+        came.
+
+    Raises:
+        ValueError: the tensor cannot be sent, or ``splits`` does not describe it.
+        HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
+    """
+    output, received = _alltoall(tensor, _checked_splits(tensor, splits, process_set), name, process_set)
+    return output if splits is None else (output, received)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`alltoall` that returns a handle at once. No gradient."""
+    return _submit(tensor, _checked_splits(tensor, splits, process_set), name, process_set, splits is not None)
+
+
+def _submit(
+    tensor: torch.Tensor, splits: tuple[int, ...], name: str | None, process_set: ProcessSet, with_received: bool
+) -> int:
+    return submit(
+        Kind.ALLTOALL,
+        [tensor],
+        process_set=process_set,
+        name=name,
+        splits=splits,
+        finish=lambda results: tuple(results) if with_received else results[0],
+    )
+
+
+def _checked_splits(
+    tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, process_set: ProcessSet
+) -> tuple[int, ...]:
+    """The rows for each rank."""
+    if tensor.dim() == 0:
+        raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLTOALL a rank-zero tensor.")
+    num_ranks, rows = num_members(process_set), tensor.shape[0]
+    if splits is None:
+        if rows % num_ranks:
+            raise ValueError(
+                f"the first dimension of the tensor, {rows}, cannot be split equally over {num_ranks} ranks"
+            )
+        return (rows // num_ranks,) * num_ranks
+    if not isinstance(splits, torch.Tensor):
+        splits = torch.tensor(splits, dtype=torch.int32)
+    if splits.dim() != 1 or splits.dtype != torch.int32:
+        raise ValueError(f"splits must be a 1-D int32 tensor, not {splits.dtype} of shape {tuple(splits.shape)}")
+    counts = tuple(int(count) for count in splits.tolist())
+    if len(counts) != num_ranks or min(counts) < 0:
+        raise ValueError(f"splits must hold the rows for each of the {num_ranks} ranks, and holds {counts}")
+    if sum(counts) > rows:
+        raise ValueError(f"splits send {sum(counts)} rows, but the tensor has {rows}")
+    return counts
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: tuple[int, ...], name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = synchronize(_submit(tensor, splits, name, process_set, True))
+        ctx.rows, ctx.received, ctx.process_set = tensor.shape[0], received, process_set
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+        counts = tuple(ctx.received.tolist())
+        back, _ = _alltoall(gradient.contiguous(), counts, None, ctx.process_set)
+        # Rows behind the last split were not sent.
+        unsent = back.new_zeros((ctx.rows - back.shape[0], *back.shape[1:]))
+        return torch.cat([back, unsent]), None, None, None
+
+
+# autograd.Function.apply is untyped.
+_alltoall: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Alltoall.apply

@@ -1,0 +1,97 @@
+"""Broadcast: every rank gets the root's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.torch.collectives.allreduce import allreduce
+from hvd_cluster.torch.submission import submit, synchronize
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Give every rank the root's tensor.
+
+    Args:
+        tensor: any shape; equal shape and type on all ranks.
+        root_rank: the global rank whose tensor all get; it belongs to the process set.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+
+    Returns:
+        A new tensor. Its gradient is the gradients' average on the root, and zero elsewhere.
+
+    Raises:
+        ValueError: the tensor cannot be sent, or there is no such root.
+        HorovodInternalError: the ranks disagree, or the job has ended.
+    """
+    return _broadcast(tensor, root_rank, name, process_set)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """:func:`broadcast` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
+    return _submit_broadcast(tensor, root_rank, name, process_set, in_place=False)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """:func:`broadcast` in place; returns ``tensor``."""
+    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return tensor
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """:func:`broadcast_async` in place."""
+    return _submit_broadcast(tensor, root_rank, name, process_set, in_place=True)
+
+
+def _submit_broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
+) -> int:
+    ranks = process_set.ranks
+    if ranks is not None and root_rank not in ranks:
+        raise ValueError(f"root_rank={root_rank} is not among the ranks that take part, {_short(ranks)}")
+    return submit(
+        Kind.BROADCAST,
+        [tensor],
+        process_set=process_set,
+        name=name,
+        in_place=in_place,
+        root=root_rank,
+        finish=lambda results: tensor if in_place else results[0],
+    )
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        average = allreduce(gradient.contiguous(), process_set=ctx.process_set)
+        return (average if basics.rank() == ctx.root_rank else torch.zeros_like(average), None, None, None)
+
+
+# autograd.Function.apply is untyped.
+_broadcast: Callable[..., torch.Tensor] = _Broadcast.apply
+
+
+def _short(ranks: list[int]) -> str:
+    return str(ranks) if len(ranks) <= 8 else f"{ranks[:4]} ... {ranks[-1]}"

@@ -1,0 +1,151 @@
+"""Reducescatter of one tensor or of a group: the reduction of all ranks' tensors, of which each rank gets some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.torch.collectives.allgather import grouped_allgather
+from hvd_cluster.torch.compression import Compression, Compressor
+from hvd_cluster.torch.submission import keep_finished, num_members, submit, synchronize
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks and keep this rank's rows of the result.
+
+    Args:
+        tensor: shape (rows, ...), equal on all ranks. The rows are dealt to the ranks in order and as equally
+        as can be;
+            the first ``rows % ranks`` ranks get one more.
+        name: what the ranks are matched by.
+        compression: how the tensor travels.
+        op: Average or Sum.
+        process_set: whose ranks take part.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies it afterwards.
+
+    Returns:
+        A new tensor of this rank's rows. Its gradient is the allgather of the gradients, times the number of ranks for
+        Sum, times the factors.
+
+    Raises:
+        ValueError: the tensor cannot be sent, or ``op`` is neither Average nor Sum.
+        HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
+    """
+    compressed, ctx = compression.compress(tensor)
+    arguments = (_checked_op(op), prescale_factor, postscale_factor, process_set)
+    (result,) = _reducescatter(name, *arguments, compressed)
+    return compression.decompress(result, ctx)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """:func:`reducescatter` that returns a handle at once. No gradient."""
+    return _submit([tensor], name, _checked_op(op), prescale_factor, postscale_factor, process_set, as_list=False)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """:func:`reducescatter` of several tensors as one request."""
+    if not tensors:
+        return []
+    compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+    arguments = (_checked_op(op), prescale_factor, postscale_factor, process_set)
+    results = _reducescatter(name, *arguments, *compressed)
+    return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """:func:`grouped_reducescatter` that returns one handle at once. No gradient."""
+    return _submit(tensors, name, _checked_op(op), prescale_factor, postscale_factor, process_set, as_list=True)
+
+
+def _checked_op(op: ReduceOp) -> ReduceOp:
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    return ReduceOp(op)
+
+
+def _submit(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    as_list: bool,
+) -> int:
+    if not tensors:
+        return keep_finished([])
+    if any(getattr(tensor, "ndim", None) == 0 for tensor in tensors):
+        raise HorovodInternalError(f"Rank {basics.rank()} tried to REDUCESCATTER a rank-zero tensor.")
+    return submit(
+        Kind.REDUCESCATTER,
+        tensors,
+        process_set=process_set,
+        name=name,
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        finish=lambda results: results if as_list else results[0],
+    )
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.process_set = process_set
+        ctx.factor = prescale * postscale * (num_members(process_set) if op == ReduceOp.SUM else 1)
+        return tuple(synchronize(_submit(tensors, name, op, prescale, postscale, process_set, as_list=True)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        dense = [gradient.contiguous() for gradient in gradients]
+        gathered = grouped_allgather(dense, process_set=ctx.process_set)
+        return (None,) * 5 + tuple(gradient * ctx.factor for gradient in gathered)
+
+
+# autograd.Function.apply is untyped.
+_reducescatter: Callable[..., tuple[torch.Tensor, ...]] = _Reducescatter.apply

@@ -1,0 +1,51 @@
+"""Allreduce of sparse tensors: the entries of all ranks are gathered, not added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.torch.collectives.allgather import allgather_async
+from hvd_cluster.torch.submission import next_number, num_members, synchronize
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Begin to sum or average a sparse tensor over all ranks.
+
+    Args:
+        tensor: a COO tensor, of equal shape on all ranks; the number of its entries may differ.
+        name: what the ranks are matched by.
+        op: Average or Sum.
+        process_set: whose ranks take part.
+
+    Returns:
+        A function that waits and returns the sparse result. Entries that several ranks had stand in it several times:
+        call ``coalesce()`` to add them up.
+
+    Raises:
+        ValueError: ``op`` is neither Average nor Sum.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    label = name if name is not None else f"sparse.{next_number(process_set, 'sparse_allreduce')}"
+    tensor = tensor.coalesce()
+    # Indices have the shape (dimensions, entries), and the entries of all ranks are to be joined.
+    indices_handle = allgather_async(tensor.indices().t().contiguous(), f"{label}.indices", process_set)
+    values_handle = allgather_async(tensor.values().contiguous(), f"{label}.values", process_set)
+    divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
+
+    def result() -> torch.Tensor:
+        indices, values = synchronize(indices_handle), synchronize(values_handle)
+        if divisor > 1:
+            values = values / divisor
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device)
+
+    return result
