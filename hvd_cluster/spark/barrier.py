@@ -6,14 +6,14 @@ import contextlib
 import pickle
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import hvd_cluster
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
-from hvd_cluster.launch.placement import Placement, Seat, place
+from hvd_cluster.launch.placement import Placement, place
 from hvd_cluster.launch.process import WorkerProcess
 from hvd_cluster.spark import greeting, host, sidechannel
 from hvd_cluster.spark.greeting import Greeting
@@ -76,24 +76,15 @@ def _problems(texts: Sequence[str]) -> list[tuple[str, bytes]]:
 
 
 def _take_part(seat: int, job: Plan, greetings: Sequence[Greeting], call: Any, driver: DriverLine) -> Outcome:
+    """Run the worker of this seat in the world that all tasks have agreed on, to its end."""
     placements = place(greeting.seats(greetings))
     mine = next(one for one in placements if one.seat.index == seat)
-    try:
-        return _run_worker(mine, placements[0].seat, job, greetings, call, driver)
-    except Exception as error:  # Spark fails the stage for it; this way the driver also learns the rank
-        report = ErrorReport.of(error)
-        driver.tell(sidechannel.Ended(Outcome(mine.rank, mine.seat.address, error=report, finished_at=time.time())))
-        raise
-
-
-def _run_worker(
-    mine: Placement, first: Seat, job: Plan, greetings: Sequence[Greeting], call: Any, driver: DriverLine
-) -> Outcome:
-    """Run the worker placed at ``mine`` in the world whose rank 0 sits at ``first``."""
+    first = placements[0].seat
     store_port, master_port = greetings[first.index].ports
     beside_rank_0 = mine.seat.host_key == first.host_key
-    candidates = [host.LOOPBACK] if beside_rank_0 else greetings[first.index].addresses
-    client, reached = reach(candidates, store_port, job.secret)
+    with _telling(driver, mine):
+        candidates = [host.LOOPBACK] if beside_rank_0 else greetings[first.index].addresses
+        client, reached = reach(candidates, store_port, job.secret)
     with contextlib.closing(client):
         first_host = first.address if beside_rank_0 else reached
         topology = mine.topology(
@@ -104,14 +95,26 @@ def _run_worker(
         )
         if not beside_rank_0:
             topology = replace(topology, host=client.local_host)  # the interface that leads to the others
-        driver.tell(sidechannel.Placed(mine.seat.index, mine.rank, topology.host))
+        driver.tell(sidechannel.Placed(seat, mine.rank, topology.host))
         peers = Peers(client, mine.rank, mine.size)
-        outcome = _supervise(topology, mine, job, receive(call), driver, peers)
+        with _telling(driver, mine):
+            outcome = _supervise(topology, mine, job, receive(call), driver, peers)
         driver.tell(sidechannel.Ended(replace(outcome, value=b"" if outcome.ok else None)))
         peers.announce_end(outcome.ok)
         if mine.rank == 0:  # the store goes with this task
             peers.wait_for_ends(driver.stop_requested.is_set)
     return outcome
+
+
+@contextlib.contextmanager
+def _telling(driver: DriverLine, mine: Placement) -> Iterator[None]:
+    """Let the driver know of an error of this task, with its rank; Spark fails the stage for it, and knows no ranks."""
+    try:
+        yield
+    except Exception as error:
+        report = ErrorReport.of(error)
+        driver.tell(sidechannel.Ended(Outcome(mine.rank, mine.seat.address, error=report, finished_at=time.time())))
+        raise
 
 
 def _supervise(

@@ -247,11 +247,11 @@ def test_a_lost_executor_is_named_and_its_replacement_is_waited_for(spark: Any) 
     assert hvd_cluster.spark.run(lambda: 1, num_proc=2) == [1, 1]
 
 
-def test_too_few_slots_are_said_before_anything_starts(spark: Any, spark_master: str, spark_slots: int) -> None:
+def test_too_few_slots_are_said_before_anything_starts(spark: Any, spark_master: str) -> None:
     # A standalone master might get more workers, so there the wait has an end of its own.
     expected = StartTimeoutError if spark_master == "standalone" else NotEnoughSlotsError
     began = time.monotonic()
-    with pytest.raises(expected, match=f"8 slots needed, {spark_slots} free.* dynamic allocation is off"):
+    with pytest.raises(expected, match=r"8 slots needed, \d free.* dynamic allocation is off"):
         hvd_cluster.spark.run(lambda: 1, num_proc=8, start_timeout=2)
     assert time.monotonic() - began < 10
 

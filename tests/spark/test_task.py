@@ -48,7 +48,7 @@ def test_executors_without_this_very_package_say_what_to_do(
     (tmp_path / "hvd_cluster").mkdir()
     (tmp_path / "hvd_cluster" / "__init__.py").write_text(package)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.write_text(f'#!/bin/sh\ncd "{tmp_path}"; PYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     with pytest.raises(LaunchError, match=said) as raised:
