@@ -24,7 +24,9 @@ from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue
 from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Refuse, Up
 from hvd_cluster.engine.request import Handle, Key, Request, Signature, element_dtype
-from hvd_cluster.engine.timeline import Event, Recorder, TimelineFile
+from hvd_cluster.engine.stall import Message as StallMessage
+from hvd_cluster.engine.stall import Question, StallInspector
+from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.engine.world import World
@@ -33,9 +35,8 @@ from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: How long the engine waits at the end for the ranks below it, and how often it sends its timeline.
+#: How long the engine waits at the end for the ranks below it.
 _FAREWELL_S = 10.0
-_TIMELINE_PERIOD_S = 0.5
 
 
 class Engine:
@@ -53,7 +54,10 @@ class Engine:
         self._settings = settings
         self._rank = world.topology.rank
         self._recorder = Recorder(self._rank, world.topology.host)
-        self._timeline_file: TimelineFile | None = None
+        is_root = world.place.parent is None
+        self._timeline = JobTimeline(
+            self._recorder, None if is_root else lambda events: self._send_up(("events", events))
+        )
         self._buffers = BufferPool()
         self._transports = TransportTable(world, settings, process_sets)
         for process_set_id in sorted(process_sets):
@@ -65,6 +69,15 @@ class Engine:
             lambda: self._settings.fusion_threshold_bytes,
         )
         self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
+        self._stall = StallInspector(
+            self._rank,
+            world.hosts,
+            process_sets,
+            settings,
+            send_up=lambda message: self._send_up(("stall", message)),
+            send_down=lambda message: self._broadcast(("stall", message)),
+            abort=self._abort,
+        )
 
         # Shared with the submitting threads, under the lock.
         self._lock = threading.Lock()
@@ -76,12 +89,10 @@ class Engine:
 
         # The engine's thread only.
         self._finished: deque[tuple[Execution, Step]] = deque()
-        self._outgoing: deque[tuple[Entry, ...]] = deque()
         self._flush_s: float | None = None
         self._join_handle: Handle | None = None
         self._closing_since_s: float | None = None
         self._open_links = dict(world.links)
-        self._next_timeline_s = 0.0
 
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -150,8 +161,8 @@ class Engine:
     def shutdown(self) -> None:
         """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
         if self._thread is None:
-            self._set_timeline(None, False)
-            self._close_timeline()
+            self._timeline.stop()
+            self._timeline.close()
             os.close(self._bell)
         else:
             self._command("leave", None)
@@ -193,7 +204,7 @@ class Engine:
         transport = AloneTransport(device, self._rank)
         execution = Execution([request], transport, self._buffers, self._recorder)
         execution.advance(lambda *_: None)
-        self._write_timeline(self._recorder.take())
+        self._timeline.flush()
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
@@ -210,8 +221,8 @@ class Engine:
             logger.debug("rank %d: the engine failed", self._rank, exc_info=True)
             self._abort(f"rank {self._rank} on {self.world.topology.host} failed: {type(error).__name__}: {error}")
         finally:
-            self._set_timeline(None, False)
-            self._close_timeline()
+            self._timeline.stop()
+            self._timeline.close()
             self._transports.close()
             for link in self.world.links.values():
                 link.close()
@@ -230,26 +241,27 @@ class Engine:
         self._take_submissions()
         self._take_finished()
         self._settle()
-        self._send_timeline()
+        self._timeline.flush()
+        self._stall.inspect(self._in_flight())
         for rank, link in self._open_links.items():
             selector.modify(link, link.events, rank)
 
     def _timeout_s(self) -> float | None:
-        now_s = time.monotonic()
-        deadlines = []
-        if self._flush_s is not None:
-            deadlines.append(self._flush_s)
-        if self._recorder.enabled:
-            deadlines.append(self._next_timeline_s)
-        if self._closing_since_s is not None:
-            deadlines.append(self._closing_since_s + _FAREWELL_S)
-        return max(0.0, min(deadlines) - now_s) if deadlines else None
+        farewell_s = None if self._closing_since_s is None else self._closing_since_s + _FAREWELL_S
+        times = (self._flush_s, self._timeline.next_flush_s, self._stall.next_check_s(self._in_flight()), farewell_s)
+        deadlines = [time_s for time_s in times if time_s is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _in_flight(self) -> list[Request]:
+        with self._lock:
+            return list(self._pending.values())
 
     def _take_commands(self) -> None:
         while self._commands:
             name, argument = self._commands.popleft()
             if name == "join":
                 self._join_handle = argument
+                self._stall.note_join()
                 self._negotiator.join()
             elif name == "leave":
                 self._negotiator.leave(self._rank)
@@ -274,6 +286,7 @@ class Engine:
         self._recorder.mark_cycle()
         while self._submitted:
             request = self._submitted.popleft()
+            self._stall.note(request.name)
             self._negotiator.submit(request.key, request.signature)
 
     def _take_finished(self) -> None:
@@ -331,6 +344,12 @@ class Engine:
         transport = self._transports[process_set_id, devices[0] if devices else torch.device("cpu")]
         self._queues[process_set_id].append(Execution(requests, transport, self._buffers, self._recorder))
 
+    def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
+        if path is None:
+            self._timeline.stop()
+        else:
+            self._timeline.start(path, mark_cycles)
+
     def _take_pending(self, key: Key) -> Request | None:
         with self._lock:
             return self._pending.pop(key, None)
@@ -365,12 +384,33 @@ class Engine:
             elif kind == "log":
                 self._apply(content)
             elif kind == "events":
-                self._write_timeline(content)
+                self._timeline.write(content)
+            elif kind == "stall":
+                self._hear_of_stall(content)
             elif kind == "timeline":
                 self._broadcast(message=(kind, content))
                 self._set_timeline(*content)
             else:
                 self._abort(content, rank)
+
+    def _send_up(self, message: tuple[str, Any]) -> None:
+        parent = self.world.place.parent
+        if parent is None:
+            self._hear_of_stall(message[1])
+        elif parent in self._open_links:
+            self._send(parent, message)
+
+    def _hear_of_stall(self, message: StallMessage) -> None:
+        """Questions travel down to every rank, everything else up to the root."""
+        with self._lock:
+            pending = dict(self._pending)
+        if isinstance(message, Question):
+            self._broadcast(("stall", message))
+            self._stall.hear(message, pending)
+        elif self.world.place.parent is None:
+            self._stall.hear(message, pending)
+        else:
+            self._send_up(("stall", message))
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -416,37 +456,6 @@ class Engine:
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(HorovodInternalError(text))
-
-    # ---- timeline ---------------------------------------------------------------------------------------------------
-
-    def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
-        self._recorder.stop()
-        self._write_timeline(self._recorder.take())
-        if path is None:
-            return  # the file stays open for the last events of the other ranks, which are still on their way
-        if self._rank == 0:
-            self._close_timeline()
-            self._timeline_file = TimelineFile(path)
-        self._recorder.start(mark_cycles)
-        self._next_timeline_s = time.monotonic() + _TIMELINE_PERIOD_S
-
-    def _close_timeline(self) -> None:
-        if self._timeline_file is not None:
-            self._timeline_file.close()
-            self._timeline_file = None
-
-    def _send_timeline(self) -> None:
-        if self._recorder.enabled and time.monotonic() >= self._next_timeline_s:
-            self._next_timeline_s = time.monotonic() + _TIMELINE_PERIOD_S
-            self._write_timeline(self._recorder.take())
-
-    def _write_timeline(self, events: list[Event]) -> None:
-        if not events:
-            return
-        if self._timeline_file is not None:
-            self._timeline_file.write(events)
-        elif (parent := self.world.place.parent) is not None and parent in self._open_links:
-            self._send(parent, ("events", events))
 
 
 def _zeros(key: Key, signature: Signature) -> Request:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 Event = dict[str, Any]
+
+#: How often events travel to rank 0 and into the file.
+_PERIOD_S = 0.5
 
 
 class Recorder:
@@ -134,3 +137,58 @@ class TimelineFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class JobTimeline:
+    """One rank's part in the job's timeline: its recorder, and the file where this is rank 0.
+
+    Args:
+        recorder: this rank's events.
+        send_up: sends events towards rank 0; None at rank 0, which writes the file.
+    """
+
+    def __init__(self, recorder: Recorder, send_up: Callable[[list[Event]], None] | None) -> None:
+        self._recorder = recorder
+        self._send_up = send_up
+        self._file: TimelineFile | None = None
+        self._next_flush_s = 0.0
+
+    @property
+    def next_flush_s(self) -> float | None:
+        """When :meth:`flush` has something to do, or None."""
+        return self._next_flush_s if self._recorder.enabled else None
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Record from now on, into a new file at ``path`` on rank 0."""
+        self.stop()
+        if self._send_up is None:
+            self.close()
+            self._file = TimelineFile(path)
+        self._recorder.start(mark_cycles)
+        self._next_flush_s = time.monotonic() + _PERIOD_S
+
+    def stop(self) -> None:
+        """Record nothing more. The file stays open: the last events of the other ranks are still on their way."""
+        self._recorder.stop()
+        self.write(self._recorder.take())
+
+    def flush(self) -> None:
+        """Pass on what was recorded, when the time for it has come."""
+        if self._recorder.enabled and time.monotonic() >= self._next_flush_s:
+            self._next_flush_s = time.monotonic() + _PERIOD_S
+            self.write(self._recorder.take())
+
+    def write(self, events: list[Event]) -> None:
+        """Pass on events, of this rank or of one below it in the tree."""
+        if not events:
+            return
+        if self._send_up is not None:
+            self._send_up(events)
+        elif self._file is not None:
+            self._file.write(events)
+
+    def close(self) -> None:
+        """Close the file, if there is one; may be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,259 @@
+"""The stall inspector: says which ranks a tensor waits for, and what those ranks are doing meanwhile.
+
+A rank whose request has waited too long tells the root of the tree, which asks all ranks and, a moment later, writes
+one warning from what they answered. A rank that does not answer in that moment is stopped, or holds Python's
+interpreter lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hvd_cluster.engine.request import Key, Request
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: How long the root waits for answers.
+_PATIENCE_S = 1.0
+#: How long another rank waits for the root to ask back, before it takes the root for the one that stands still.
+_ROOT_PATIENCE_S = 5.0
+#: So many names are listed for each rank.
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """Up: these requests of one rank have waited too long."""
+
+    keys: tuple[Key, ...]
+    #: They have waited so long that the job is to end.
+    is_final: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """Down: which of these requests have you submitted, and what did you do last?"""
+
+    number: int
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Up: what one rank says."""
+
+    number: int
+    rank: int
+    #: Those of the keys that this rank has not submitted, though it is in their process set.
+    missing: tuple[Key, ...]
+    #: What the rank submitted last, how many seconds ago; "" if nothing yet.
+    last_name: str
+    last_age_s: float
+    has_joined: bool
+
+
+@dataclass
+class _Inquiry:
+    question: Question
+    is_final: bool
+    deadline_s: float
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+
+Message = Overdue | Question | Answer
+
+
+class StallInspector:
+    """One rank's part. The engine calls :meth:`inspect` when :attr:`next_check_s` has come, and :meth:`hear`.
+
+    Args:
+        rank: this rank.
+        hosts: the host of each rank, for the warning.
+        process_sets: the ranks of each process set.
+        settings: the two times, and whether to inspect at all.
+        send_up: hands a message to the root; at the root, to its own :meth:`hear`.
+        send_down: hands a message to every other rank.
+        abort: ends the job with a text.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        process_sets: Mapping[int, tuple[int, ...]],
+        settings: Settings,
+        *,
+        send_up: Callable[[Message], None],
+        send_down: Callable[[Message], None],
+        abort: Callable[[str], None],
+    ) -> None:
+        self._rank = rank
+        self._hosts = hosts
+        self._process_sets = process_sets
+        self._is_off = settings.stall_check_disable
+        self._warning_s = settings.stall_warning_s
+        self._shutdown_s = settings.stall_shutdown_s
+        if self._shutdown_s and self._shutdown_s < self._warning_s:
+            logger.warning(
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=%g is less than HOROVOD_STALL_CHECK_TIME_SECONDS=%g: ignored",
+                self._shutdown_s,
+                self._warning_s,
+            )
+            self._shutdown_s = 0.0
+        self._send_up = send_up
+        self._send_down = send_down
+        self._abort = abort
+        self._told: dict[Key, float] = {}  # key -> submission that the root was told about
+        self._given_up = False
+        self._root_deadline_s: float | None = None
+        self._last: tuple[str, float] = ("", 0.0)
+        self._has_joined = False
+        self._warned: dict[Key, float] = {}
+        self._inquiries: list[_Inquiry] = []
+        self._num_questions = 0
+
+    def note(self, name: str) -> None:
+        """This rank has submitted something."""
+        self._last = (name, time.monotonic())
+        self._has_joined = False
+
+    def note_join(self) -> None:
+        """This rank has joined."""
+        self._last = ("join", time.monotonic())
+        self._has_joined = True
+
+    def next_check_s(self, pending: Iterable[Request]) -> float | None:
+        """When :meth:`inspect` has something to do, or None. ``pending`` is in the order of submission."""
+        deadlines = [inquiry.deadline_s for inquiry in self._inquiries]
+        if self._root_deadline_s is not None:
+            deadlines.append(self._root_deadline_s)
+        if not self._is_off:
+            oldest = next(iter(pending), None)
+            if oldest is not None and self._shutdown_s and not self._given_up:
+                deadlines.append(oldest.submitted_s + self._shutdown_s)
+            fresh = next((r for r in pending if self._told.get(r.key) != r.submitted_s), None)
+            if fresh is not None:
+                deadlines.append(fresh.submitted_s + self._warning_s)
+        return min(deadlines, default=None)
+
+    def inspect(self, pending: Sequence[Request]) -> None:
+        """Tell the root what has waited too long, and write the warnings whose answers are in."""
+        now_s = time.monotonic()
+        if not self._is_off and pending:
+            late = [
+                request
+                for request in pending
+                if now_s - request.submitted_s >= self._warning_s and self._told.get(request.key) != request.submitted_s
+            ]
+            is_final = bool(self._shutdown_s) and now_s - pending[0].submitted_s >= self._shutdown_s
+            if late or (is_final and not self._given_up):
+                self._told = {r.key: self._told[r.key] for r in pending if r.key in self._told}
+                self._told |= {request.key: request.submitted_s for request in late}
+                self._given_up |= is_final
+                keys = [r.key for r in pending if now_s - r.submitted_s >= self._warning_s]
+                if self._rank != 0:
+                    self._root_deadline_s = now_s + _ROOT_PATIENCE_S
+                self._send_up(Overdue(tuple(keys), is_final))
+        if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
+            self._root_deadline_s = None
+            self._miss_root(pending)
+        for inquiry in [i for i in self._inquiries if i.deadline_s <= now_s]:
+            self._inquiries.remove(inquiry)
+            self._conclude(inquiry)
+
+    def hear(self, message: Message, pending: Mapping[Key, Request]) -> None:
+        """A message of another rank's inspector, or of this one's at the root."""
+        if isinstance(message, Question):
+            self._root_deadline_s = None
+            self._send_up(self._answer(message, pending))
+        elif isinstance(message, Answer):
+            for inquiry in self._inquiries:
+                if inquiry.question.number == message.number:
+                    inquiry.answers[message.rank] = message
+                    if len(inquiry.answers) == len(self._hosts):
+                        inquiry.deadline_s = time.monotonic()
+        else:
+            self._ask(message, pending)
+
+    def _ask(self, overdue: Overdue, pending: Mapping[Key, Request]) -> None:
+        now_s = time.monotonic()
+        # Every waiting rank reports the same tensor; one warning is enough until it has been decided.
+        keys = [key for key in overdue.keys if now_s - self._warned.get(key, -1e9) > self._warning_s]
+        if overdue.is_final:
+            keys = list(overdue.keys)
+            if any(inquiry.is_final for inquiry in self._inquiries):
+                return
+        if not keys:
+            return
+        self._warned |= dict.fromkeys(keys, now_s)
+        self._num_questions += 1
+        question = Question(self._num_questions, tuple(keys))
+        inquiry = _Inquiry(question, overdue.is_final, now_s + _PATIENCE_S)
+        self._inquiries.append(inquiry)
+        inquiry.answers[self._rank] = self._answer(question, pending)
+        self._send_down(question)
+
+    def _miss_root(self, pending: Sequence[Request]) -> None:
+        """Neither a decision nor a question came: the root, or a leader on the way to it, stands still."""
+        waiting = [request.key for request in pending if request.key in self._told]
+        if not waiting:
+            return
+        text = (
+            f"Rank {self._rank} has waited for {_names(waiting)} for more than {self._warning_s:g} seconds, and rank 0 "
+            f"on {self._hosts[0]} does not answer: it, or a leader between, is stopped or holds Python's interpreter "
+            "lock."
+        )
+        if self._given_up:
+            self._abort(text)
+        else:
+            logger.warning("%s", text)
+
+    def _answer(self, question: Question, pending: Mapping[Key, Request]) -> Answer:
+        name, at_s = self._last
+        missing = tuple(
+            key
+            for key in question.keys
+            if key not in pending and self._rank in self._process_sets.get(key[0], ()) and not self._has_joined
+        )
+        return Answer(question.number, self._rank, missing, name, time.monotonic() - at_s, self._has_joined)
+
+    def _conclude(self, inquiry: _Inquiry) -> None:
+        lines = []
+        for rank, host in enumerate(self._hosts):
+            answer = inquiry.answers.get(rank)
+            mark = "!" if inquiry.is_final else ""
+            if answer is None:
+                mine = [key for key in inquiry.question.keys if rank in self._process_sets.get(key[0], ())]
+                lines.append(f"{rank}{mark}: {_names(mine)} - rank {rank} on {host} does not answer")
+            elif answer.missing:
+                doing = (
+                    f"last submitted {answer.last_name}, {answer.last_age_s:.1f} s ago"
+                    if answer.last_name
+                    else "has submitted nothing yet"
+                )
+                lines.append(f"{rank}{mark}: {_names(answer.missing)} - rank {rank} on {host} {doing}")
+        if not lines:
+            return  # they have all come meanwhile
+        text = (
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+            f"waiting for remainder of ranks for more than {self._warning_s:g} seconds. This may indicate that "
+            "different ranks are trying to submit different tensors or that only subset of ranks is submitting "
+            "tensors, which will cause deadlock. \nMissing ranks:\n" + "\n".join(lines)
+        )
+        if inquiry.is_final:
+            text += (
+                f'\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
+                "Will shutdown."
+            )
+            self._abort(text)
+        else:
+            logger.warning("%s", text)
+
+
+def _names(keys: Iterable[Key]) -> str:
+    names = [name if process_set_id == 0 else f"{name} (process set {process_set_id})" for process_set_id, name in keys]
+    return "[" + ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "") + "]"

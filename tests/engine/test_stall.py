@@ -1,0 +1,87 @@
+"""The stall inspector on real ranks: one warning that names who is missing and what they do, then an end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch import local
+
+ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+
+
+def test_one_warning_names_the_missing_rank_and_what_it_did_last() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="together")
+        if hvd.rank() == 2:
+            time.sleep(3.5)
+        hvd.allreduce(torch.ones(1), name="late")
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=3, env=ENV, stderr=errors)
+    text = errors.getvalue()
+    assert text.count("One or more tensors were submitted to be reduced, gathered or broadcasted by subset") == 1
+    assert "for more than 1 seconds" in text
+    assert "2: [allreduce.late] - rank 2 on 127.0.0.1 last submitted allreduce.together, " in text
+
+
+def test_a_rank_that_is_stopped_is_said_not_to_answer() -> None:
+    def fn(victim: int) -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == victim:
+            subprocess.Popen(["sh", "-c", f"sleep 9; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hvd.allreduce(torch.ones(1), name="waiting")
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, (1,), num_proc=2, env=ENV, stderr=errors)
+    assert "1: [allreduce.waiting] - rank 1 on 127.0.0.1 does not answer" in errors.getvalue()
+    errors = io.StringIO()
+    local.run(fn, (0,), num_proc=2, env=ENV, stderr=errors)
+    assert "Rank 1 has waited for [allreduce.waiting]" in errors.getvalue()
+    assert "rank 0 on 127.0.0.1 does not answer" in errors.getvalue()
+
+
+def test_after_the_second_time_the_job_ends_with_the_same_text() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            time.sleep(6)
+            with pytest.raises(hvd.HorovodInternalError, match="Will shutdown"):
+                hvd.allreduce(torch.ones(1), name="too late")
+        hvd.allreduce(torch.ones(1), name="early")
+
+    with pytest.raises(WorkerFailedError, match=r"1!: \[allreduce\.early\] - rank 1 .* has submitted nothing yet"):
+        local.run(fn, num_proc=2, env={**ENV, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}, stderr=io.StringIO())
+
+
+def test_it_can_be_switched_off() -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            time.sleep(2.5)
+        hvd.barrier()
+        hvd.shutdown()
+
+    errors = io.StringIO()
+    local.run(fn, num_proc=2, env={**ENV, "HOROVOD_STALL_CHECK_DISABLE": "1"}, stderr=errors)
+    assert "One or more tensors" not in errors.getvalue()
