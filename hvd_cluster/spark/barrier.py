@@ -15,11 +15,11 @@ import hvd_cluster
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
 from hvd_cluster.launch.process import WorkerProcess
-from hvd_cluster.spark import greeting, host, sidechannel
+from hvd_cluster.spark import greeting, host, messages
+from hvd_cluster.spark.driver_line import DriverLine
 from hvd_cluster.spark.greeting import Greeting
 from hvd_cluster.spark.peers import Peers, reach
 from hvd_cluster.spark.plan import Plan, Versions, sign
-from hvd_cluster.spark.sidechannel import DriverLine
 from hvd_cluster.topology import Topology, join_address
 
 #: A row of the job holds at most this many bytes of an outcome.
@@ -47,13 +47,13 @@ def perform(context: Any, versions: dict[str, str], plan: bytes, call: Any) -> l
     job: Plan = pickle.loads(plan)  # Spark brought it, as it brought this function
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(DriverLine(job.driver_addresses, job.secret))
-        driver.tell(sidechannel.Seated(seat, socket.gethostname()))
+        driver.tell(messages.Seated(seat, socket.gethostname()))
         greetings = greeting.meet(context, job, stack)
         problems, warnings = greeting.judge(job.versions, greetings)
         if problems:
             return _problems(problems)
         for warning in warnings if seat == 0 else ():
-            driver.tell(sidechannel.Warned(warning))
+            driver.tell(messages.Warned(warning))
         outcome = _take_part(seat, job, greetings, call, driver)
     signed = sign(outcome, job.secret)
     return [("outcome", signed[start : start + _PIECE_BYTES]) for start in range(0, len(signed), _PIECE_BYTES)]
@@ -95,11 +95,11 @@ def _take_part(seat: int, job: Plan, greetings: Sequence[Greeting], call: Any, d
         )
         if not beside_rank_0:
             topology = replace(topology, host=client.local_host)  # the interface that leads to the others
-        driver.tell(sidechannel.Placed(seat, mine.rank, topology.host))
+        driver.tell(messages.Placed(seat, mine.rank, topology.host))
         peers = Peers(client, mine.rank, mine.size)
         with _telling(driver, mine):
             outcome = _supervise(topology, mine, job, receive(call), driver, peers)
-        driver.tell(sidechannel.Ended(replace(outcome, value=b"" if outcome.ok else None)))
+        driver.tell(messages.Ended(replace(outcome, value=b"" if outcome.ok else None)))
         peers.announce_end(outcome.ok)
         if mine.rank == 0:  # the store goes with this task
             peers.wait_for_ends(driver.stop_requested.is_set)
@@ -113,7 +113,7 @@ def _telling(driver: DriverLine, mine: Placement) -> Iterator[None]:
         yield
     except Exception as error:
         report = ErrorReport.of(error)
-        driver.tell(sidechannel.Ended(Outcome(mine.rank, mine.seat.address, error=report, finished_at=time.time())))
+        driver.tell(messages.Ended(Outcome(mine.rank, mine.seat.address, error=report, finished_at=time.time())))
         raise
 
 
@@ -127,8 +127,8 @@ def _supervise(
             call,
             env={**mine.device_env(), "HOROVOD_SPARK_WORK_DIR": str(Path.cwd()), **job.env},
             executable=job.executable,
-            on_line=lambda rank, stream, text: driver.tell(sidechannel.Line(rank, stream, text)),
-            on_event=lambda rank, fields: driver.tell(sidechannel.Event(rank, fields)),
+            on_line=lambda rank, stream, text: driver.tell(messages.Line(rank, stream, text)),
+            on_event=lambda rank, fields: driver.tell(messages.Event(rank, fields)),
         )
     except OSError as error:
         return Outcome(topology.rank, topology.host, error=ErrorReport.of(error), finished_at=time.time())

@@ -17,11 +17,11 @@ from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.spark import preflight, sidechannel, task
+from hvd_cluster.spark import messages, preflight, task
+from hvd_cluster.spark.listener import Listener
 from hvd_cluster.spark.plan import Plan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
 from hvd_cluster.spark.session import Session
-from hvd_cluster.spark.sidechannel import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -174,12 +174,12 @@ class Job:
     def _hear(self, message: Any) -> None:
         if message is _DONE:
             return
-        if isinstance(message, sidechannel.Line):
+        if isinstance(message, messages.Line):
             self._print_line(message.rank, message.stream, message.text)
-        elif isinstance(message, sidechannel.Event):
+        elif isinstance(message, messages.Event):
             if self._on_event is not None:
                 self._on_event(message.rank, message.fields)
-        elif isinstance(message, sidechannel.Warned):
+        elif isinstance(message, messages.Warned):
             logger.warning("%s", message.text)
         else:
             self._progress.hear(message)

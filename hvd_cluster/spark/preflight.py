@@ -18,12 +18,18 @@ TIMEOUT_TEXT = (
     "larger value if your Spark resources are allocated on-demand."
 )
 _LOOK_S = 0.5
+#: A fresh session's executors need a moment; only a longer wait is worth a word.
+_PATIENCE_S = 3.0
 
 
 def infer_num_proc(session: Session) -> int:
-    """One worker for each task that the session runs at once."""
-    parallelism, present = session.default_parallelism(), session.slots().total
-    num_proc = parallelism if present is None else max(1, min(parallelism, present))
+    """One worker for each task that the session runs at once, also while its executors are still coming up."""
+    present = session.slots()
+    if present.most is not None and session.conf("spark.default.parallelism") is None:
+        num_proc = present.most
+    else:
+        parallelism = session.default_parallelism()
+        num_proc = min(parallelism, present.most or present.total or parallelism)
     logger.info("Running %d processes (inferred from spark.default.parallelism)...", num_proc)
     return num_proc
 
@@ -37,7 +43,7 @@ def wait_for_slots(session: Session, needed: int, start_timeout_s: float) -> Non
         NotEnoughSlotsError: the session can never have that many.
         StartTimeoutError: executors that might have joined did not.
     """
-    deadline_s = time.monotonic() + start_timeout_s
+    began_s = time.monotonic()
     told = False
     while True:
         present = session.slots()
@@ -45,13 +51,13 @@ def wait_for_slots(session: Session, needed: int, start_timeout_s: float) -> Non
         if present.enough(needed):
             logger.info("%s", present.describe(needed))
             return
-        if not told:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= start_timeout_s:
+            raise StartTimeoutError(timeout_text(present.describe(needed), start_timeout_s))
+        if not told and waited_s >= _PATIENCE_S:
             logger.warning("%s. Waiting up to %g s for more executors", present.describe(needed), start_timeout_s)
             told = True
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise StartTimeoutError(timeout_text(present.describe(needed), start_timeout_s))
-        time.sleep(min(_LOOK_S, left_s))
+        time.sleep(min(_LOOK_S, start_timeout_s - waited_s))
 
 
 def timeout_text(slots_text: str, start_timeout_s: float) -> str:

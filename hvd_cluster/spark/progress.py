@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.outcome import Outcome, collect
-from hvd_cluster.spark.sidechannel import Ended, Lost, Message, Placed, Seated
+from hvd_cluster.spark.messages import Ended, Lost, Message, Placed, Seated
 
 _REASON_CHARS = 800
 _REASON_SENTENCES = 3

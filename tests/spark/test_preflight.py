@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -18,10 +18,14 @@ from hvd_cluster.spark.slots import Slots
 class Growing(Session):
     """A cluster with one more state at each look."""
 
-    def __init__(self, *states: Slots, parallelism: int = 4) -> None:
+    def __init__(self, *states: Slots, parallelism: int = 4, settings: Mapping[str, str | None] | None = None) -> None:
         super().__init__(spark=None)
         self._states = list(states)
         self._parallelism = parallelism
+        self._settings = settings or {}
+
+    def conf(self, name: str) -> str | None:
+        return self._settings.get(name)
 
     def slots(self) -> Slots:
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
@@ -45,7 +49,10 @@ class Growing(Session):
         raise NotImplementedError
 
 
-def test_executors_that_come_later_are_waited_for_and_the_log_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
+def test_executors_that_come_later_are_waited_for_and_the_log_says_for_what(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_PATIENCE_S", 0.0)
     session = Growing(Slots(total=1), Slots(total=2), Slots(total=4))
     with caplog.at_level(logging.INFO, "hvd_cluster"):
         preflight.wait_for_slots(session, 4, 60)
@@ -70,11 +77,21 @@ def test_a_session_that_cannot_tell_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "expected"), [(Slots(total=2), 2), (Slots(), 8), (Slots(total=0), 1), (Slots(total=9), 8)]
+    ("slots", "setting", "expected"),
+    [
+        (Slots(total=2), None, 2),
+        (Slots(), None, 8),
+        (Slots(total=0), None, 8),
+        (Slots(total=9), None, 8),
+        (Slots(total=0, most=12), None, 12),  # a fresh session whose executors have not come yet
+        (Slots(total=12, most=12), "8", 8),
+        (Slots(total=4, most=4), "8", 4),
+    ],
 )
 def test_the_number_of_workers_is_inferred_and_logged(
-    slots: Slots, expected: int, caplog: pytest.LogCaptureFixture
+    slots: Slots, setting: str | None, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    session = Growing(slots, parallelism=8, settings={"spark.default.parallelism": setting})
     with caplog.at_level(logging.INFO, "hvd_cluster"):
-        assert preflight.infer_num_proc(Growing(slots, parallelism=8)) == expected
+        assert preflight.infer_num_proc(session) == expected
     assert f"Running {expected} processes (inferred from spark.default.parallelism)..." in caplog.text

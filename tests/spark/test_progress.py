@@ -6,8 +6,8 @@ import pytest
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.spark.messages import Ended, Lost, Message, Placed, Seated
 from hvd_cluster.spark.progress import Progress, short_reason
-from hvd_cluster.spark.sidechannel import Ended, Lost, Message, Placed, Seated
 
 STARTED = [Seated(0, "a"), Seated(1, "b"), Placed(0, 0, "10.0.0.1"), Placed(1, 1, "10.0.0.2")]
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.spark.sidechannel import DriverLine, Ended, Event, Line, Listener, Lost, Placed, Seated
+from hvd_cluster.spark.driver_line import DriverLine
+from hvd_cluster.spark.listener import Listener
+from hvd_cluster.spark.messages import Ended, Event, Line, Lost, Placed, Seated
 
 LOCAL = ["127.0.0.1"]
 
@@ -119,7 +121,7 @@ def test_a_driver_that_is_gone_stops_its_tasks(secret: bytes, messages: queue.Si
 def test_a_slow_reader_slows_the_senders_down_instead_of_filling_the_memory(
     monkeypatch: pytest.MonkeyPatch, secret: bytes, messages: queue.SimpleQueue[Any]
 ) -> None:
-    monkeypatch.setattr("hvd_cluster.spark.sidechannel._MAX_WAITING", 50)
+    monkeypatch.setattr("hvd_cluster.spark.listener._MAX_WAITING", 50)
     with Listener(secret, LOCAL[0], messages) as listener, DriverLine(listener.addresses(LOCAL), secret) as line:
         sent = threading.Event()
 
