@@ -59,7 +59,7 @@ class Engine:
             self._recorder, None if is_root else lambda events: self._send_up(("events", events))
         )
         self._buffers = BufferPool()
-        self._transports = TransportTable(world, settings, process_sets)
+        self._transports = TransportTable(world, settings, process_sets, self._check_neighbours)
         for process_set_id in sorted(process_sets):
             self._transports.build(process_set_id)
         self._negotiator = Negotiator(
@@ -93,6 +93,8 @@ class Engine:
         self._join_handle: Handle | None = None
         self._closing_since_s: float | None = None
         self._open_links = dict(world.links)
+        #: Messages that arrived while a transport was waiting: (sender, kind and content).
+        self._backlog: deque[tuple[int, tuple[str, Any]]] = deque()
 
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -216,6 +218,8 @@ class Engine:
                     selector.register(link, link.events, rank)
                 while not self._is_over():
                     self._turn(selector)
+        except _WorldBroken as broken:
+            self._abort(broken.reason, broken.source)
         except Exception as error:
             # Whatever it was, every rank must hear of it: a thread that dies in silence leaves all others waiting.
             logger.debug("rank %d: the engine failed", self._rank, exc_info=True)
@@ -228,7 +232,9 @@ class Engine:
                 link.close()
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
-        ready = selector.select(self._timeout_s())
+        ready = selector.select(0 if self._backlog else self._timeout_s())
+        while self._backlog:
+            self._take_message(*self._backlog.popleft())
         for key, events in ready:
             if key.data is None:
                 with suppress(BlockingIOError):
@@ -373,25 +379,54 @@ class Engine:
             selector.unregister(link)
             del self._open_links[rank]
             if self._closing_since_s is None:
-                self._abort(f"rank {rank} on {self.world.hosts[rank]} is gone, it died or was killed ({error})", rank)
+                self._abort(self._gone(rank, error), rank)
             return
-        for message in messages:
-            # Signed with the job's secret: the link has checked it.
-            kind, content = pickle.loads(message)
-            if kind == "up":
-                up: Up = content
-                self._negotiator.hear(rank, up)
-            elif kind == "log":
-                self._apply(content)
-            elif kind == "events":
-                self._timeline.write(content)
-            elif kind == "stall":
-                self._hear_of_stall(content)
-            elif kind == "timeline":
-                self._broadcast(message=(kind, content))
-                self._set_timeline(*content)
-            else:
-                self._abort(content, rank)
+        self._backlog += ((rank, _unpacked(message)) for message in messages)
+        while self._backlog:
+            self._take_message(*self._backlog.popleft())
+
+    def _take_message(self, rank: int, message: tuple[str, Any]) -> None:
+        kind, content = message
+        if kind == "up":
+            up: Up = content
+            self._negotiator.hear(rank, up)
+        elif kind == "log":
+            self._apply(content)
+        elif kind == "events":
+            self._timeline.write(content)
+        elif kind == "stall":
+            self._hear_of_stall(content)
+        elif kind == "timeline":
+            self._broadcast(message)
+            self._set_timeline(*content)
+        else:
+            self._abort(content, rank)
+
+    def _check_neighbours(self) -> None:
+        """While a transport waits for other ranks: raise if a neighbour has died or says that the world is broken.
+
+        What else arrives is kept for later: it must be taken in order, and not in the middle of a collective.
+        """
+        for rank, link in self._open_links.items():
+            try:
+                messages = [_unpacked(message) for message in link.receive()]
+            except (EOFError, AuthenticationError) as error:
+                if self._is_closing():
+                    continue
+                raise _WorldBroken(self._gone(rank, error), rank) from None
+            self._backlog += ((rank, message) for message in messages)
+            for kind, content in messages:
+                if kind == "abort":
+                    raise _WorldBroken(content, rank)
+
+    def _is_closing(self) -> bool:
+        """The world has ended in good order, or will when the backlog is taken."""
+        return self._closing_since_s is not None or any(
+            kind == "log" and any(isinstance(entry, Close) for entry in content) for _, (kind, content) in self._backlog
+        )
+
+    def _gone(self, rank: int, error: Exception) -> str:
+        return f"rank {rank} on {self.world.hosts[rank]} is gone, it died or was killed ({error})"
 
     def _send_up(self, message: tuple[str, Any]) -> None:
         parent = self.world.place.parent
@@ -456,6 +491,26 @@ class Engine:
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(HorovodInternalError(text))
+
+
+class _WorldBroken(Exception):
+    """A transport gave up waiting, because the world has ended.
+
+    Args:
+        reason: what happened.
+        source: the neighbour that told, who need not be told again.
+    """
+
+    def __init__(self, reason: str, source: int) -> None:
+        super().__init__(reason, source)
+        self.reason = reason
+        self.source = source
+
+
+def _unpacked(message: bytes) -> tuple[str, Any]:
+    # Signed with the job's secret: the link has checked it.
+    kind, content = pickle.loads(message)
+    return kind, content
 
 
 def _zeros(key: Key, signature: Signature) -> Request:

@@ -33,6 +33,8 @@ class World:
     links: dict[int, Link]
     #: For each rank, the name of its host, for messages.
     hosts: list[str]
+    #: For each rank, a string that is equal for ranks that may share memory.
+    host_keys: list[str]
     #: For each rank, its number among the ranks of its host and how many those are.
     local_places: list[tuple[int, int]]
     #: This rank's address that reaches the others.
@@ -67,7 +69,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         ConnectionError: the store or a neighbour could not be reached in time.
     """
     if topology.size == 1:
-        return World(topology, tree.plan(["here"])[0], {}, [topology.host], [(0, 1)], "127.0.0.1", None, "")
+        return World(topology, tree.plan(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, "")
     if not topology.rendezvous:
         raise ConnectionError(
             f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'} "
@@ -96,6 +98,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         place=place,
         links=links,
         hosts=[member["host"] for member in members],
+        host_keys=[member["host_key"] for member in members],
         local_places=[(member["local_rank"], member["local_size"]) for member in members],
         address=address,
         client=client,
@@ -104,8 +107,9 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
 
 
 def host_key() -> str:
-    """A string that is equal for two processes exactly when they share a kernel, and so can share memory."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    """A string that is equal for two processes of one kernel and network namespace, which may share memory then."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot_id}/{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def interface_address(interface: str) -> str:

@@ -44,13 +44,14 @@ def survive(folder: str, num_elements: int, victim: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("num_elements", [1, 20_000_000], ids=["small", "80 MB"])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize(("num_elements", "victim"), [(1, 0), (20_000_000, 2)], ids=["small", "80 MB"])
 def test_kill_9_in_mid_operation_is_an_error_on_every_survivor_within_10_s(
-    tmp_path: Path, num_elements: int, victim: int
+    tmp_path: Path, num_elements: int, victim: int, transport: str
 ) -> None:
+    env = {**ENV, "HOROVOD_SHARED_MEMORY": str(int(transport == "shm"))}
     with pytest.raises(WorkerFailedError) as caught:
-        local.run(survive, (str(tmp_path), num_elements, victim), num_proc=4, env=ENV)
+        local.run(survive, (str(tmp_path), num_elements, victim), num_proc=4, env=env)
     assert caught.value.rank == victim
     assert caught.value.exit_code == -signal.SIGKILL
     killed_s = float((tmp_path / "killed").read_text())
@@ -198,7 +199,7 @@ def test_the_timeline_holds_a_lane_for_each_rank_and_survives_kill_9(tmp_path: P
         events: list[dict[str, Any]] = json.loads(path.read_text())
         assert {event["pid"] for event in events} == {0, 1}
         names = {event["name"] for event in events}
-        assert {"NEGOTIATE_ALLREDUCE", "QUEUE", "GLOO_ALLREDUCE", "ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER"} <= names
+        assert {"NEGOTIATE_ALLREDUCE", "QUEUE", "SHM_ALLREDUCE", "ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER"} <= names
         lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
         assert {"allreduce.test_allreduce", "allreduce.pair_1of2", "allreduce.pair_2of2"} <= lanes
         return events

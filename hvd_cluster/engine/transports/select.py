@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.distributed import is_nccl_available
 
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.gloo import GlooTransport
+from hvd_cluster.engine.transports.segment import Sharing, share
+from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.transports.transport import Transport
 from hvd_cluster.engine.world import World
+from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+#: How long ranks that ought to share memory wait for each other to prove it.
+_SHARING_TIMEOUT_S = 10.0
 
 
 class TransportTable:
@@ -25,21 +31,29 @@ class TransportTable:
 
     Args:
         world: the world that the transports connect.
-        settings: the timeout and the network interface are read.
+        settings: the timeout, the network interface and the use of shared memory are read.
         process_sets: the ranks of each process set.
+        check: called now and then by a transport that waits; raises when the world is broken.
     """
 
-    def __init__(self, world: World, settings: Settings, process_sets: Mapping[int, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        process_sets: Mapping[int, tuple[int, ...]],
+        check: Callable[[], None],
+    ) -> None:
         self._world = world
         self._settings = settings
         self._process_sets = process_sets
+        self._check = check
         self._transports: dict[tuple[int, str], Transport] = {}
 
     def build(self, process_set_id: int) -> None:
         """Build the CPU transport of a process set; collective over its members."""
         ranks = self._process_sets[process_set_id]
         if self._world.topology.rank in ranks:
-            self._transports[process_set_id, "cpu"] = self._gloo(process_set_id, ranks)
+            self._transports[process_set_id, "cpu"] = self._for_cpu(process_set_id, ranks)
 
     def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
         """The transport for (process set id, device); the first GPU of a set builds its transport."""
@@ -59,12 +73,56 @@ class TransportTable:
             transport.close()
         self._transports.clear()
 
-    def _gloo(self, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
+    def _for_cpu(self, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
         world = self._world
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(torch.device("cpu"), ranks[0])
+        if self._settings.shared_memory and len({world.host_keys[rank] for rank in ranks}) == 1:
+            shared = self._shm(world.client, process_set_id, ranks)
+            if shared is not None:
+                return shared
+        return self._gloo(world.client, process_set_id, ranks)
+
+    def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> Transport | None:
+        """Shared memory, if every rank of the set could prove that it has it; None on all ranks otherwise."""
+        prefix = f"{self._world.prefix}shm/{process_set_id}/"
+        rank = self._world.topology.rank
+        transport, failure = None, ""
+        try:
+            segment = share(
+                client,
+                prefix,
+                self._world.topology.secret,
+                index=ranks.index(rank),
+                num_ranks=len(ranks),
+                num_bytes=segment_bytes(len(ranks)),
+                timeout_s=min(_SHARING_TIMEOUT_S, self._settings.gloo_timeout_s),
+            )
+            transport = ShmTransport(
+                segment,
+                index=ranks.index(rank),
+                ranks=ranks,
+                check=self._check,
+                timeout_s=self._settings.gloo_timeout_s,
+            )
+        except Sharing as error:
+            failure = f"rank {rank}: {error}"
+        client.set(f"{prefix}failure/{rank}", failure.encode())
+        failures = [
+            text.decode() for text in client.get_many([f"{prefix}failure/{member}" for member in ranks]) if text
+        ]
+        if not failures:
+            return transport
+        if transport is not None:
+            transport.close()
+        if rank == ranks[0]:
+            logger.warning("process set %d cannot share memory and uses Gloo: %s", process_set_id, "; ".join(failures))
+        return None
+
+    def _gloo(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
+        world = self._world
         return GlooTransport(
-            world.client,
+            client,
             f"{world.prefix}gloo/{process_set_id}/",
             index=ranks.index(world.topology.rank),
             ranks=ranks,
