@@ -37,6 +37,8 @@ class Progress:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     #: Partitions whose task was lost before its worker ended, the first one first.
     lost: list[int] = field(default_factory=list)
+    #: A worker failed by itself before any task was lost; what fails after a loss fails because of it.
+    failed_first: bool = False
 
     def hear(self, message: Message) -> None:
         """Take what a task has told."""
@@ -46,6 +48,7 @@ class Progress:
             self.rank_of_seat[message.index] = message.rank
         elif isinstance(message, Ended):
             self.outcomes[message.outcome.rank] = message.outcome
+            self.failed_first |= not self.lost and not message.outcome.is_echo
         elif isinstance(message, Lost) and self.rank_of_seat.get(message.index) not in self.outcomes:
             self.lost.append(message.index)
 
@@ -56,8 +59,7 @@ class Progress:
 
     def failure(self, spark_says: str) -> LaunchError:
         """The story of a job that Spark gave up."""
-        causes = [outcome for outcome in self.outcomes.values() if not outcome.is_echo]
-        if causes:
+        if self.failed_first:
             try:
                 collect(list(self.outcomes.values()))
             except WorkerFailedError as error:

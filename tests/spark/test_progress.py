@@ -48,6 +48,12 @@ def test_what_a_worker_raised_beats_the_loss_of_its_task() -> None:
     assert error.rank == 0
 
 
+def test_what_fails_after_a_loss_fails_because_of_it() -> None:
+    report = ErrorReport("ConnectionError", "the host of rank 0 cannot be reached", "Traceback ...")
+    error = _after(*STARTED, Lost(0), Ended(Outcome(1, "b", error=report, finished_at=2.0))).failure("stage failed")
+    assert str(error).startswith("Rank 0 on host a was lost")
+
+
 def test_an_echo_of_a_lost_task_is_not_taken_for_the_cause() -> None:
     echo = ErrorReport("hvd_cluster.errors.HorovodInternalError", "a peer died", "Traceback ...")
     error = _after(*STARTED, Ended(Outcome(0, "a", error=echo, finished_at=2.0)), Lost(1)).failure("stage failed")
