@@ -59,8 +59,12 @@ def share(
 def _lead(client: KeyValueClient, prefix: str, secret: bytes, num_ranks: int, num_bytes: int, timeout_s: float) -> int:
     descriptor = os.memfd_create("hvd_cluster", os.MFD_CLOEXEC)
     try:
-        # Without this a full machine is noticed at the first touch, by SIGBUS.
-        os.posix_fallocate(descriptor, 0, num_bytes)
+        try:
+            # Without this a full machine is noticed at the first touch, by SIGBUS.
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        except OSError:
+            client.set(f"{prefix}socket", b"")  # nobody need wait
+            raise
         name = f"hvd_cluster-{secrets.token_hex(16)}"
         with _listening(name, num_ranks) as listener:
             client.set(f"{prefix}socket", name.encode())
@@ -87,6 +91,8 @@ def _lead(client: KeyValueClient, prefix: str, secret: bytes, num_ranks: int, nu
 
 def _follow(client: KeyValueClient, prefix: str, secret: bytes, timeout_s: float) -> int:
     name = client.get(f"{prefix}socket", timeout_s)
+    if not name:
+        raise Sharing("the leader has no memory to share")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(b"\0" + name)

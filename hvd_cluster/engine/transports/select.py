@@ -108,9 +108,9 @@ class TransportTable:
         except Sharing as error:
             failure = f"rank {rank}: {error}"
         client.set(f"{prefix}failure/{rank}", failure.encode())
-        failures = [
-            text.decode() for text in client.get_many([f"{prefix}failure/{member}" for member in ranks]) if text
-        ]
+        keys = [f"{prefix}failure/{member}" for member in ranks]
+        told = client.get_many(keys, 2 * self._settings.gloo_timeout_s)
+        failures = [text.decode() for text in told if text]
         if not failures:
             return transport
         if transport is not None:

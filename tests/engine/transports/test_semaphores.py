@@ -1,0 +1,82 @@
+"""Semaphores and barriers in shared memory, between real processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+
+import pytest
+
+from hvd_cluster.engine.transports.semaphores import STRIDE_BYTES, Barrier, Semaphores
+
+
+def never() -> None:
+    raise AssertionError("waited too long")
+
+
+def in_children(count: int, work) -> list[int]:  # type: ignore[no-untyped-def]
+    children = []
+    for index in range(count):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work(index)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+
+
+def test_a_wait_is_over_when_another_process_posts() -> None:
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    semaphores = Semaphores(memory, 0, 2, create=True)
+
+    def work(index: int) -> None:
+        mine = Semaphores(memory, 0, 2, create=False)
+        for _ in range(1000):
+            mine.post(1 - index)
+            mine.wait(index, never, 10.0)
+
+    assert in_children(2, work) == [0, 0]
+    semaphores.release()
+    memory.close()
+
+
+def test_a_wait_that_lasts_looks_around_and_can_be_given_up() -> None:
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    semaphores = Semaphores(memory, 0, 1, create=True)
+    looks = []
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        semaphores.wait(0, look, 0.02)
+    assert len(looks) == 3
+    semaphores.post(0)
+    semaphores.wait(0, never, 10.0)
+    semaphores.release()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
+def test_nobody_passes_a_barrier_before_the_last_one_has_come(num_ranks: int) -> None:
+    count = Barrier.num_semaphores(num_ranks)
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE + count * STRIDE_BYTES)
+    Semaphores(memory, 0, count, create=True)
+    counters = count * STRIDE_BYTES
+
+    def work(index: int) -> None:
+        barrier = Barrier(Semaphores(memory, 0, count, create=False), 0, index, num_ranks)
+        for turn in range(1, 60):
+            memory[counters + index] = turn
+            barrier.wait(never, 10.0)
+            seen = list(memory[counters : counters + num_ranks])
+            # The others may be one barrier ahead, never behind.
+            assert all(other in (turn, turn + 1) for other in seen), (turn, seen)
+
+    assert in_children(num_ranks, work) == [0] * num_ranks

@@ -1,0 +1,106 @@
+"""The shared-memory transport: chunks and turns, between ranks that are threads here; processes are in tests/torch."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.transports import shm
+from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
+
+
+def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any]) -> list[Any]:
+    """``fn(transport)`` on each rank, one thread each."""
+    segment = mmap.mmap(-1, segment_bytes(num_ranks))
+    transports = [
+        ShmTransport(segment, index=i, ranks=tuple(range(num_ranks)), check=lambda: None, timeout_s=20)
+        for i in range(num_ranks)
+    ]
+    with ThreadPoolExecutor(num_ranks) as pool:
+        results = list(pool.map(fn, transports))
+    for transport in transports:
+        transport.close()
+    return results
+
+
+@pytest.fixture
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots of one page, so that few elements need many chunks."""
+    monkeypatch.setattr(shm, "_SLOT_BYTES", 4096)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
+@pytest.mark.parametrize("length", [1, 1024, 1025, 10_000])
+@pytest.mark.usefixtures("small_slots")
+def test_a_sum_over_many_chunks_is_exact_and_equal_on_all_ranks(num_ranks: int, length: int) -> None:
+    inputs = [torch.randn(length, generator=torch.Generator().manual_seed(i)) for i in range(num_ranks)]
+
+    def fn(transport: ShmTransport) -> torch.Tensor:
+        for _ in range(3):
+            buffer = inputs[transport.index].clone()
+            transport.allreduce(buffer, ReduceOp.SUM)
+        return buffer
+
+    results = on_ranks(num_ranks, fn)
+    torch.testing.assert_close(results[0], torch.stack(inputs).sum(dim=0), rtol=1e-5, atol=1e-5)
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.usefixtures("small_slots")
+def test_bytes_are_gathered_broadcast_and_exchanged_over_many_chunks(num_ranks: int) -> None:
+    length = 9_001
+
+    def fn(transport: ShmTransport) -> bool:
+        index = transport.index
+        mine = torch.full((length,), index + 1, dtype=torch.uint8)
+        gathered = torch.empty(num_ranks * length, dtype=torch.uint8)
+        transport.allgather(gathered, mine)
+        ok = all((gathered[r * length : (r + 1) * length] == r + 1).all() for r in range(num_ranks))
+        for root in range(num_ranks):
+            buffer = mine.clone()
+            transport.broadcast(buffer, root)
+            ok &= bool((buffer == root + 1).all())
+        # Rank s sends 3000 * s + 100 * r + 1 bytes of the value 10 s + r to rank r.
+        sizes = [[3000 * s + 100 * r + 1 for r in range(num_ranks)] for s in range(num_ranks)]
+        sent = torch.cat([torch.full((n,), 10 * index + r, dtype=torch.uint8) for r, n in enumerate(sizes[index])])
+        incoming = [sizes[s][index] for s in range(num_ranks)]
+        received = torch.empty(sum(incoming), dtype=torch.uint8)
+        for _ in range(2):
+            transport.alltoall(received, sent, incoming, sizes[index])
+            transport.barrier()
+        parts = received.split(incoming)
+        return ok and all((part == 10 * s + index).all() for s, part in enumerate(parts))
+
+    assert all(on_ranks(num_ranks, fn))
+
+
+def test_a_rank_that_waits_too_long_says_what_for() -> None:
+    segment = mmap.mmap(-1, segment_bytes(2))
+    alone = ShmTransport(segment, index=0, ranks=(0, 1), check=lambda: None, timeout_s=0.1)
+    with pytest.raises(RuntimeError, match=r"did not come to a collective within 0\.1 s"):
+        alone.allreduce(torch.ones(1), ReduceOp.SUM)
+    alone.close()
+
+
+def test_a_broken_world_ends_the_wait() -> None:
+    def broken() -> None:
+        raise RuntimeError("rank 1 is gone")
+
+    segment = mmap.mmap(-1, segment_bytes(2))
+    alone = ShmTransport(segment, index=0, ranks=(0, 1), check=broken, timeout_s=60)
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):
+        alone.barrier()
+    alone.close()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8, 64, 500])
+def test_the_segment_of_a_host_is_bounded(num_ranks: int) -> None:
+    assert segment_bytes(num_ranks) <= (256 << 20) + num_ranks * num_ranks * 16 + num_ranks * 9 * 64 + 4096
