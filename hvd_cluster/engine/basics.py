@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +34,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Args:
         comm: must be None or name all ranks; worlds of some of the ranks come with a later version.
-        process_sets: process sets to register, equal and in equal order on all ranks.
+        process_sets: process sets to register, equal and in equal order on all ranks; or "dynamic", which allows
+            ``add_process_set`` and ``remove_process_set``, as ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` does.
 
     Raises:
         ValueError: the arguments or the environment do not describe a world.
@@ -50,9 +52,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise ValueError(
                 f"Horovod initialization failed: comm={comm!r} is not the list of all {topology.size} ranks"
             )
-        static = [] if process_sets is None else process_sets
-        if isinstance(static, str):
-            raise ValueError(f"process_sets={static!r}: process sets can only be given as a list of ProcessSet")
+        if isinstance(process_sets, str):
+            if process_sets != "dynamic":
+                raise ValueError(f'process_sets={process_sets!r} is neither a list of ProcessSet nor "dynamic"')
+            settings = replace(settings, dynamic_process_sets=True)
+            process_sets = None
+        static = list(process_sets or ())
         job = (topology.job_id, topology.generation)
         attempt = _attempts[job] = _attempts.get(job, -1) + 1
         table = sets.register(static, topology.size)

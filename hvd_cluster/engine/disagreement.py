@@ -41,6 +41,11 @@ def _difference(ours: Signature, theirs: Signature) -> str:
             f"Mismatched {ours.kind.name} root ranks: One rank specified root rank {ours.root}, "
             f"but another rank specified root rank {theirs.root}."
         )
+    if ours.ranks != theirs.ranks:
+        return (
+            f"Mismatched process sets: One rank named the ranks {list(ours.ranks)}, "
+            f"but another rank named the ranks {list(theirs.ranks)}."
+        )
     return (
         f"Mismatched prescale/postscale factors: One rank used {ours.prescale} and {ours.postscale}, "
         f"but another rank used {theirs.prescale} and {theirs.postscale}."

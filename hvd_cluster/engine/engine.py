@@ -23,7 +23,7 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue
 from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Refuse, Up
-from hvd_cluster.engine.request import Handle, Key, Request, Signature, element_dtype
+from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
 from hvd_cluster.engine.stall import Message as StallMessage
 from hvd_cluster.engine.stall import Question, StallInspector
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
@@ -69,6 +69,9 @@ class Engine:
             lambda: self._settings.fusion_threshold_bytes,
         )
         self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
+        #: Queues of removed process sets, until what was decided before the removal is done.
+        self._draining: dict[int, ExecutionQueue] = {}
+        self._next_process_set_id = len(process_sets)
         self._stall = StallInspector(
             self._rank,
             world.hosts,
@@ -102,6 +105,11 @@ class Engine:
             self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
             self._thread.start()
 
+    @property
+    def has_dynamic_process_sets(self) -> bool:
+        """Process sets may be added and removed."""
+        return self._settings.dynamic_process_sets
+
     # ---- any thread -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, urgent: bool = False) -> Handle:
@@ -115,7 +123,10 @@ class Engine:
             ValueError: a request of this name is under way, or this rank is not in the process set.
             HorovodInternalError: the world has ended.
         """
-        if self._rank not in self.process_sets[request.process_set_id]:
+        members = self.process_sets.get(request.process_set_id)
+        if members is None:
+            raise ValueError("Process set does not exist or has not been registered.")
+        if self._rank not in members:
             raise ValueError(
                 f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided "
                 "process set."
@@ -296,13 +307,18 @@ class Engine:
             self._negotiator.submit(request.key, request.signature)
 
     def _take_finished(self) -> None:
-        if not self._finished:
-            return
         finished = []
         while self._finished:
             finished.append(self._finished.popleft())
-        for queue in self._queues.values():
-            queue.advance(finished)
+        if finished:
+            for queue in self._all_queues():
+                queue.advance(finished)
+        for id in [id for id, queue in self._draining.items() if not queue]:
+            del self._draining[id]
+            self._transports.remove(id)
+
+    def _all_queues(self) -> list[ExecutionQueue]:
+        return [*self._queues.values(), *self._draining.values()]
 
     def _settle(self) -> None:
         """Pass on what is ready: up to the parent, or, at the root, into the log."""
@@ -336,7 +352,10 @@ class Engine:
                 self._close(decision)
 
     def _execute(self, bucket: Bucket) -> None:
-        process_set_id = bucket.requests[0][0][0]
+        process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
+        if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
+            self._change_process_sets(bucket.requests[0][0], first)
+            return
         if self._rank not in self.process_sets[process_set_id]:
             return
         requests = []
@@ -349,6 +368,29 @@ class Engine:
         devices = [tensor.device for request in requests for tensor in request.inputs]
         transport = self._transports[process_set_id, devices[0] if devices else torch.device("cpu")]
         self._queues[process_set_id].append(Execution(requests, transport, self._buffers, self._recorder))
+
+    def _change_process_sets(self, key: Key, signature: Signature) -> None:
+        """Add or remove a process set; every rank does so at the same place of the log."""
+        request = self._take_pending(key)
+        if signature.kind == Kind.ADD_PROCESS_SET:
+            id = self._next_process_set_id
+            self._next_process_set_id += 1
+            self._negotiator.add_process_set(id, frozenset(signature.ranks))
+            self.process_sets[id] = signature.ranks
+            self._queues[id] = ExecutionQueue(self._work_done)
+            self._transports.build(id)
+        else:
+            id = next(id for id, ranks in self.process_sets.items() if ranks == signature.ranks)
+            self._negotiator.remove_process_set(id)
+            with self._lock:
+                del self.process_sets[id]
+                orphans = [self._pending.pop(other) for other in list(self._pending) if other[0] == id]
+                self._submitted = deque(r for r in self._submitted if r.process_set_id != id)
+            for orphan in orphans:
+                orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
+            self._draining[id] = self._queues.pop(id)
+        if request is not None:
+            request.handle.succeed(id)
 
     def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
         if path is None:
@@ -459,7 +501,7 @@ class Engine:
         """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
         if self._end is not None and self._closing_since_s is None:
             return True
-        if self._closing_since_s is None or any(self._queues.values()):
+        if self._closing_since_s is None or any(self._all_queues()):
             return False
         if any(child in self._open_links for child in self.world.place.children):
             return time.monotonic() - self._closing_since_s > _FAREWELL_S
@@ -475,7 +517,7 @@ class Engine:
                 self._send(rank, ("abort", reason))
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._fail_pending(text)
-        for queue in self._queues.values():
+        for queue in self._all_queues():
             queue.fail(lambda: HorovodInternalError(text))
         self._transports.abort()
 

@@ -179,7 +179,7 @@ class Negotiator:
         fusion_threshold: Callable[[], int],
     ) -> None:
         self._place = place
-        self._process_sets = process_sets
+        self._process_sets = dict(process_sets)
         self._cache_capacity = cache_capacity
         self._fusion_threshold = fusion_threshold
         self._notes: dict[Key, _Notes] = {}
@@ -199,6 +199,7 @@ class Negotiator:
         self._last_joined = -1
         self._up: list[Report | CachedReport | Joined | Leaving] = []
         self._leaving: int | None = None
+        self._removed_sets: set[int] = set()
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -259,6 +260,17 @@ class Negotiator:
                 decisions.append(entry)
         self._drop_readable()
         return decisions
+
+    def add_process_set(self, id: int, ranks: frozenset[int]) -> None:
+        """A process set exists from this place of the log on."""
+        self._process_sets[id] = ranks
+
+    def remove_process_set(self, id: int) -> None:
+        """It exists no more; what was noted of its requests is forgotten, its definitions go with the cache."""
+        for key in [key for key in self._notes if key[0] == id]:
+            del self._notes[key]
+            self._touched.pop(key, None)
+        self._removed_sets.add(id)
 
     # ---- what goes out ----------------------------------------------------------------------------------------------
 
@@ -337,6 +349,8 @@ class Negotiator:
         self._touched.update(dict.fromkeys(self._notes))
 
     def _hear_report(self, child: int, key: Key, witnesses: tuple[Witness, ...], joined: bool) -> None:
+        if key[0] in self._removed_sets:
+            return  # it was sent before its sender had read of the removal
         notes = self._note(key)
         notes.children.add(child)
         notes.joined |= joined

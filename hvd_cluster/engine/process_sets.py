@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.engine.request import Handle, Kind, Request, Signature
+
+if TYPE_CHECKING:
+    from hvd_cluster.engine.engine import Engine
+
+#: The process sets that were added after init().
+_registered: list[ProcessSet] = []
 
 
 class ProcessSet:
@@ -95,10 +103,77 @@ def register(process_sets: Sequence[ProcessSet], world_size: int) -> dict[int, t
     return table
 
 
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set after ``init``. Every rank of the world calls this, in the same order; it blocks
+    until all do.
+
+    Args:
+        process_set: a process set, or its ranks.
+
+    Returns:
+        The process set, now with an id.
+
+    Raises:
+        ValueError: process sets are not dynamic, or one with these ranks exists.
+        HorovodInternalError: the ranks named different sets.
+    """
+    new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _check_dynamic("adding process sets")
+    ranks = tuple(new.ranks or ())
+    table = _engine().process_sets
+    if not ranks or ranks[0] < 0 or ranks[-1] >= len(table[0]):
+        raise ValueError(f"{new} does not fit a world of {len(table[0])} ranks")
+    if ranks in table.values():
+        raise ValueError(f"A process set with the ranks {list(ranks)} exists already.")
+    new.process_set_id = _agree(Kind.ADD_PROCESS_SET, ranks)
+    _registered.append(new)
+    return new
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a process set. Every rank of the world calls this, in the same order; it blocks until all do.
+
+    Returns:
+        False for the global set and for one that is not registered; True otherwise, and the object has lost its id.
+
+    Raises:
+        ValueError: process sets are not dynamic.
+        HorovodInternalError: the ranks named different sets.
+    """
+    _check_dynamic("removing process sets")
+    if not process_set.process_set_id or process_set.process_set_id not in _engine().process_sets:
+        return False
+    _agree(Kind.REMOVE_PROCESS_SET, tuple(process_set.ranks or ()))
+    process_set.process_set_id = None
+    return True
+
+
+def _engine() -> Engine:
+    from hvd_cluster.engine import basics
+
+    return basics.engine()
+
+
+def _check_dynamic(what: str) -> None:
+    if not _engine().has_dynamic_process_sets:
+        raise ValueError(f"Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {what} after Horovod initialization.")
+
+
+def _agree(kind: Kind, ranks: tuple[int, ...]) -> int:
+    """Let all ranks of the world carry out ``kind``; the id of the process set."""
+    handle = Handle()
+    # The name holds no ranks, so that different ones meet, and are told so.
+    request = Request(kind.value, 0, Signature(kind, ranks=ranks), [], [], lambda _: None, handle)
+    _engine().submit(request, urgent=True)
+    id: int = handle.wait()
+    return id
+
+
 def unregister(process_sets: Iterable[ProcessSet]) -> None:
     """Forget what :func:`register` did."""
-    for process_set in process_sets:
+    for process_set in (*process_sets, *_registered):
         process_set.process_set_id = None
+    _registered.clear()
     global_process_set.ranks = None
 
 

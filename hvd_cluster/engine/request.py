@@ -33,6 +33,8 @@ class Kind(str, Enum):
     ALLTOALL = "alltoall"
     REDUCESCATTER = "reducescatter"
     BARRIER = "barrier"
+    ADD_PROCESS_SET = "add_process_set"
+    REMOVE_PROCESS_SET = "remove_process_set"
 
 
 #: (process set id, request name): what requests of different ranks are matched by.
@@ -73,6 +75,8 @@ class Signature:
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
+    #: The ranks of a process set to add or remove.
+    ranks: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:

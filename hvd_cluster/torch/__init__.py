@@ -26,7 +26,12 @@ from hvd_cluster.engine.basics import (
     start_timeline,
     stop_timeline,
 )
-from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import (
@@ -83,6 +88,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -130,6 +136,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

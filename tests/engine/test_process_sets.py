@@ -74,3 +74,46 @@ def test_overlapping_sets_reduce_among_themselves_and_do_not_wait_for_each_other
     assert (first["sums"], second["sums"], third["sums"]) == ({1: 3.0}, {1: 3.0, 2: 5.0}, {2: 5.0, 3: 3.0})
     assert second["gathered"] == [[0, 1], [1, 2]]
     assert third["ranks"] == [1, 0]
+
+
+def test_process_sets_are_added_and_removed_at_run_time() -> None:
+    def fn() -> dict[str, Any]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init(process_sets="dynamic")
+        rank = hvd.rank()
+        told: dict[str, Any] = {}
+        for turn in range(3):
+            pair = hvd.add_process_set([1, 2])
+            told[f"id {turn}"] = pair.process_set_id
+            if pair.included():
+                total = hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum, name="pair", process_set=pair)
+                told[f"sum {turn}"] = total.item()
+            with pytest.raises(ValueError, match=r"with the ranks \[1, 2\] exists already"):
+                hvd.add_process_set(hvd.ProcessSet([2, 1]))
+            assert hvd.remove_process_set(pair)
+            assert pair.process_set_id is None
+            assert not hvd.remove_process_set(pair)
+        assert not hvd.remove_process_set(hvd.global_process_set)
+        with pytest.raises(hvd.HorovodInternalError, match="Mismatched process sets: One rank named the ranks"):
+            hvd.add_process_set([0, 1] if rank else [0, 2])
+        kept = hvd.add_process_set([0, 2])
+        handle = None
+        if rank == 0:  # rank 2 never comes: the removal ends the wait
+            handle = hvd.allreduce_async(torch.ones(1), name="orphan", process_set=kept)
+        hvd.barrier()
+        hvd.remove_process_set(kept)
+        if handle is not None:
+            with pytest.raises(hvd.HorovodInternalError, match=r"process set of 'allreduce\.orphan' was removed"):
+                hvd.synchronize(handle)
+        told["after"] = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+        hvd.init()
+        with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets"):
+            hvd.add_process_set([0, 1])
+        return told
+
+    results = local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1"})
+    ids = {"id 0": 1, "id 1": 2, "id 2": 3, "after": 3.0}
+    sums = {f"sum {turn}": 3.0 for turn in range(3)}
+    assert results == [ids, ids | sums, ids | sums]

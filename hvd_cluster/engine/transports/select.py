@@ -55,6 +55,11 @@ class TransportTable:
         if self._world.topology.rank in ranks:
             self._transports[process_set_id, "cpu"] = self._for_cpu(process_set_id, ranks)
 
+    def remove(self, process_set_id: int) -> None:
+        """Release the transports of a process set."""
+        for key in [key for key in self._transports if key[0] == process_set_id]:
+            self._transports.pop(key).close()
+
     def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
         """The transport for (process set id, device); the first GPU of a set builds its transport."""
         process_set_id, device = key
