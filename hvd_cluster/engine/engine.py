@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import selectors
 import threading
 import time
@@ -23,6 +22,7 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue
 from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Refuse, Up
+from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
 from hvd_cluster.engine.stall import Message as StallMessage
 from hvd_cluster.engine.stall import Question, StallInspector
@@ -30,7 +30,7 @@ from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.engine.world import World
-from hvd_cluster.errors import DUPLICATE_NAME_TEXT, SHUT_DOWN_TEXT, AuthenticationError, HorovodInternalError
+from hvd_cluster.errors import DUPLICATE_NAME_TEXT, SHUT_DOWN_TEXT, HorovodInternalError
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -54,12 +54,14 @@ class Engine:
         self._settings = settings
         self._rank = world.topology.rank
         self._recorder = Recorder(self._rank, world.topology.host)
-        is_root = world.place.parent is None
+        self._is_root = world.place.parent is None
+        self._selector = selectors.DefaultSelector()
+        self._neighbours = Neighbours(world, self._selector)
         self._timeline = JobTimeline(
-            self._recorder, None if is_root else lambda events: self._send_up(("events", events))
+            self._recorder, None if self._is_root else lambda events: self._neighbours.send_up(("events", events))
         )
         self._buffers = BufferPool()
-        self._transports = TransportTable(world, settings, process_sets, self._check_neighbours)
+        self._transports = TransportTable(world, settings, process_sets, self._neighbours.check)
         for process_set_id in sorted(process_sets):
             self._transports.build(process_set_id)
         self._negotiator = Negotiator(
@@ -77,8 +79,8 @@ class Engine:
             world.hosts,
             process_sets,
             settings,
-            send_up=lambda message: self._send_up(("stall", message)),
-            send_down=lambda message: self._broadcast(("stall", message)),
+            send_up=self._tell_of_stall,
+            send_down=lambda message: self._neighbours.send_down(("stall", message)),
             abort=self._abort,
         )
 
@@ -95,11 +97,9 @@ class Engine:
         self._flush_s: float | None = None
         self._join_handle: Handle | None = None
         self._closing_since_s: float | None = None
-        self._open_links = dict(world.links)
-        #: Messages that arrived while a transport was waiting: (sender, kind and content).
-        self._backlog: deque[tuple[int, tuple[str, Any]]] = deque()
 
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread: threading.Thread | None = None
         if world.topology.size > 1:
             self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
@@ -176,7 +176,7 @@ class Engine:
         if self._thread is None:
             self._timeline.stop()
             self._timeline.close()
-            os.close(self._bell)
+            self._release()
         else:
             self._command("leave", None)
             self._thread.join(self._settings.gloo_timeout_s + _FAREWELL_S)
@@ -184,13 +184,17 @@ class Engine:
                 logger.warning("rank %d: the engine did not stop in time; its connections are cut", self._rank)
                 self._command("abort", "shutdown() was called, but another rank did not answer")
                 self._thread.join(_FAREWELL_S)
-            os.close(self._bell)
+            self._release()
         self.world.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the connections without ending them; they are the parent's."""
         for link in self.world.links.values():
             link.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._selector.close()
         os.close(self._bell)
 
     def _command(self, name: str, argument: Any) -> None:
@@ -223,14 +227,10 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._bell, selectors.EVENT_READ)
-                for rank, link in self._open_links.items():
-                    selector.register(link, link.events, rank)
-                while not self._is_over():
-                    self._turn(selector)
-        except _WorldBroken as broken:
-            self._abort(broken.reason, broken.source)
+            while not self._is_over():
+                self._turn()
+        except NeighbourGone as gone:
+            self._abort(gone.reason, gone.source)
         except Exception as error:
             # Whatever it was, every rank must hear of it: a thread that dies in silence leaves all others waiting.
             logger.debug("rank %d: the engine failed", self._rank, exc_info=True)
@@ -242,26 +242,24 @@ class Engine:
             for link in self.world.links.values():
                 link.close()
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
-        ready = selector.select(0 if self._backlog else self._timeout_s())
-        while self._backlog:
-            self._take_message(*self._backlog.popleft())
-        for key, events in ready:
+    def _turn(self) -> None:
+        for key, events in self._selector.select(0 if self._neighbours.has_message else self._timeout_s()):
             if key.data is None:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
             elif events & selectors.EVENT_READ:
-                self._hear(selector, key.data)
+                self._hear(key.data)
             else:
-                self._open_links[key.data].flush()
+                self._neighbours.flush(key.data)
+        for rank, message in self._neighbours.take():
+            self._take_message(rank, message)
         self._take_commands()
         self._take_submissions()
         self._take_finished()
         self._settle()
         self._timeline.flush()
         self._stall.inspect(self._in_flight())
-        for rank, link in self._open_links.items():
-            selector.modify(link, link.events, rank)
+        self._neighbours.rearm()
 
     def _timeout_s(self) -> float | None:
         farewell_s = None if self._closing_since_s is None else self._closing_since_s + _FAREWELL_S
@@ -283,7 +281,7 @@ class Engine:
             elif name == "leave":
                 self._negotiator.leave(self._rank)
             elif name == "timeline":
-                self._broadcast(("timeline", argument))
+                self._neighbours.send_down(("timeline", argument))
                 self._set_timeline(*argument)
             else:
                 raise RuntimeError(argument)
@@ -324,11 +322,10 @@ class Engine:
         """Pass on what is ready: up to the parent, or, at the root, into the log."""
         if self._closing_since_s is not None:
             return
-        parent = self.world.place.parent
-        if parent is not None:
+        if not self._is_root:
             message = self._negotiator.take_up()
-            if message is not None and parent in self._open_links:
-                self._send(parent, ("up", message))
+            if message is not None:
+                self._neighbours.send_up(("up", message))
             return
         # Carrying out a bucket may bring the end, or free a name that was waiting to be negotiated.
         while entries := self._negotiator.take_log():
@@ -336,7 +333,8 @@ class Engine:
 
     def _apply(self, entries: tuple[Entry, ...]) -> None:
         """One log message: forward it, then do what it says."""
-        self._broadcast(("log", entries))
+        is_last = any(isinstance(entry, Close) for entry in entries)
+        self._neighbours.send_down(("close" if is_last else "log", entries))
         for decision in self._negotiator.apply(entries):
             if isinstance(decision, Bucket):
                 self._execute(decision)
@@ -402,92 +400,49 @@ class Engine:
         with self._lock:
             return self._pending.pop(key, None)
 
-    # ---- neighbours -------------------------------------------------------------------------------------------------
+    # ---- messages ---------------------------------------------------------------------------------------------------
 
-    def _send(self, rank: int, message: tuple[str, Any]) -> None:
-        with suppress(OSError):  # the end of the connection shows itself at the next read
-            self._open_links[rank].send(pickle.dumps(message, protocol=5))
-
-    def _broadcast(self, message: tuple[str, Any]) -> None:
-        for child in self.world.place.children:
-            if child in self._open_links:
-                self._send(child, message)
-
-    def _hear(self, selector: selectors.BaseSelector, rank: int) -> None:
-        link = self._open_links[rank]
+    def _hear(self, rank: int) -> None:
         try:
-            messages = link.receive()
-        except (EOFError, AuthenticationError) as error:
-            selector.unregister(link)
-            del self._open_links[rank]
+            self._neighbours.receive(rank)
+        except NeighbourGone as gone:
             if self._closing_since_s is None:
-                self._abort(self._gone(rank, error), rank)
-            return
-        self._backlog += ((rank, _unpacked(message)) for message in messages)
-        while self._backlog:
-            self._take_message(*self._backlog.popleft())
+                self._abort(gone.reason, gone.source)
 
-    def _take_message(self, rank: int, message: tuple[str, Any]) -> None:
+    def _take_message(self, rank: int, message: Message) -> None:
         kind, content = message
         if kind == "up":
             up: Up = content
             self._negotiator.hear(rank, up)
-        elif kind == "log":
+        elif kind in ("log", "close"):
             self._apply(content)
         elif kind == "events":
             self._timeline.write(content)
         elif kind == "stall":
             self._hear_of_stall(content)
         elif kind == "timeline":
-            self._broadcast(message)
+            self._neighbours.send_down(message)
             self._set_timeline(*content)
         else:
             self._abort(content, rank)
 
-    def _check_neighbours(self) -> None:
-        """While a transport waits for other ranks: raise if a neighbour has died or says that the world is broken.
-
-        What else arrives is kept for later: it must be taken in order, and not in the middle of a collective.
-        """
-        for rank, link in self._open_links.items():
-            try:
-                messages = [_unpacked(message) for message in link.receive()]
-            except (EOFError, AuthenticationError) as error:
-                if self._is_closing():
-                    continue
-                raise _WorldBroken(self._gone(rank, error), rank) from None
-            self._backlog += ((rank, message) for message in messages)
-            for kind, content in messages:
-                if kind == "abort":
-                    raise _WorldBroken(content, rank)
-
-    def _is_closing(self) -> bool:
-        """The world has ended in good order, or will when the backlog is taken."""
-        return self._closing_since_s is not None or any(
-            kind == "log" and any(isinstance(entry, Close) for entry in content) for _, (kind, content) in self._backlog
-        )
-
-    def _gone(self, rank: int, error: Exception) -> str:
-        return f"rank {rank} on {self.world.hosts[rank]} is gone, it died or was killed ({error})"
-
-    def _send_up(self, message: tuple[str, Any]) -> None:
-        parent = self.world.place.parent
-        if parent is None:
-            self._hear_of_stall(message[1])
-        elif parent in self._open_links:
-            self._send(parent, message)
+    def _tell_of_stall(self, message: StallMessage) -> None:
+        if self._is_root:
+            self._hear_of_stall(message)
+        else:
+            self._neighbours.send_up(("stall", message))
 
     def _hear_of_stall(self, message: StallMessage) -> None:
         """Questions travel down to every rank, everything else up to the root."""
         with self._lock:
             pending = dict(self._pending)
         if isinstance(message, Question):
-            self._broadcast(("stall", message))
+            self._neighbours.send_down(("stall", message))
             self._stall.hear(message, pending)
-        elif self.world.place.parent is None:
+        elif self._is_root:
             self._stall.hear(message, pending)
         else:
-            self._send_up(("stall", message))
+            self._neighbours.send_up(("stall", message))
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -503,7 +458,7 @@ class Engine:
             return True
         if self._closing_since_s is None or any(self._all_queues()):
             return False
-        if any(child in self._open_links for child in self.world.place.children):
+        if self._neighbours.has_children:
             return time.monotonic() - self._closing_since_s > _FAREWELL_S
         return True
 
@@ -512,9 +467,7 @@ class Engine:
         if self._end is not None and self._closing_since_s is None:
             return
         self._closing_since_s = None
-        for rank in list(self._open_links):
-            if rank != source:
-                self._send(rank, ("abort", reason))
+        self._neighbours.send_all(("abort", reason), but=source)
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._fail_pending(text)
         for queue in self._all_queues():
@@ -533,26 +486,6 @@ class Engine:
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(HorovodInternalError(text))
-
-
-class _WorldBroken(Exception):
-    """A transport gave up waiting, because the world has ended.
-
-    Args:
-        reason: what happened.
-        source: the neighbour that told, who need not be told again.
-    """
-
-    def __init__(self, reason: str, source: int) -> None:
-        super().__init__(reason, source)
-        self.reason = reason
-        self.source = source
-
-
-def _unpacked(message: bytes) -> tuple[str, Any]:
-    # Signed with the job's secret: the link has checked it.
-    kind, content = pickle.loads(message)
-    return kind, content
 
 
 def _zeros(key: Key, signature: Signature) -> Request:

@@ -1,0 +1,143 @@
+"""The connections to the parent and the children in the tree: what goes out to them, and what came in."""
+
+from __future__ import annotations
+
+import pickle
+import selectors
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from hvd_cluster.engine.world import World
+from hvd_cluster.errors import AuthenticationError
+
+#: (what it is, its content). "log", "timeline" and questions travel down, "up", "events" and answers up, "abort" both
+#: ways.
+Message = tuple[str, Any]
+
+
+class NeighbourGone(Exception):
+    """The world is broken: a neighbour has died, or says so of somebody else.
+
+    Args:
+        reason: what happened.
+        source: the neighbour that it was learned from, who need not be told again.
+    """
+
+    def __init__(self, reason: str, source: int) -> None:
+        super().__init__(reason, source)
+        self.reason = reason
+        self.source = source
+
+
+class Neighbours:
+    """The open connections of one rank. Used by the engine's thread only.
+
+    Args:
+        world: the connected world.
+        selector: waits for the connections; the data of each is the neighbour's rank.
+    """
+
+    def __init__(self, world: World, selector: selectors.BaseSelector) -> None:
+        self._world = world
+        self._parent = world.place.parent
+        self._children = list(world.place.children)
+        self._links = dict(world.links)
+        self._selector = selector
+        self._inbox: deque[tuple[int, Message]] = deque()
+        for rank, link in self._links.items():
+            selector.register(link, link.events, rank)
+
+    @property
+    def has_children(self) -> bool:
+        """A rank below is still connected."""
+        return any(child in self._links for child in self._children)
+
+    @property
+    def has_message(self) -> bool:
+        """Something has arrived that was not taken yet."""
+        return bool(self._inbox)
+
+    def send_up(self, message: Message) -> None:
+        """Send to the parent, if there is one and it is still connected."""
+        if self._parent is not None:
+            self._send(self._parent, message)
+
+    def send_down(self, message: Message) -> None:
+        """Send to every child that is still connected."""
+        for child in self._children:
+            self._send(child, message)
+
+    def send_all(self, message: Message, but: int | None = None) -> None:
+        """Send to the parent and the children, but not to ``but``."""
+        for rank in list(self._links):
+            if rank != but:
+                self._send(rank, message)
+
+    def receive(self, rank: int) -> None:
+        """Read what has arrived from ``rank``.
+
+        Raises:
+            NeighbourGone: its connection has ended; it is forgotten.
+        """
+        link = self._links[rank]
+        try:
+            self._inbox += ((rank, _unpacked(message)) for message in link.receive())
+        except (EOFError, AuthenticationError) as error:
+            self._selector.unregister(link)
+            del self._links[rank]
+            raise NeighbourGone(self._gone(rank, error), rank) from None
+
+    def take(self) -> Iterator[tuple[int, Message]]:
+        """Hand out what has arrived, oldest first; more may arrive meanwhile."""
+        while self._inbox:
+            yield self._inbox.popleft()
+
+    def check(self) -> None:
+        """While a transport waits for other ranks: notice the end of the world, and keep everything else for later.
+
+        Messages have to be taken in order, and not in the middle of a collective.
+
+        Raises:
+            NeighbourGone: a neighbour has died, or says that the world is broken.
+        """
+        for rank, link in self._links.items():
+            try:
+                messages = [_unpacked(message) for message in link.receive()]
+            except (EOFError, AuthenticationError) as error:
+                if self._expects_end():
+                    continue
+                raise NeighbourGone(self._gone(rank, error), rank) from None
+            self._inbox += ((rank, message) for message in messages)
+            for kind, content in messages:
+                if kind == "abort":
+                    raise NeighbourGone(content, rank)
+
+    def flush(self, rank: int) -> None:
+        """Write what the connection to ``rank`` takes now."""
+        with suppress(OSError):  # its end shows at the next read
+            self._links[rank].flush()
+
+    def rearm(self) -> None:
+        """Wait for room to write where something is left to be written."""
+        for rank, link in self._links.items():
+            self._selector.modify(link, link.events, rank)
+
+    def _send(self, rank: int, message: Message) -> None:
+        if rank in self._links:
+            with suppress(OSError):  # its end shows at the next read
+                self._links[rank].send(pickle.dumps(message, protocol=5))
+
+    def _expects_end(self) -> bool:
+        """The end of the world, in good order, has arrived and waits to be taken."""
+        return any(kind == "close" for _, (kind, _) in self._inbox)
+
+    def _gone(self, rank: int, error: Exception) -> str:
+        return f"rank {rank} on {self._world.hosts[rank]} is gone, it died or was killed ({error})"
+
+
+def _unpacked(message: bytes) -> Message:
+    # Signed with the job's secret: the link has checked it.
+    kind, content = pickle.loads(message)
+    return kind, content
