@@ -8,19 +8,17 @@ costs no CPU.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import threading
 import time
 from collections import deque
-from contextlib import suppress
-from typing import Any
 
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue
+from hvd_cluster.engine.mailbox import Mailbox
 from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Refuse, Up
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
@@ -30,7 +28,7 @@ from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.engine.world import World
-from hvd_cluster.errors import DUPLICATE_NAME_TEXT, SHUT_DOWN_TEXT, HorovodInternalError
+from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -84,22 +82,14 @@ class Engine:
             abort=self._abort,
         )
 
-        # Shared with the submitting threads, under the lock.
-        self._lock = threading.Lock()
-        self._pending: dict[Key, Request] = {}
-        self._submitted: deque[Request] = deque()
-        self._commands: deque[tuple[str, Any]] = deque()
-        self._end: str | None = None
-        self._is_urgent = False
-
+        self._mailbox = Mailbox()
+        self._selector.register(self._mailbox.bell, selectors.EVENT_READ)
         # The engine's thread only.
         self._finished: deque[tuple[Execution, Step]] = deque()
         self._flush_s: float | None = None
         self._join_handle: Handle | None = None
         self._closing_since_s: float | None = None
 
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread: threading.Thread | None = None
         if world.topology.size > 1:
             self._thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
@@ -134,24 +124,12 @@ class Engine:
         if self._thread is None:
             self._run_alone(request)
             return request.handle
-        with self._lock:
-            if self._end is not None:
-                raise HorovodInternalError(self._end)
-            if request.key in self._pending:
-                raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
-            self._pending[request.key] = request
-            self._submitted.append(request)
-            must_ring = urgent or len(self._submitted) == 1
-            self._is_urgent |= urgent
-        if must_ring:
-            self._ring()
+        self._mailbox.submit(request, urgent=urgent)
         return request.handle
 
     def flush(self) -> None:
         """Somebody waits: negotiate now what was submitted, without waiting for company."""
-        if self._submitted:
-            self._is_urgent = True
-            self._ring()
+        self._mailbox.hurry()
 
     def join(self) -> Handle:
         """This rank has run out of data; the handle gives the rank that joined last, once all have."""
@@ -159,7 +137,7 @@ class Engine:
         if self._thread is None:
             handle.succeed(self._rank)
             return handle
-        self._command("join", handle)
+        self._mailbox.command("join", handle)
         return handle
 
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
@@ -169,7 +147,7 @@ class Engine:
         if self._thread is None:
             self._set_timeline(path, mark_cycles)
         else:
-            self._command("timeline", (path, mark_cycles))
+            self._mailbox.command("timeline", (path, mark_cycles))
 
     def shutdown(self) -> None:
         """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
@@ -178,11 +156,11 @@ class Engine:
             self._timeline.close()
             self._release()
         else:
-            self._command("leave", None)
+            self._mailbox.command("leave")
             self._thread.join(self._settings.gloo_timeout_s + _FAREWELL_S)
             if self._thread.is_alive():
                 logger.warning("rank %d: the engine did not stop in time; its connections are cut", self._rank)
-                self._command("abort", "shutdown() was called, but another rank did not answer")
+                self._mailbox.command("abort", "shutdown() was called, but another rank did not answer")
                 self._thread.join(_FAREWELL_S)
             self._release()
         self.world.close()
@@ -195,24 +173,11 @@ class Engine:
 
     def _release(self) -> None:
         self._selector.close()
-        os.close(self._bell)
-
-    def _command(self, name: str, argument: Any) -> None:
-        with self._lock:
-            if self._end is not None:
-                if isinstance(argument, Handle):
-                    argument.fail(HorovodInternalError(self._end))
-                return
-            self._commands.append((name, argument))
-        self._ring()
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # the engine has stopped, and its bell is gone
-            os.eventfd_write(self._bell, 1)
+        self._mailbox.close()
 
     def _work_done(self, execution: Execution, step: Step) -> None:
         self._finished.append((execution, step))
-        self._ring()
+        self._mailbox.ring()
 
     # ---- a world of one: the caller's thread does it ----------------------------------------------------------------
 
@@ -245,8 +210,7 @@ class Engine:
     def _turn(self) -> None:
         for key, events in self._selector.select(0 if self._neighbours.has_message else self._timeout_s()):
             if key.data is None:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(self._bell)
+                self._mailbox.silence()
             elif events & selectors.EVENT_READ:
                 self._hear(key.data)
             else:
@@ -258,22 +222,18 @@ class Engine:
         self._take_finished()
         self._settle()
         self._timeline.flush()
-        self._stall.inspect(self._in_flight())
+        self._stall.inspect(list(self._mailbox.pending().values()))
         self._neighbours.rearm()
 
     def _timeout_s(self) -> float | None:
         farewell_s = None if self._closing_since_s is None else self._closing_since_s + _FAREWELL_S
-        times = (self._flush_s, self._timeline.next_flush_s, self._stall.next_check_s(self._in_flight()), farewell_s)
+        stall_s = self._stall.next_check_s(list(self._mailbox.pending().values()))
+        times = (self._flush_s, self._timeline.next_flush_s, stall_s, farewell_s)
         deadlines = [time_s for time_s in times if time_s is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _in_flight(self) -> list[Request]:
-        with self._lock:
-            return list(self._pending.values())
-
     def _take_commands(self) -> None:
-        while self._commands:
-            name, argument = self._commands.popleft()
+        for name, argument in self._mailbox.take_commands():
             if name == "join":
                 self._join_handle = argument
                 self._stall.note_join()
@@ -288,19 +248,17 @@ class Engine:
 
     def _take_submissions(self) -> None:
         """Negotiate what was submitted, once somebody waits for it or it has waited for a cycle."""
-        if not self._submitted:
+        if not self._mailbox.has_submitted:
             return
         now_s = time.monotonic()
-        if not self._is_urgent:
+        if not self._mailbox.is_urgent:
             if self._flush_s is None:
                 self._flush_s = now_s + self._settings.cycle_time_ms / 1000
             if now_s < self._flush_s:
                 return
-        self._is_urgent = False
         self._flush_s = None
         self._recorder.mark_cycle()
-        while self._submitted:
-            request = self._submitted.popleft()
+        for request in self._mailbox.take_submitted():
             self._stall.note(request.name)
             self._negotiator.submit(request.key, request.signature)
 
@@ -339,7 +297,7 @@ class Engine:
             if isinstance(decision, Bucket):
                 self._execute(decision)
             elif isinstance(decision, Refuse):
-                request = self._take_pending(decision.key)
+                request = self._mailbox.decide(decision.key)
                 if request is not None:
                     request.handle.fail(HorovodInternalError(decision.text))
             elif isinstance(decision, JoinDone):
@@ -359,7 +317,7 @@ class Engine:
         requests = []
         now_s = time.monotonic()
         for key, signature in bucket.requests:
-            request = self._take_pending(key) or _zeros(key, signature)
+            request = self._mailbox.decide(key) or _zeros(key, signature)
             for name in request.tensor_names:
                 self._recorder.span(name, f"NEGOTIATE_{signature.kind.name}", request.submitted_s, now_s)
             requests.append(request)
@@ -369,7 +327,7 @@ class Engine:
 
     def _change_process_sets(self, key: Key, signature: Signature) -> None:
         """Add or remove a process set; every rank does so at the same place of the log."""
-        request = self._take_pending(key)
+        request = self._mailbox.decide(key)
         if signature.kind == Kind.ADD_PROCESS_SET:
             id = self._next_process_set_id
             self._next_process_set_id += 1
@@ -380,11 +338,8 @@ class Engine:
         else:
             id = next(id for id, ranks in self.process_sets.items() if ranks == signature.ranks)
             self._negotiator.remove_process_set(id)
-            with self._lock:
-                del self.process_sets[id]
-                orphans = [self._pending.pop(other) for other in list(self._pending) if other[0] == id]
-                self._submitted = deque(r for r in self._submitted if r.process_set_id != id)
-            for orphan in orphans:
+            del self.process_sets[id]
+            for orphan in self._mailbox.withdraw(id):
                 orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
             self._draining[id] = self._queues.pop(id)
         if request is not None:
@@ -395,10 +350,6 @@ class Engine:
             self._timeline.stop()
         else:
             self._timeline.start(path, mark_cycles)
-
-    def _take_pending(self, key: Key) -> Request | None:
-        with self._lock:
-            return self._pending.pop(key, None)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -434,8 +385,7 @@ class Engine:
 
     def _hear_of_stall(self, message: StallMessage) -> None:
         """Questions travel down to every rank, everything else up to the root."""
-        with self._lock:
-            pending = dict(self._pending)
+        pending = self._mailbox.pending()
         if isinstance(message, Question):
             self._neighbours.send_down(("stall", message))
             self._stall.hear(message, pending)
@@ -454,7 +404,7 @@ class Engine:
 
     def _is_over(self) -> bool:
         """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
-        if self._end is not None and self._closing_since_s is None:
+        if self._mailbox.has_ended and self._closing_since_s is None:
             return True
         if self._closing_since_s is None or any(self._all_queues()):
             return False
@@ -464,7 +414,7 @@ class Engine:
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: tell the neighbours, fail everything, wake what waits in the transports."""
-        if self._end is not None and self._closing_since_s is None:
+        if self._mailbox.has_ended and self._closing_since_s is None:
             return
         self._closing_since_s = None
         self._neighbours.send_all(("abort", reason), but=source)
@@ -475,14 +425,8 @@ class Engine:
         self._transports.abort()
 
     def _fail_pending(self, text: str) -> None:
-        with self._lock:
-            self._end = text
-            pending = list(self._pending.values())
-            self._pending.clear()
-            self._submitted.clear()
-            self._flush_s = None
-        for request in pending:
-            request.handle.fail(HorovodInternalError(text))
+        self._mailbox.end(text)
+        self._flush_s = None
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(HorovodInternalError(text))
