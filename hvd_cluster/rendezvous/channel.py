@@ -10,7 +10,7 @@ import threading
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.session import Session
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 20
 
 
 class Channel:
@@ -115,7 +115,6 @@ class Channel:
         self._socket.close()
 
     def _flush(self) -> None:
-        pending = bytes(self._session.outgoing)
-        self._session.outgoing.clear()
-        if pending:
-            self._socket.sendall(pending)
+        outgoing, self._session.outgoing = self._session.outgoing, bytearray()
+        if outgoing:
+            self._socket.sendall(outgoing)

@@ -9,6 +9,8 @@ import socket
 from hvd_cluster.rendezvous.session import Session
 
 _READ_BYTES = 1 << 18
+#: A peer that floods its connection must not keep the loop from the others.
+_MOST_READS = 16
 
 
 class Link:
@@ -67,7 +69,7 @@ class Link:
             AuthenticationError: the peer does not know the secret, or a message was altered.
         """
         messages: list[bytes] = []
-        while True:
+        for _ in range(_MOST_READS):
             try:
                 data = self._socket.recv(_READ_BYTES)
             except (BlockingIOError, InterruptedError):
