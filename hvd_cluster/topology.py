@@ -185,6 +185,7 @@ def _reader_of(
             cross_rank=index // here if index % here == local_index else index % hosts,
             cross_size=hosts,
             host=environ.get("HOSTNAME", "127.0.0.1"),
+            job_id=environ.get("PMIX_NAMESPACE", ""),
             master=_master(environ),
             launcher=launcher,
         )

@@ -15,8 +15,10 @@ from typing import Any
 
 from hvd_cluster.engine import tree
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.bootstrap import meet
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
+from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
 
@@ -43,6 +45,8 @@ class World:
     client: KeyValueClient | None
     #: Keys of this world start with this.
     prefix: str
+    #: The store's server, where the launcher is not ours and this rank serves it.
+    server: KeyValueServer | None = None
 
     @property
     def is_homogeneous(self) -> bool:
@@ -55,6 +59,8 @@ class World:
             link.close()
         if self.client is not None:
             self.client.close()
+        if self.server is not None:
+            self.server.close()
 
 
 def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
@@ -70,12 +76,9 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
     """
     if topology.size == 1:
         return World(topology, tree.plan(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, "")
-    if not topology.rendezvous:
-        raise ConnectionError(
-            f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'} "
-            "and has no rendezvous: start the job with hvdrun, or with a launcher of hvd_cluster"
-        )
     timeout_s = settings.gloo_timeout_s
+    meeting = meet(topology, attempt, timeout_s)
+    topology = meeting.topology
     client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
     address = interface_address(settings.gloo_interface) if settings.gloo_interface else client.local_host
     prefix = f"world/{topology.generation}.{attempt}/"
@@ -92,6 +95,8 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
             for link in links.values():
                 link.close()
             client.close()
+            if meeting.server is not None:
+                meeting.server.close()
             raise
     return World(
         topology=topology,
@@ -103,6 +108,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         address=address,
         client=client,
         prefix=prefix,
+        server=meeting.server,
     )
 
 

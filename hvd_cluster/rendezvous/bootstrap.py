@@ -1,0 +1,142 @@
+"""Finding each other when the launcher is not ours: rank 0 serves the key-value store, and tells the others where.
+
+Under torchrun they learn it from the agent's store. Ranks of one host that MPI or Slurm started learn it over an
+abstract Unix socket, where the kernel vouches that the other end is a process of the same user. The secret is made on
+the way; torchrun's store shows it to whoever can reach that store, so a network with strangers in it calls for hvdrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology, join_address, split_address
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
+
+
+@dataclass
+class Meeting:
+    """Where the ranks meet."""
+
+    #: The topology, now with the address and the secret of the store.
+    topology: Topology
+    #: The store's server, where this rank serves it.
+    server: KeyValueServer | None = None
+
+
+def meet(topology: Topology, attempt: int, timeout_s: float) -> Meeting:
+    """Agree on a key-value store with the other ranks.
+
+    Args:
+        topology: this rank's place; returned as it is when its launcher has named a store.
+        attempt: how often this process has met the others before.
+        timeout_s: how long to wait for rank 0.
+
+    Raises:
+        ConnectionError: the launcher left no way to find the others, or rank 0 did not come in time.
+    """
+    if topology.rendezvous:
+        return Meeting(topology)
+    # Where the launcher does not name its job, it is the parent of all of the job's processes on this host.
+    job = topology.job_id or f"parent-{os.getppid()}"
+    label = f"hvd_cluster/{job}/{topology.generation}.{attempt}"
+    if topology.launcher == "torchrun" and topology.master:
+        return _through_agent(topology, label, timeout_s)
+    if topology.local_size == topology.size:
+        return _through_kernel(topology, label, timeout_s)
+    raise ConnectionError(
+        f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'}, which "
+        "says nothing about how to reach the other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster"
+    )
+
+
+def _through_agent(topology: Topology, label: str, timeout_s: float) -> Meeting:
+    host, port = split_address(topology.master)
+    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
+    if topology.rank == 0:
+        meeting, _ = _serve(topology, _address_towards(host, int(port)))
+        store.set(label, _described(meeting.topology).decode())
+        return meeting
+    try:
+        return Meeting(_completed(topology, store.get(label)))
+    except RuntimeError as error:  # torch's DistStoreError
+        raise ConnectionError(f"rank {topology.rank}: rank 0 did not call hvd.init() within {timeout_s:g} s") from error
+
+
+def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting:
+    address = f"\0{label}/{os.getuid()}".encode()
+    deadline_s = time.monotonic() + timeout_s
+    if topology.rank == 0:
+        meeting, server = _serve(topology, "127.0.0.1")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen(topology.size)
+            told = 0
+            while told < topology.size - 1:
+                listener.settimeout(max(0.01, deadline_s - time.monotonic()))
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    server.close()
+                    raise ConnectionError(
+                        f"only {told + 1} of {topology.size} ranks called hvd.init() within {timeout_s:g} s"
+                    ) from None
+                with connection:
+                    if _is_ours(connection):
+                        connection.sendall(_described(meeting.topology))
+                        told += 1
+        return meeting
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(address)
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline_s:
+                    raise ConnectionError(
+                        f"rank {topology.rank}: rank 0 did not call hvd.init() within {timeout_s:g} s"
+                    ) from None
+                time.sleep(0.02)
+                continue
+            if not _is_ours(connection):
+                raise ConnectionError(f"rank {topology.rank}: the meeting point is held by a process of another user")
+            connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+            described = b"".join(iter(lambda: connection.recv(4096), b""))
+        return Meeting(_completed(topology, described))
+
+
+def _serve(topology: Topology, host: str) -> tuple[Meeting, KeyValueServer]:
+    secret = new_secret()
+    server = KeyValueServer(secret, host)
+    return Meeting(replace(topology, rendezvous=join_address(host, server.port), secret=secret), server), server
+
+
+def _described(topology: Topology) -> bytes:
+    return json.dumps([topology.rendezvous, topology.secret.hex()]).encode()
+
+
+def _completed(topology: Topology, described: bytes) -> Topology:
+    address, secret = json.loads(described)
+    return replace(topology, rendezvous=address, secret=bytes.fromhex(secret))
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """The kernel says that the other end is a process of this user, or of root."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return uid in (os.getuid(), 0)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """The address of this host that reaches ``host``, so probably the other ranks too."""
+    with socket.create_connection((host, port), timeout=10) as probe:
+        return str(probe.getsockname()[0])

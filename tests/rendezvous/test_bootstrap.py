@@ -1,0 +1,71 @@
+"""A world without a launcher of ours: torchrun for real, MPI by the variables that it sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.rendezvous.bootstrap import meet
+from hvd_cluster.topology import Topology
+
+SCRIPT = """
+import torch, hvd_cluster.torch as hvd
+for turn in range(2):
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+    print(f"rank {hvd.rank()} of {hvd.size()}, local {hvd.local_rank()}: {total:g}", flush=True)
+    hvd.shutdown()
+"""
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD", "OMPI", "PMI", "SLURM"))}
+EXPECTED = ["rank 0 of 2, local 0: 3"] * 2 + ["rank 1 of 2, local 1: 3"] * 2
+
+
+def test_a_script_runs_unchanged_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    env = {**CLEAN, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}  # torchrun leaves its log folder behind
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == EXPECTED
+
+
+@pytest.mark.parametrize("namespace", ["prterun-host-1234@1", ""], ids=["named job", "unnamed job"])
+def test_ranks_of_one_host_under_mpi_meet_through_the_kernel(namespace: str) -> None:
+    processes = []
+    for rank in range(2):
+        mpi = {
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": namespace,
+        }
+        env = {**CLEAN, **mpi, "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True))
+    lines = [line for process in processes for line in process.communicate(timeout=90)[0].splitlines()]
+    assert sorted(lines) == EXPECTED
+
+
+def test_a_launcher_that_names_a_store_is_taken_at_its_word() -> None:
+    ours = Topology(rank=1, size=2, local_rank=1, local_size=2, rendezvous="10.0.0.1:5", secret=b"s")
+    assert meet(ours, 0, 1.0).topology is ours
+
+
+def test_ranks_on_several_hosts_without_a_way_to_meet_are_told_what_to_use() -> None:
+    lost = Topology(rank=0, size=4, local_rank=0, local_size=2, cross_size=2, launcher="openmpi")
+    with pytest.raises(ConnectionError, match=r"started by openmpi, which says nothing .* hvdrun, torchrun"):
+        meet(lost, 0, 1.0)
+
+
+def test_a_rank_that_never_comes_is_an_error_on_both_sides() -> None:
+    here = Topology(rank=0, size=2, local_rank=0, local_size=2, launcher="openmpi", job_id="never")
+    with pytest.raises(ConnectionError, match=r"only 1 of 2 ranks called hvd\.init\(\) within 0\.2 s"):
+        meet(here, 0, 0.2)
+    with pytest.raises(ConnectionError, match=r"rank 0 did not call hvd\.init\(\) within 0\.2 s"):
+        meet(replace(here, rank=1, local_rank=1), 0, 0.2)
