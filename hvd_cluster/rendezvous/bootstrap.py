@@ -54,9 +54,10 @@ def meet(topology: Topology, attempt: int, timeout_s: float) -> Meeting:
         return _through_agent(topology, label, timeout_s)
     if topology.local_size == topology.size:
         return _through_kernel(topology, label, timeout_s)
+    launcher = topology.launcher or "an unknown launcher"
     raise ConnectionError(
-        f"rank {topology.rank} of {topology.size} was started by {topology.launcher or 'an unknown launcher'}, which "
-        "says nothing about how to reach the other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster"
+        f"rank {topology.rank} of {topology.size} was started by {launcher}, which says nothing about how to reach the "
+        "other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster"
     )
 
 
