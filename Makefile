@@ -52,8 +52,8 @@ notebooks: ## the notebooks, executed
 docs: ## the guides as HTML
 	@echo "docs: nothing to build yet: docs/*.md read well as they are; the HTML comes with later work."
 
-bench: ## ours and the peers in one run
-	@echo "bench: nothing yet: the benchmarks come with later work."
+bench: $(READY) ## ours and the peers in one run; writes benchmarks/README.md
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks
 
 clean: ## forget the environment and every cache
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

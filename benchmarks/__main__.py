@@ -1,0 +1,37 @@
+"""``make bench``: run every benchmark, or those that are named, and write benchmarks/README.md."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.measure import conditions
+
+NAMES = ["allreduce", "small_tensors", "training_step"]
+
+
+def main(names: list[str]) -> None:
+    deadline_s = time.monotonic() + 60
+    while os.getloadavg()[0] > 0.5 and time.monotonic() < deadline_s:
+        time.sleep(5)
+    parts = [f"Measured {conditions()} A load above 0.5 means that others were using the machine: run it again."]
+    for name in names:
+        module = importlib.import_module(f"benchmarks.{name}")
+        table = module.measure()
+        text = f"{table.markdown()}\n`benchmarks/{name}.py`: {module.__doc__.strip()}\n"
+        print(text, flush=True)
+        parts.append(text)
+    if names == NAMES:
+        head = (
+            "# Benchmarks\n\nOurs and the peer take turns in one run; medians, and the ratio peer / ours. `make bench` "
+        )
+        target = Path(__file__).with_name("README.md")
+        target.write_text(head + "writes this page.\n\n" + "\n".join(parts))
+        print(f"written: {target}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or NAMES)
