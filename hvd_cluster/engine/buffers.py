@@ -55,8 +55,13 @@ def places(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tupl
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, as uint8 of shape (num_bytes,)."""
+    return flat(tensor).view(torch.uint8)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, as its own element type of shape (num_elements,)."""
     # A tensor of one element counts as contiguous with any stride, and then cannot be viewed as anything else.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _remove(buffers: list[torch.Tensor], buffer: torch.Tensor) -> None:

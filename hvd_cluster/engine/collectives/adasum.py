@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, places
-from hvd_cluster.engine.collectives.scaling import copy_scaled, finish_scaled
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 

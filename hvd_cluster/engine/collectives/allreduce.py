@@ -9,9 +9,9 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool, places
 from hvd_cluster.engine.collectives.adasum import adasum
-from hvd_cluster.engine.collectives.scaling import copy_scaled, finish_scaled, reduction_dtype, reduction_op
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import ReduceOp, Request
+from hvd_cluster.engine.scaling import copy_scaled, finish_scaled, reduction_dtype, reduction_op
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
@@ -27,6 +27,13 @@ class _Part:
     @property
     def dtype(self) -> torch.dtype:
         return self.inputs[0].dtype
+
+    def is_direct(self, transport: Transport) -> bool:
+        """True when the transport can read and write the tensors themselves."""
+        tensors = (*self.inputs, *self.outputs)
+        return reduction_dtype(self.dtype) == self.dtype and all(
+            tensor.device.type == transport.device.type and tensor.is_contiguous() for tensor in tensors
+        )
 
     def fits_in_place(self, transport: Transport) -> bool:
         """True when the one output can serve as the transport's buffer."""
@@ -50,6 +57,16 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
         reduced: list[list[torch.Tensor]] = []
         works = []
         for part in parts:
+            if part.is_direct(transport) and transport.reduce_directly(
+                part.inputs,
+                part.outputs,
+                reduction_op(signature.op, part.dtype),
+                prescale=signature.prescale,
+                postscale=signature.postscale,
+                divisor=divisor,
+            ):
+                reduced.append([])
+                continue
             with recorder.phase(part.names, "MEMCPY_IN_FUSION_BUFFER"):
                 flat, pieces = _pack(part, transport, buffers, leases, signature.prescale)
             reduced.append(pieces)
@@ -57,6 +74,8 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
                 works.append(transport.allreduce(flat, reduction_op(signature.op, part.dtype)))
         yield Step(works, f"{transport.name}_ALLREDUCE")
         for part, pieces in zip(parts, reduced, strict=True):
+            if not pieces:
+                continue
             with recorder.phase(part.names, "MEMCPY_OUT_FUSION_BUFFER"):
                 for output, piece in zip(part.outputs, pieces, strict=True):
                     finish_scaled(output, piece, signature.postscale, divisor)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
-from hvd_cluster.engine.collectives.scaling import copy_scaled, finish_scaled, reduction_dtype
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import ReduceOp, Request
+from hvd_cluster.engine.scaling import copy_scaled, finish_scaled, reduction_dtype
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport, Work
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from hvd_cluster.engine.buffers import flat
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
 from hvd_cluster.engine.transports.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
@@ -102,6 +105,42 @@ class ShmTransport(Transport):
                 chunk.copy_(slots[-1, turn, :length])
         return Finished()
 
+    def reduce_directly(
+        self,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        op: ReduceOp,
+        *,
+        prescale: float,
+        postscale: float,
+        divisor: int,
+    ) -> bool:
+        reduce = _REDUCE[op]
+        slots = self._slots_of(inputs[0].dtype)
+        if divisor > 1 and _halves_exactly(slots.dtype, divisor):
+            # The division joins the copy into the slot. Only a power of two gives the same bits as dividing the sum.
+            prescale, divisor = prescale / divisor, 1
+        pairs = [(flat(i), flat(o)) for i, o in zip(inputs, outputs, strict=True) if i.numel()]
+        self._deadline_s = time.monotonic() + self._timeout_s
+        for pieces in _filled_slots(pairs, slots.shape[2]):
+            turn = self._next_turn()
+            length = pieces[-1].place.stop
+            for piece in pieces:
+                copy_scaled(slots[self.index, turn, piece.place], piece.source, prescale)
+            self._meet()
+            if self.num_ranks == 2:
+                # Both ranks reduce all of it, straight into their own tensors: the operations commute exactly.
+                for piece in pieces:
+                    reduce(slots[0, turn, piece.place], slots[1, turn, piece.place], out=piece.target)
+                    finish_scaled(piece.target, piece.target, postscale, divisor)
+                continue
+            part = self._reduce_part(reduce, slots[:, turn, :length])
+            finish_scaled(part, part, postscale, divisor)
+            self._meet()
+            for piece in pieces:
+                piece.target.copy_(slots[-1, turn, piece.place])
+        return True
+
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         parts = output.view(self.num_ranks, -1)
         start = 0
@@ -162,8 +201,8 @@ class ShmTransport(Transport):
         self._semaphores.release()
         # The mapping itself goes with its last reference; closing it under a tensor that is left would be fatal.
 
-    def _reduce_part(self, reduce: Callable[..., Any], slots: torch.Tensor) -> None:
-        """Reduce this rank's share of a chunk. ``slots`` has the shape (ranks + 1, elements)."""
+    def _reduce_part(self, reduce: Callable[..., Any], slots: torch.Tensor) -> torch.Tensor:
+        """Reduce this rank's share of a chunk, and return it. ``slots`` has the shape (ranks + 1, elements)."""
         length = slots.shape[1]
         # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
         share = -(-length // self.num_ranks)
@@ -173,6 +212,7 @@ class ShmTransport(Transport):
         reduce(slots[0, part], slots[1, part], out=result)
         for index in range(2, self.num_ranks):
             reduce(result, slots[index, part], out=result)
+        return result
 
     def _chunks(self, buffer: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, int]]:
         """``buffer`` in pieces of at most ``most`` elements, each with the turn whose slots it uses."""
@@ -200,6 +240,40 @@ class ShmTransport(Transport):
                 f"the other ranks of this host did not come to a collective within {self._timeout_s:g} s: one of them "
                 "is stopped or overloaded. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
             )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A run of elements that passes through a slot in one turn."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    #: Where it stands in the slot.
+    place: slice
+
+
+def _filled_slots(pairs: list[tuple[torch.Tensor, torch.Tensor]], capacity: int) -> Iterator[list[_Piece]]:
+    """Deal flat (source, target) pairs into slots of ``capacity`` elements; long tensors pass in several turns."""
+    pieces: list[_Piece] = []
+    filled = 0
+    for source, target in pairs:
+        start = 0
+        while start < source.numel():
+            length = min(source.numel() - start, capacity - filled)
+            run = slice(start, start + length)
+            pieces.append(_Piece(source[run], target[run], slice(filled, filled + length)))
+            start += length
+            # Tensors begin at multiples of 16 elements, so that vectorised loops stay aligned.
+            filled = -(-(filled + length) // 16) * 16
+            if filled >= capacity:
+                yield pieces
+                pieces, filled = [], 0
+    if pieces:
+        yield pieces
+
+
+def _halves_exactly(dtype: torch.dtype, divisor: int) -> bool:
+    return dtype in (torch.float32, torch.float64) and divisor & (divisor - 1) == 0
 
 
 def _slot_bytes(num_ranks: int) -> int:

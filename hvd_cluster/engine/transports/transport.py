@@ -52,6 +52,28 @@ class Transport(ABC):
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         """Reduce ``buffer`` over all ranks, in place. ``op`` is SUM, MIN, MAX or PRODUCT."""
 
+    def reduce_directly(
+        self,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        op: ReduceOp,
+        *,
+        prescale: float,
+        postscale: float,
+        divisor: int,
+    ) -> bool:
+        """Carry out a whole reduction, scaling included, without a bucket in between; False if this needs a bucket.
+
+        Args:
+            inputs: contiguous tensors of one element type on :attr:`device`.
+            outputs: where their results go; contiguous, and perhaps the inputs themselves.
+            op: SUM, MIN, MAX or PRODUCT.
+            prescale: multiplies before the reduction.
+            postscale: multiplies after it.
+            divisor: divides after that.
+        """
+        return False
+
     @abstractmethod
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         """Concatenate the equally long byte ``buffer`` of every rank into ``output``, in the order of the ranks."""

@@ -104,3 +104,25 @@ def test_a_broken_world_ends_the_wait() -> None:
 @pytest.mark.parametrize("num_ranks", [2, 8, 64, 500])
 def test_the_segment_of_a_host_is_bounded(num_ranks: int) -> None:
     assert segment_bytes(num_ranks) <= (256 << 20) + num_ranks * num_ranks * 16 + num_ranks * 9 * 64 + 4096
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+@pytest.mark.usefixtures("small_slots")
+def test_a_whole_reduction_scales_as_the_definition_says(num_ranks: int, dtype: torch.dtype) -> None:
+    lengths = [1, 0, 700, 5_000, 3]
+    inputs = [[(torch.arange(n) % 50 + 3 * rank - 20).to(dtype) for n in lengths] for rank in range(num_ranks)]
+
+    def fn(transport: ShmTransport) -> list[torch.Tensor]:
+        mine = [tensor.clone() for tensor in inputs[transport.index]]
+        outputs = [mine[0], *(torch.empty_like(tensor) for tensor in mine[1:])]  # the first one in place
+        scales = {"prescale": 2.0, "postscale": 3.0, "divisor": num_ranks}
+        assert transport.reduce_directly(mine, outputs, ReduceOp.SUM, **scales)
+        return outputs
+
+    results = on_ranks(num_ranks, fn)
+    for i in range(len(lengths)):
+        wanted = sum(inputs[rank][i].double() * 2 for rank in range(num_ranks)) * 3 / num_ranks
+        wanted = wanted.trunc() if dtype == torch.int64 else wanted
+        torch.testing.assert_close(results[0][i].double(), wanted, rtol=2e-3, atol=1e-3)
+        assert all(torch.equal(result[i], results[0][i]) for result in results)
