@@ -106,14 +106,18 @@ class Topology:
         return replace(self, master=join_address(host, port))
 
 
-def export(variables: Mapping[str, str | None], environ: MutableMapping[str, str] | None = None) -> None:
-    """Write ``variables`` into the environment; a value of None removes the variable."""
+def export(
+    variables: Mapping[str, str | None], environ: MutableMapping[str, str] | None = None
+) -> dict[str, str | None]:
+    """Write ``variables`` into the environment; a value of None removes the variable. Returns what was there before."""
     environ = os.environ if environ is None else environ
+    before = {name: environ.get(name) for name in variables}
     for name, value in variables.items():
         if value is None:
             environ.pop(name, None)
         else:
             environ[name] = value
+    return before
 
 
 def inherited() -> dict[str, str]:

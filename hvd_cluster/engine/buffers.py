@@ -11,6 +11,8 @@ from hvd_cluster.engine.fusion import aligned
 
 #: A fresh 100 MB costs 65 to 94 ms at first touch, so buffers are kept; a step rarely has more buckets under way.
 _KEPT_PER_DEVICE = 4
+#: A larger one was a single huge request, and is given back.
+_MOST_KEPT_BYTES = 256 << 20
 
 
 class BufferPool:
@@ -32,7 +34,8 @@ class BufferPool:
         try:
             yield buffer[:num_bytes]
         finally:
-            free.append(buffer)
+            if buffer.numel() <= _MOST_KEPT_BYTES:
+                free.append(buffer)
             if len(free) > _KEPT_PER_DEVICE:
                 _remove(free, min(free, key=torch.Tensor.numel))
 

@@ -7,11 +7,14 @@ costs no CPU.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import selectors
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import torch
 
@@ -33,6 +36,8 @@ from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+#: A transport that fails often does so because a rank has died, and the news of that is on its way.
+_NEWS_S = 0.5
 #: How long the engine waits at the end for the ranks below it.
 _FAREWELL_S = 10.0
 
@@ -59,6 +64,9 @@ class Engine:
             self._recorder, None if self._is_root else lambda events: self._neighbours.send_up(("events", events))
         )
         self._buffers = BufferPool()
+        self._numbers: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+        #: A world of one works in its callers' threads, one at a time.
+        self._alone = threading.RLock()
         self._transports = TransportTable(world, settings, process_sets, self._neighbours.check)
         for process_set_id in sorted(process_sets):
             self._transports.build(process_set_id)
@@ -67,6 +75,7 @@ class Engine:
             {id: frozenset(ranks) for id, ranks in process_sets.items()},
             settings.cache_capacity,
             lambda: self._settings.fusion_threshold_bytes,
+            settings.disable_group_fusion,
         )
         self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
         #: Queues of removed process sets, until what was decided before the removal is done.
@@ -88,6 +97,8 @@ class Engine:
         self._finished: deque[tuple[Execution, Step]] = deque()
         self._flush_s: float | None = None
         self._join_handle: Handle | None = None
+        self._join_device = -1
+        self._deciding: list[Request] = []
         self._closing_since_s: float | None = None
 
         self._thread: threading.Thread | None = None
@@ -124,6 +135,11 @@ class Engine:
         if self._thread is None:
             self._run_alone(request)
             return request.handle
+        if threading.current_thread() is self._thread:
+            raise HorovodInternalError(
+                f"{request.name!r} was submitted from the engine's own thread, perhaps by a __del__ that ran there: "
+                "it could wait for nobody but itself"
+            )
         self._mailbox.submit(request, urgent=urgent)
         return request.handle
 
@@ -131,14 +147,26 @@ class Engine:
         """Somebody waits: negotiate now what was submitted, without waiting for company."""
         self._mailbox.hurry()
 
-    def join(self) -> Handle:
-        """This rank has run out of data; the handle gives the rank that joined last, once all have."""
+    def join(self, device: int = -1) -> Handle:
+        """This rank has run out of data; the handle gives the rank that joined last, once all have.
+
+        Args:
+            device: the GPU that the zeros for GPU tensors are made on.
+
+        Raises:
+            ValueError: this rank has joined already.
+        """
         handle = Handle()
         if self._thread is None:
             handle.succeed(self._rank)
-            return handle
-        self._mailbox.command("join", handle)
+        else:
+            self._mailbox.join(handle, device)
         return handle
+
+    def next_number(self, process_set_id: int, family: str) -> int:
+        """The next number of unnamed operations of one family; a new world counts anew, on all ranks alike."""
+        with self._alone:
+            return next(self._numbers[process_set_id, family])
 
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
         """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks."""
@@ -184,9 +212,10 @@ class Engine:
     def _run_alone(self, request: Request) -> None:
         device = request.inputs[0].device if request.inputs else torch.device("cpu")
         transport = AloneTransport(device, self._rank)
-        execution = Execution([request], transport, self._buffers, self._recorder)
-        execution.advance(lambda *_: None)
-        self._timeline.flush()
+        with self._alone:
+            execution = Execution([request], transport, self._buffers, self._recorder)
+            execution.advance(lambda *_: None)
+            self._timeline.flush()
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
@@ -199,13 +228,19 @@ class Engine:
         except Exception as error:
             # Whatever it was, every rank must hear of it: a thread that dies in silence leaves all others waiting.
             logger.debug("rank %d: the engine failed", self._rank, exc_info=True)
-            self._abort(f"rank {self._rank} on {self.world.topology.host} failed: {type(error).__name__}: {error}")
+            culprit = self._neighbours.await_news(_NEWS_S) if isinstance(error, RuntimeError) else None
+            if culprit is not None:
+                self._abort(culprit.reason, culprit.source)
+            else:
+                self._abort(f"rank {self._rank} on {self.world.topology.host} failed: {type(error).__name__}: {error}")
         finally:
-            self._timeline.stop()
-            self._timeline.close()
-            self._transports.close()
-            for link in self.world.links.values():
-                link.close()
+            with ExitStack() as ends:  # each of them, whatever becomes of the others
+                for link in self.world.links.values():
+                    ends.callback(link.close)
+                ends.callback(self._transports.close)
+                ends.callback(self._neighbours.send_all, ("bye", None))
+                ends.callback(self._timeline.close)
+                ends.callback(self._timeline.stop)
 
     def _turn(self) -> None:
         for key, events in self._selector.select(0 if self._neighbours.has_message else self._timeout_s()):
@@ -235,7 +270,10 @@ class Engine:
     def _take_commands(self) -> None:
         for name, argument in self._mailbox.take_commands():
             if name == "join":
-                self._join_handle = argument
+                # What was submitted before counts as submitted: a joined rank's word would stand in for it otherwise,
+                # and the late report be taken for the next request of that name.
+                self._negotiate()
+                self._join_handle, self._join_device = argument
                 self._stall.note_join()
                 self._negotiator.join()
             elif name == "leave":
@@ -256,6 +294,9 @@ class Engine:
                 self._flush_s = now_s + self._settings.cycle_time_ms / 1000
             if now_s < self._flush_s:
                 return
+        self._negotiate()
+
+    def _negotiate(self) -> None:
         self._flush_s = None
         self._recorder.mark_cycle()
         for request in self._mailbox.take_submitted():
@@ -301,6 +342,7 @@ class Engine:
                 if request is not None:
                     request.handle.fail(HorovodInternalError(decision.text))
             elif isinstance(decision, JoinDone):
+                self._mailbox.unjoin()
                 if self._join_handle is not None:
                     handle, self._join_handle = self._join_handle, None
                     handle.succeed(decision.last_rank)
@@ -314,16 +356,18 @@ class Engine:
             return
         if self._rank not in self.process_sets[process_set_id]:
             return
-        requests = []
         now_s = time.monotonic()
+        # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
+        requests = self._deciding = []
         for key, signature in bucket.requests:
-            request = self._mailbox.decide(key) or _zeros(key, signature)
+            request = self._mailbox.decide(key) or _zeros(key, signature, self._join_device)
             for name in request.tensor_names:
                 self._recorder.span(name, f"NEGOTIATE_{signature.kind.name}", request.submitted_s, now_s)
             requests.append(request)
         devices = [tensor.device for request in requests for tensor in request.inputs]
         transport = self._transports[process_set_id, devices[0] if devices else torch.device("cpu")]
         self._queues[process_set_id].append(Execution(requests, transport, self._buffers, self._recorder))
+        self._deciding = []
 
     def _change_process_sets(self, key: Key, signature: Signature) -> None:
         """Add or remove a process set; every rank does so at the same place of the log."""
@@ -357,7 +401,11 @@ class Engine:
         try:
             self._neighbours.receive(rank)
         except NeighbourGone as gone:
-            if self._closing_since_s is None:
+            # An end without a farewell, while something all had agreed on is under way, is no end in good order.
+            is_expected = self._closing_since_s is not None and (
+                self._neighbours.has_said_bye(rank) or not any(self._all_queues())
+            )
+            if not is_expected:
                 self._abort(gone.reason, gone.source)
 
     def _take_message(self, rank: int, message: Message) -> None:
@@ -367,6 +415,8 @@ class Engine:
             self._negotiator.hear(rank, up)
         elif kind in ("log", "close"):
             self._apply(content)
+        elif kind == "bye":
+            self._neighbours.note_bye(rank)
         elif kind == "events":
             self._timeline.write(content)
         elif kind == "stall":
@@ -420,9 +470,14 @@ class Engine:
         self._neighbours.send_all(("abort", reason), but=source)
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._fail_pending(text)
-        for queue in self._all_queues():
-            queue.fail(lambda: HorovodInternalError(text))
-        self._transports.abort()
+        try:
+            # Before the waiters wake: they may write the tensors that a transport still works on.
+            self._transports.abort()
+        finally:
+            for queue in self._all_queues():
+                queue.fail(lambda: HorovodInternalError(text))
+            for request in self._deciding:
+                request.handle.fail(HorovodInternalError(text))
 
     def _fail_pending(self, text: str) -> None:
         self._mailbox.end(text)
@@ -432,10 +487,15 @@ class Engine:
             handle.fail(HorovodInternalError(text))
 
 
-def _zeros(key: Key, signature: Signature) -> Request:
+def _zeros(key: Key, signature: Signature, gpu: int) -> Request:
     """What a joined rank contributes to a request that it has not submitted."""
     tensors = [
-        torch.zeros(meta.shape, dtype=element_dtype(meta.dtype), device=meta.device) for meta in signature.tensors
+        torch.zeros(
+            meta.shape,
+            dtype=element_dtype(meta.dtype),
+            device=torch.device(meta.device, gpu) if meta.device == "cuda" and gpu >= 0 else torch.device(meta.device),
+        )
+        for meta in signature.tensors
     ]
     return Request(
         name=key[1],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -29,7 +30,6 @@ class Execution:
         self._names = [name for request in requests for name in request.tensor_names]
         self._steps: Steps = COLLECTIVES[requests[0].signature.kind](requests, transport, buffers, recorder)
         self._step: Step | None = None
-        self._step_started_s = 0.0
         self._decided_s = time.monotonic()
         self._stream = _side_stream(requests)
         #: All work of this bucket is launched, so the next one of the process set may begin.
@@ -53,7 +53,7 @@ class Execution:
         if self._step is None:
             for name in self._names:
                 self._recorder.span(name, "QUEUE", self._decided_s, time.monotonic())
-        with torch.no_grad(), self._on_stream():
+        with self._grad_mode(), self._on_stream():
             while not self.is_done:
                 if self._step is not None:
                     self._finish_step(self._step)
@@ -62,7 +62,6 @@ class Execution:
                 except StopIteration as stop:
                     self._complete(stop.value)
                     return
-                self._step_started_s = time.monotonic()
                 self.is_launched = self._step.is_last
                 if self._is_waiting(self._step, notify):
                     return
@@ -100,10 +99,10 @@ class Execution:
             work.result()
         now_s = time.monotonic()
         for name in self._names:
-            self._recorder.span(name, step.activity, self._step_started_s, now_s)
+            self._recorder.span(name, step.activity, step.since_s, now_s)
 
     def _complete(self, results: list[list[torch.Tensor]]) -> None:
-        self.is_done = self.is_launched = True
+        self.is_launched = True
         event = None
         if self._stream is not None:
             event = torch.cuda.Event()
@@ -121,6 +120,13 @@ class Execution:
                 )
             request.handle.done_event = event
             request.handle.succeed(request.finish(tensors))
+        self.is_done = True  # last: what raises above has to fail the handles that are left
+
+    def _grad_mode(self) -> AbstractContextManager[Any]:
+        # A tensor that was made in inference mode can be written there only.
+        if any(tensor.is_inference() for request in self._requests for tensor in request.outputs):
+            return torch.inference_mode()
+        return torch.no_grad()
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -10,7 +10,9 @@ from hvd_cluster.engine.request import Kind, Signature
 ALIGNMENT_BYTES = 64
 
 
-def plan_buckets(requests: Sequence[tuple[int, Signature]], threshold_bytes: int) -> list[list[int]]:
+def plan_buckets(
+    requests: Sequence[tuple[int, Signature]], threshold_bytes: int, *, groups_apart: bool = False
+) -> list[list[int]]:
     """Deal requests into buckets.
 
     Requests may share a bucket when one call can serve them: allreduces of one process set, element type, device,
@@ -21,6 +23,7 @@ def plan_buckets(requests: Sequence[tuple[int, Signature]], threshold_bytes: int
     Args:
         requests: process set id and signature of each ready request, in the order of readiness.
         threshold_bytes: most bytes of one bucket; 0 turns fusion off.
+        groups_apart: a grouped request shares its bucket with no other.
 
     Returns:
         Indices into ``requests``, one list for each bucket.
@@ -30,7 +33,8 @@ def plan_buckets(requests: Sequence[tuple[int, Signature]], threshold_bytes: int
     for index, (process_set_id, signature) in enumerate(requests):
         family = _family(process_set_id, signature)
         num_bytes = aligned(signature.num_bytes)
-        if family is None or num_bytes >= threshold_bytes:
+        is_apart = groups_apart and len(signature.tensors) > 1
+        if family is None or is_apart or num_bytes >= threshold_bytes:
             buckets.append([index])
             continue
         bucket, filled_bytes = open_buckets.get(family, ([], 0))

@@ -11,7 +11,7 @@ from typing import Any
 from hvd_cluster.engine.request import Handle, Key, Request
 from hvd_cluster.errors import DUPLICATE_NAME_TEXT, HorovodInternalError
 
-#: What to do besides requests, and its argument: ("join", handle), ("leave", None), ("timeline", ...), ("abort", text).
+#: What to do besides requests: ("join", (handle, device)), ("leave", None), ("timeline", arguments), ("abort", text).
 Command = tuple[str, Any]
 
 
@@ -19,7 +19,9 @@ class Mailbox:
     """Requests and commands on their way to the engine, and the requests that are not decided yet."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal handler may submit while its own thread is in here.
+        self._lock = threading.RLock()
+        self._has_joined = False
         self._pending: dict[Key, Request] = {}
         self._submitted: deque[Request] = deque()
         self._commands: deque[Command] = deque()
@@ -41,6 +43,10 @@ class Mailbox:
         with self._lock:
             if self._end is not None:
                 raise HorovodInternalError(self._end)
+            if self._has_joined:
+                raise ValueError(
+                    f"{request.name!r} was submitted after join() on this rank, and before join() returned"
+                )
             if request.key in self._pending:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             self._pending[request.key] = request
@@ -50,13 +56,23 @@ class Mailbox:
         if must_ring:
             self.ring()
 
+    def join(self, handle: Handle, device: int) -> None:
+        """Hand in that this rank has run out of data; raises ``ValueError`` when it has said so already."""
+        with self._lock:
+            if self._has_joined:
+                raise ValueError("join() was called while another join() of this rank is under way")
+            if self._end is not None:
+                handle.fail(HorovodInternalError(self._end))
+                return
+            self._has_joined = True
+            self._commands.append(("join", (handle, device)))
+        self.ring()
+
     def command(self, name: str, argument: Any = None) -> None:
-        """Hand in a command; one that carries a handle fails when the world has ended."""
+        """Hand in a command; the world may have ended already."""
         with self._lock:
             if self._end is None:
                 self._commands.append((name, argument))
-            elif isinstance(argument, Handle):
-                argument.fail(HorovodInternalError(self._end))
         self.ring()
 
     def hurry(self) -> None:
@@ -67,8 +83,9 @@ class Mailbox:
 
     def ring(self) -> None:
         """Wake the engine's thread."""
-        with suppress(OSError):  # it has stopped, and the bell is gone
-            os.eventfd_write(self.bell, 1)
+        with self._lock:
+            if self.bell >= 0:
+                os.eventfd_write(self.bell, 1)
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
@@ -118,10 +135,16 @@ class Mailbox:
             self._submitted = deque(r for r in self._submitted if r.process_set_id != process_set_id)
             return [self._pending.pop(key) for key in list(self._pending) if key[0] == process_set_id]
 
+    def unjoin(self) -> None:
+        """All ranks have joined: this one may submit again."""
+        with self._lock:
+            self._has_joined = False
+
     def end(self, text: str) -> None:
         """The world has ended: fail what is pending, and whatever comes from now on, with ``text``."""
         with self._lock:
             self._end = text
+            self._has_joined = False
             pending = list(self._pending.values())
             self._pending.clear()
             self._submitted.clear()
@@ -130,4 +153,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Give back the bell."""
-        os.close(self.bell)
+        with self._lock:
+            bell, self.bell = self.bell, -1
+        if bell >= 0:
+            os.close(bell)

@@ -168,6 +168,7 @@ class Negotiator:
         place: this rank's place in the tree.
         process_sets: the ranks of each process set; the global set has id 0.
         cache_capacity: number of requests that keep an id; 0 gives every request a new one.
+        groups_apart: a grouped request shares its bucket with no other.
         fusion_threshold: returns the bytes of one bucket; asked at each decision, since autotune may change it.
     """
 
@@ -177,11 +178,13 @@ class Negotiator:
         process_sets: Mapping[int, frozenset[int]],
         cache_capacity: int,
         fusion_threshold: Callable[[], int],
+        groups_apart: bool = False,
     ) -> None:
         self._place = place
         self._process_sets = dict(process_sets)
         self._cache_capacity = cache_capacity
         self._fusion_threshold = fusion_threshold
+        self._groups_apart = groups_apart
         self._notes: dict[Key, _Notes] = {}
         self._touched: dict[Key, None] = {}  # an ordered set
         # The cache, replicated from the log: least recently used first.
@@ -318,7 +321,8 @@ class Negotiator:
                     transient.append(id)
             used.add(id)
             ready.append((id, key, signature))
-        buckets = plan_buckets([(key[0], signature) for _, key, signature in ready], self._fusion_threshold())
+        wanted = [(key[0], signature) for _, key, signature in ready]
+        buckets = plan_buckets(wanted, self._fusion_threshold(), groups_apart=self._groups_apart)
         entries += [Run(tuple(ready[index][0] for index in bucket)) for bucket in buckets]
         entries += [Forget(id) for id in transient]
         if self._cache_capacity:
@@ -331,13 +335,6 @@ class Negotiator:
             entries.append(Close(self._leaving))
             self._leaving = None
         return tuple(entries)
-
-    # ---- what is still open, for the stall inspector ----------------------------------------------------------------
-
-    def missing_children(self, key: Key) -> set[int]:
-        """The children whose subtrees have not reported ``key`` yet."""
-        notes = self._notes.get(key)
-        return set() if notes is None else self._members_below(key) - notes.children - self._joined_children
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

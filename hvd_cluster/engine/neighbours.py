@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import selectors
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -46,8 +47,12 @@ class Neighbours:
         self._links = dict(world.links)
         self._selector = selector
         self._inbox: deque[tuple[int, Message]] = deque()
+        self._said_bye: set[int] = set()
         for rank, link in self._links.items():
             selector.register(link, link.events, rank)
+            # What came together with the last words of the start-up.
+            self._inbox += ((rank, _unpacked(message)) for message in link.kept)
+            link.kept.clear()
 
     @property
     def has_children(self) -> bool:
@@ -113,6 +118,25 @@ class Neighbours:
             for kind, content in messages:
                 if kind == "abort":
                     raise NeighbourGone(content, rank)
+
+    def await_news(self, timeout_s: float) -> NeighbourGone | None:
+        """A transport has failed: wait a moment for the reason, if another rank has one."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            try:
+                self.check()
+            except NeighbourGone as gone:
+                return gone
+            time.sleep(0.01)
+        return None
+
+    def note_bye(self, rank: int) -> None:
+        """``rank`` has finished everything and will close its connection."""
+        self._said_bye.add(rank)
+
+    def has_said_bye(self, rank: int) -> bool:
+        """The end of the connection to ``rank`` was announced."""
+        return rank in self._said_bye
 
     def flush(self, rank: int) -> None:
         """Write what the connection to ``rank`` takes now."""

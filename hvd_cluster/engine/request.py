@@ -106,7 +106,9 @@ class Handle:
         self._blocked.release()
 
     def fail(self, error: Exception) -> None:
-        """The request failed; called at most once, and never after :meth:`succeed`."""
+        """The request failed; does nothing when its outcome is known already."""
+        if not self._blocked.locked():
+            return
         self._error = error
         self._on_wait = None
         self._blocked.release()
@@ -127,7 +129,7 @@ class Handle:
             # A fresh traceback each time, and no growing chain when several callers wait on one handle.
             raise self._error.with_traceback(None)
         if self.done_event is not None:
-            torch.cuda.current_stream().wait_event(self.done_event)
+            _hand_over(self._value, self.done_event)
         return self._value
 
 
@@ -162,6 +164,16 @@ class Request:
         """A name for each tensor: the request's own, or ``<name>_<i>of<n>`` in a group."""
         count = len(self.signature.tensors)
         return [self.name] if count <= 1 else [f"{self.name}_{i}of{count}" for i in range(1, count + 1)]
+
+
+def _hand_over(value: Any, done_event: torch.cuda.Event) -> None:
+    """Let the caller's stream read results of the engine's stream: it waits for them, and their memory for it."""
+    tensors = value if isinstance(value, (list, tuple)) else [value]
+    for tensor in tensors:
+        if torch.is_tensor(tensor) and tensor.is_cuda:
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(done_event)
+            tensor.record_stream(stream)
 
 
 def element_dtype(name: str) -> torch.dtype:

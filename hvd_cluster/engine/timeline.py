@@ -8,12 +8,15 @@ The format is the JSON array of the "Trace Event Format" document of the Chrome 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -163,7 +166,10 @@ class JobTimeline:
         self.stop()
         if self._send_up is None:
             self.close()
-            self._file = TimelineFile(path)
+            try:
+                self._file = TimelineFile(path)
+            except OSError as error:
+                logger.warning("no timeline is written: %s", error)
         self._recorder.start(mark_cycles)
         self._next_flush_s = time.monotonic() + _PERIOD_S
 
@@ -185,7 +191,11 @@ class JobTimeline:
         if self._send_up is not None:
             self._send_up(events)
         elif self._file is not None:
-            self._file.write(events)
+            try:
+                self._file.write(events)
+            except OSError as error:
+                logger.warning("the timeline ends here: %s", error)
+                self.close()
 
     def close(self) -> None:
         """Close the file, if there is one; may be called twice."""

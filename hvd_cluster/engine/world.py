@@ -8,7 +8,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
+
+#: Connections that have not proved themselves; more drive out the oldest.
+_MOST_STRANGERS = 64
 
 
 @dataclass
@@ -79,25 +82,23 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
     timeout_s = settings.gloo_timeout_s
     meeting = meet(topology, attempt, timeout_s)
     topology = meeting.topology
-    client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
-    address = interface_address(settings.gloo_interface) if settings.gloo_interface else client.local_host
     prefix = f"world/{topology.generation}.{attempt}/"
-    with _listening(address) as listener:
-        members = _meet(client, prefix, topology, address, listener.getsockname()[1])
-        place = tree.plan([member["host_key"] for member in members])[topology.rank]
+    with ExitStack() as on_failure:
+        if meeting.server is not None:
+            on_failure.callback(meeting.server.close)
+        client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
+        on_failure.callback(client.close)
+        address = interface_address(settings.gloo_interface) if settings.gloo_interface else client.local_host
         links: dict[int, Link] = {}
-        try:
+        with _listening(address) as listener:
+            members = _meet(client, prefix, topology, address, listener.getsockname()[1])
+            place = tree.plan([member["host_key"] for member in members])[topology.rank]
             if place.parent is not None:
                 parent = members[place.parent]
                 links[place.parent] = _call(parent["address"], parent["port"], topology, timeout_s)
+                on_failure.callback(links[place.parent].close)
             links |= _answer(listener, topology, set(place.children), timeout_s, members)
-        except BaseException:
-            for link in links.values():
-                link.close()
-            client.close()
-            if meeting.server is not None:
-                meeting.server.close()
-            raise
+        on_failure.pop_all()
     return World(
         topology=topology,
         place=place,
@@ -190,8 +191,12 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
         ) from error
     _watch(sock)
     link = Link(sock, topology.secret, accepts=False)
-    link.send(json.dumps(topology.rank).encode())
-    _await_welcome(link, timeout_s)
+    try:
+        link.send(json.dumps(topology.rank).encode())
+        _await_welcome(link, timeout_s)
+    except BaseException:
+        link.close()
+        raise
     return link
 
 
@@ -218,22 +223,27 @@ def _answer(
                 selector.register(link, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select(left_s)]
         if listener in ready:
-            sock, _ = listener.accept()
-            _watch(sock)
-            unknown.append(Link(sock, topology.secret, accepts=True))
-            unknown[-1].flush()
+            with suppress(OSError):  # a stranger that is gone already
+                sock, _ = listener.accept()
+                unknown.append(Link(sock, topology.secret, accepts=True))
+                _watch(sock)
+                unknown[-1].flush()
+            while len(unknown) > _MOST_STRANGERS + len(expected):
+                unknown.pop(0).close()
         for link in [link for link in unknown if link in ready]:
             try:
                 messages = link.receive()
             except (EOFError, AuthenticationError) as error:
-                logger.warning("rank %d dropped a connection during start-up: %s", topology.rank, error)
+                logger.info("rank %d dropped a connection during start-up: %s", topology.rank, error)
                 messages = []
                 unknown.remove(link)
                 link.close()
             if messages:
                 unknown.remove(link)
                 links[int(json.loads(messages[0]))] = link
-                link.send(b"welcome")
+                link.kept += messages[1:]
+                with suppress(OSError):  # its end shows at the next read
+                    link.send(b"welcome")
     for link in unknown:
         link.close()
     return links
@@ -250,7 +260,8 @@ def _await_welcome(link: Link, timeout_s: float) -> None:
         if not ready:
             raise ConnectionError(f"a neighbour did not answer within {timeout_s:g} s")
         try:
-            if link.receive():
+            if messages := link.receive():
+                link.kept += messages[1:]
                 return
         except EOFError as error:
             raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error

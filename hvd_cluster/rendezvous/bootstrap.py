@@ -80,7 +80,11 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
     if topology.rank == 0:
         meeting, server = _serve(topology, "127.0.0.1")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(address)
+            try:
+                listener.bind(address)
+            except OSError as error:
+                server.close()
+                raise ConnectionError(f"rank 0 cannot open the meeting point {label}: {error}") from error
             listener.listen(topology.size)
             told = 0
             while told < topology.size - 1:

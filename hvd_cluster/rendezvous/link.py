@@ -28,6 +28,8 @@ class Link:
         self._socket = sock
         self._session = Session(secret, accepts=accepts)
         self._early: list[bytes] = []
+        #: Messages that were received by somebody for whom they were not meant; the next reader takes them.
+        self.kept: list[bytes] = []
 
     @property
     def established(self) -> bool:

@@ -17,6 +17,9 @@ from hvd_cluster.rendezvous.table import KeyValueTable
 
 logger = logging.getLogger(__name__)
 
+#: Connections that have not proved themselves; more drive out the oldest. A burst of 512 workers proves itself at once.
+_MOST_STRANGERS = 600
+
 
 class KeyValueServer:
     """Serves a :class:`KeyValueTable` to whoever proves that it holds the job's secret.
@@ -37,7 +40,7 @@ class KeyValueServer:
         self.port: int = self._listener.getsockname()[1]
         self._bell, self._bell_far_end = socket.socketpair()
         self._table: KeyValueTable[Link] = KeyValueTable()
-        self._links: set[Link] = set()
+        self._links: dict[Link, None] = {}  # oldest first
         self._thread = threading.Thread(target=self._serve, name="hvd-rendezvous", daemon=True)
         self._thread.start()
 
@@ -78,12 +81,31 @@ class KeyValueServer:
             self._bell_far_end.close()
 
     def _welcome(self, selector: selectors.BaseSelector) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        try:
             sock, _ = self._listener.accept()
+        except OSError as error:
+            # Gone already, or this process has no descriptor left: strangers give way first.
+            logger.debug("the rendezvous could not accept a connection: %s", error)
+            self._drop_strangers(selector, most=0)
+            return
+        with contextlib.suppress(OSError):  # its end shows at the next read
             link = Link(sock, self._secret, accepts=True)
             link.flush()
-            self._links.add(link)
+            self._links[link] = None
             selector.register(link, link.events)
+        self._drop_strangers(selector, most=_MOST_STRANGERS)
+
+    def _drop_strangers(self, selector: selectors.BaseSelector, most: int) -> None:
+        """Close the oldest connections that have not proved themselves, so that they cannot use up the descriptors."""
+        strangers = [link for link in self._links if not link.established]
+        for link in strangers[: max(0, len(strangers) - most)]:
+            self._drop(selector, link)
+
+    def _drop(self, selector: selectors.BaseSelector, link: Link) -> None:
+        selector.unregister(link)
+        del self._links[link]
+        self._table.forget(link)
+        link.close()
 
     def _hear(self, selector: selectors.BaseSelector, link: Link) -> None:
         try:
@@ -96,10 +118,7 @@ class KeyValueServer:
             logger.warning("the rendezvous refused a connection: %s", error)
         except (ValueError, struct.error) as error:
             logger.warning("the rendezvous closed a connection that sent an unreadable request: %s", error)
-        selector.unregister(link)
-        self._links.discard(link)
-        self._table.forget(link)
-        link.close()
+        self._drop(selector, link)
 
     def _deliver(self, answers: list[tuple[Link, list[bytes]]]) -> None:
         for link, reply in answers:

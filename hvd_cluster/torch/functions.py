@@ -9,12 +9,11 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import TensorMeta, describe, element_dtype
 from hvd_cluster.rendezvous.secret import sign, verify
 from hvd_cluster.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
-from hvd_cluster.torch.submission import next_number
+from hvd_cluster.torch.submission import next_number, running_engine
 
 
 def broadcast_parameters(
@@ -73,7 +72,7 @@ def broadcast_optimizer_state(
     del model
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
-    is_root = basics.rank() == root_rank
+    is_root = running_engine().world.topology.rank == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _hollow(optimizer.state_dict(), tensors) if is_root else None
     skeleton, metas = broadcast_object(
@@ -108,11 +107,11 @@ def broadcast_object(
         ``obj`` itself on the root, a copy elsewhere.
     """
     label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
-    is_root = basics.rank() == root_rank
-    data = _to_tensor(obj, label) if is_root else torch.empty(0, dtype=torch.uint8)
-    size = broadcast_(torch.tensor([data.numel()]), root_rank, f"{label}.sz", process_set)
+    is_root = running_engine().world.topology.rank == root_rank
+    data = _to_tensor(obj, label) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
+    size = broadcast_(torch.tensor([data.numel()], device="cpu"), root_rank, f"{label}.sz", process_set)
     if not is_root:
-        data = torch.empty(int(size.item()), dtype=torch.uint8)
+        data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
     broadcast_(data, root_rank, f"{label}.t", process_set)
     return obj if is_root else _from_tensor(data, label)
 
@@ -127,7 +126,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """
     label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
     data = _to_tensor(obj, label)
-    sizes = allgather(torch.tensor([data.numel()]), f"{label}.sz", process_set)
+    sizes = allgather(torch.tensor([data.numel()], device="cpu"), f"{label}.sz", process_set)
     gathered = allgather(data, f"{label}.t", process_set)
     return [_from_tensor(part, label) for part in gathered.split(sizes.tolist())]
 
@@ -170,9 +169,9 @@ def _empty_like(meta: TensorMeta, optimizer: torch.optim.Optimizer) -> torch.Ten
 
 def _to_tensor(obj: Any, label: str) -> torch.Tensor:
     """``obj`` as signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
-    signed = sign(basics.engine().world.topology.secret, label, cloudpickle.dumps(obj))
+    signed = sign(running_engine().world.topology.secret, label, cloudpickle.dumps(obj))
     return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
 
 
 def _from_tensor(data: torch.Tensor, label: str) -> Any:
-    return cloudpickle.loads(verify(basics.engine().world.topology.secret, label, data.numpy().tobytes()))
+    return cloudpickle.loads(verify(running_engine().world.topology.secret, label, data.numpy().tobytes()))

@@ -221,6 +221,8 @@ class _Reducer:
         """Hook into the backward pass, for frozen parameters too: they may be unfrozen later."""
         self._is_attached = True
         for parameter in self._names:
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue  # it has no gradient, and cannot have one
             was_frozen = not parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_post_accumulate_grad_hook(self._on_gradient)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
@@ -18,7 +18,6 @@ from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
 _lock = threading.Lock()
-_unnamed: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
 
 _MOVED_DTYPES = frozenset(
     {
@@ -72,12 +71,11 @@ def submit(
         ValueError: a tensor cannot be sent, or a request of this name is under way.
         HorovodInternalError: ``init()`` has not been called, or the world has ended.
     """
-    try:
-        engine = basics.engine()
-    except NotInitializedError as error:
-        raise HorovodInternalError(str(error)) from None
+    engine = running_engine()
     set_id = _process_set_id(process_set)
     data = [_checked(tensor) for tensor in tensors]
+    if len({tensor.device for tensor in data}) > 1:
+        raise ValueError("the tensors of a group have to be on one device, and are on several")
     signature = Signature(
         kind=kind,
         tensors=tuple(describe(tensor, any_first_dimension=kind in (Kind.ALLGATHER, Kind.ALLTOALL)) for tensor in data),
@@ -86,10 +84,11 @@ def submit(
         prescale=float(prescale),
         postscale=float(postscale),
     )
+    label = name if name is not None else f"noname.{engine.next_number(set_id, kind.value)}"
     handle = Handle(on_wait=engine.flush)
     engine.submit(
         Request(
-            name=f"{kind.value}.{name}" if name is not None else _next_name(set_id, kind.value),
+            name=f"{kind.value}.{label}",
             process_set_id=set_id,
             signature=signature,
             inputs=data,
@@ -132,10 +131,14 @@ def synchronize(handle: int) -> Any:
     if entry is None:
         return None
     try:
-        return entry.wait()
-    finally:
-        if entry.done:  # not after a KeyboardInterrupt: the operation still owns the tensors
-            _handles.pop(handle, None)
+        result = entry.wait()
+    except KeyboardInterrupt:
+        raise  # the operation still owns the tensors, and the handle stays open
+    except BaseException:
+        _handles.pop(handle, None)
+        raise
+    _handles.pop(handle, None)
+    return result
 
 
 def keep_finished(value: Any) -> int:
@@ -147,27 +150,26 @@ def keep_finished(value: Any) -> int:
 
 def num_members(process_set: ProcessSet) -> int:
     """How many ranks take part."""
-    return basics.size() if process_set.ranks is None else len(process_set.ranks)
+    return len(running_engine().process_sets[_process_set_id(process_set)])
 
 
 def member_index(process_set: ProcessSet) -> int:
     """This rank's index among those that take part."""
-    return basics.rank() if process_set.ranks is None else process_set.ranks.index(basics.rank())
+    engine = running_engine()
+    return engine.process_sets[_process_set_id(process_set)].index(engine.world.topology.rank)
 
 
 def next_number(process_set: ProcessSet, family: str) -> int:
     """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
-    return next(_unnamed[_process_set_id(process_set), family])
+    return running_engine().next_number(_process_set_id(process_set), family)
 
 
-def forget_all() -> None:
-    """Start to count and to hand out anew; for the next world."""
-    _handles.clear()
-    _unnamed.clear()
-
-
-def _next_name(set_id: int, family: str) -> str:
-    return f"{family}.noname.{next(_unnamed[set_id, family])}"
+def running_engine() -> Engine:
+    """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
+    try:
+        return basics.engine()
+    except NotInitializedError as error:
+        raise HorovodInternalError(str(error)) from None
 
 
 def _process_set_id(process_set: ProcessSet) -> int:
@@ -182,6 +184,8 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")
     if tensor.dtype not in _MOVED_DTYPES:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
     # .data and not .detach(): an in-place result must not count as a change that autograd objects to.

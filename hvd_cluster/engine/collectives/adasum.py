@@ -7,6 +7,8 @@ number of ranks is a power of two. Each tensor has coefficients of its own, and 
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, places
@@ -32,14 +34,15 @@ def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, r
         while level < transport.num_ranks:
             partner = transport.index ^ level
             sizes = [num_bytes if index == partner else 0 for index in range(transport.num_ranks)]
+            since_s = time.monotonic()
             work = transport.alltoall(theirs, mine, sizes, sizes)
             level *= 2
-            yield Step([work], f"{transport.name}_ADASUM_ALLREDUCE", is_last=level >= transport.num_ranks)
+            yield Step([work], f"{transport.name}_ADASUM_ALLREDUCE", since_s, is_last=level >= transport.num_ranks)
             for piece, other in zip(ours, others, strict=True):
                 # Both partners compute the same expression of the same operands, so they stay equal to the last bit.
                 piece.copy_(_combined(piece, other) if transport.index < partner else _combined(other, piece))
         if transport.num_ranks == 1:
-            yield Step([], f"{transport.name}_ADASUM_ALLREDUCE")
+            yield Step([], f"{transport.name}_ADASUM_ALLREDUCE", time.monotonic())
         outputs = [tensor for result in results for tensor in result]
         for output, piece in zip(outputs, ours, strict=True):
             finish_scaled(output, piece, signature.postscale, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
@@ -15,12 +17,15 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
     """Gather a bucket. The first dimensions, which may differ between ranks, are exchanged first."""
     names = [name for request in requests for name in request.tensor_names]
     inputs = [tensor.to(transport.device) for request in requests for tensor in request.inputs]
-    mine = torch.tensor([tensor.shape[0] for tensor in inputs], dtype=torch.int64, device=transport.device)
-    sizes = torch.empty(transport.num_ranks, len(inputs), dtype=torch.int64, device=transport.device)
-    exchange = transport.allgather(as_bytes(sizes), as_bytes(mine))
-    yield Step([exchange], f"{transport.name}_ALLGATHER_SIZES", is_last=False)
+    scout = transport.for_sizes
+    mine = torch.tensor([tensor.shape[0] for tensor in inputs], dtype=torch.int64, device=scout.device)
+    sizes = torch.empty(transport.num_ranks, len(inputs), dtype=torch.int64, device=scout.device)
+    since_s = time.monotonic()
+    exchange = scout.allgather(as_bytes(sizes), as_bytes(mine))
+    yield Step([exchange], f"{scout.name}_ALLGATHER_SIZES", since_s, is_last=False)
+    since_s = time.monotonic()
     gathers = [_Gather(tensor, rows, transport) for tensor, rows in zip(inputs, sizes.t().tolist(), strict=True)]
-    yield Step([work for gather in gathers for work in gather.works], f"{transport.name}_ALLGATHER")
+    yield Step([work for gather in gathers for work in gather.works], f"{transport.name}_ALLGATHER", since_s)
     with recorder.phase(names, "COPY_ALLGATHER_OUTPUT"):
         outputs = [gather.finish() for gather in gathers]
     position = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
     with ExitStack() as leases:
         reduced: list[list[torch.Tensor]] = []
         works = []
+        since_s = time.monotonic()
         for part in parts:
             if part.is_direct(transport) and transport.reduce_directly(
                 part.inputs,
@@ -71,8 +73,9 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
                 flat, pieces = _pack(part, transport, buffers, leases, signature.prescale)
             reduced.append(pieces)
             if flat.numel():
+                since_s = since_s if works else time.monotonic()
                 works.append(transport.allreduce(flat, reduction_op(signature.op, part.dtype)))
-        yield Step(works, f"{transport.name}_ALLREDUCE")
+        yield Step(works, f"{transport.name}_ALLREDUCE", since_s)
         for part, pieces in zip(parts, reduced, strict=True):
             if not pieces:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import torch
 
@@ -19,21 +20,24 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
     (given,) = request.inputs
     tensor = given.to(transport.device)
     num_ranks = transport.num_ranks
-    sent = torch.tensor(request.splits, dtype=torch.int64, device=transport.device)
+    scout = transport.for_sizes
+    sent = torch.tensor(request.splits, dtype=torch.int64, device=scout.device)
     received = torch.empty_like(sent)
     eight_each = [sent.element_size()] * num_ranks
-    exchange = transport.alltoall(as_bytes(received), as_bytes(sent), eight_each, eight_each)
-    yield Step([exchange], f"{transport.name}_ALLTOALL_SIZES", is_last=False)
+    since_s = time.monotonic()
+    exchange = scout.alltoall(as_bytes(received), as_bytes(sent), eight_each, eight_each)
+    yield Step([exchange], f"{scout.name}_ALLTOALL_SIZES", since_s, is_last=False)
     rows = received.tolist()
     row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
     # The rows behind the last split are not sent.
     outgoing = as_bytes(tensor[: sum(request.splits)])
+    since_s = time.monotonic()
     work = transport.alltoall(
         as_bytes(output),
         outgoing,
         [count * row_bytes for count in rows],
         [count * row_bytes for count in request.splits],
     )
-    yield Step([work], f"{transport.name}_ALLTOALL")
+    yield Step([work], f"{transport.name}_ALLTOALL", since_s)
     return [[output.to(given.device), received.to(torch.int32).to(given.device)]]

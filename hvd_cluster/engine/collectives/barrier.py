@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import Request
@@ -11,5 +13,5 @@ from hvd_cluster.engine.transports.transport import Transport
 
 def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
     """Nothing is left to do: the negotiation ran this request because every rank has come."""
-    yield Step([], f"{transport.name}_BARRIER")
+    yield Step([], f"{transport.name}_BARRIER", time.monotonic())
     return [[] for _ in requests]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 import torch
@@ -37,7 +38,9 @@ def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool
                 for piece, tensor in zip(pieces, inputs, strict=True):
                     if piece.data_ptr() != tensor.data_ptr():
                         piece.copy_(tensor)
-        yield Step([transport.broadcast(buffer, root_index)] if buffer.numel() else [], f"{transport.name}_BCAST")
+        since_s = time.monotonic()
+        works = [transport.broadcast(buffer, root_index)] if buffer.numel() else []
+        yield Step(works, f"{transport.name}_BCAST", since_s)
         if not in_place:
             with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
                 for output, piece in zip(outputs, pieces, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -22,13 +23,15 @@ def reducescatter(requests: list[Request], transport: Transport, buffers: Buffer
     divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
     names = [name for request in requests for name in request.tensor_names]
     with ExitStack() as leases:
+        since_s = time.monotonic()
         with recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
             scatters = [
                 _Scatter(tensor, signature.prescale, transport, buffers, leases)
                 for request in requests
                 for tensor in request.inputs
             ]
-        yield Step([work for scatter in scatters for work in scatter.works], f"{transport.name}_REDUCESCATTER")
+        works = [work for scatter in scatters for work in scatter.works]
+        yield Step(works, f"{transport.name}_REDUCESCATTER", since_s)
         with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
             outputs = [scatter.finish(signature.postscale, divisor) for scatter in scatters]
     position = 0

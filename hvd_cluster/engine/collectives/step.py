@@ -17,6 +17,8 @@ class Step:
     works: list[Work]
     #: What the timeline calls it, e.g. "GLOO_ALLREDUCE".
     activity: str
+    #: ``time.monotonic()`` before the first of the works was launched; some transports do all of it there and then.
+    since_s: float
     #: No work follows, so the next collective of the process set may launch. All ranks must launch work in one order.
     is_last: bool = True
 

@@ -56,8 +56,7 @@ class GlooTransport(Transport):
         prefix: keys of this group in the store start with this.
         index: this rank's index in the group.
         ranks: the global ranks of the group, by index.
-        host: this host's address that reaches the others; ignored when ``interface`` is given.
-        interface: name of the network interface to use, or empty.
+        host: this host's address that reaches the others.
         timeout_s: seconds for connecting, and for one collective.
 
     Raises:
@@ -74,7 +73,6 @@ class GlooTransport(Transport):
         index: int,
         ranks: tuple[int, ...],
         host: str,
-        interface: str = "",
         timeout_s: float = 30.0,
     ) -> None:
         self.device = torch.device("cpu")
@@ -83,18 +81,14 @@ class GlooTransport(Transport):
         self._store = AuthenticatedStore(client, prefix)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
-        options._devices = [
-            dist.ProcessGroupGloo.create_device(interface=interface)
-            if interface
-            else dist.ProcessGroupGloo.create_device(hostname=host)
-        ]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         with _building:
             before = _connected_sockets()
             try:
                 self._group: Any = dist.ProcessGroupGloo(self._store, index, len(ranks), options)
             except RuntimeError as error:
                 raise ConnectionError(
-                    f"rank {index} of {len(ranks)} could not connect to the others over Gloo at {interface or host}: "
+                    f"rank {index} of {len(ranks)} could not connect to the others over Gloo at {host}: "
                     f"{error}. If they are on different networks, name the one they share in HOROVOD_GLOO_IFACE; if "
                     f"they are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
                 ) from error

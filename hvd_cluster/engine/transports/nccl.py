@@ -1,7 +1,8 @@
 """Collectives among GPUs, through an NCCL process group of our own.
 
 NCCL work is ordered by the stream it is launched on: the engine launches it on a stream of its own, and whoever reads
-the result waits for the event recorded behind it, on the GPU. So no thread of this process waits for NCCL at all.
+the result waits for the event recorded behind it, on the GPU. So no thread of this process waits for NCCL at all. The
+price: a handle is done when its work is launched, so the death of a peer after that shows at the next operation.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class NcclTransport(Transport):
         index: this rank's index in the group.
         ranks: the global ranks of the group, by index.
         device: this rank's GPU.
+        host_transport: carries the few numbers that the host has to read.
         timeout_s: seconds for connecting.
     """
 
@@ -61,18 +63,29 @@ class NcclTransport(Transport):
         index: int,
         ranks: tuple[int, ...],
         device: torch.device,
+        host_transport: Transport,
         timeout_s: float = 30.0,
     ) -> None:
         self.device = device
         self.index = index
         self.ranks = ranks
-        # torch's default ends the process when a collective fails; ours has to raise HorovodInternalError.
-        export({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+        self._host_transport = host_transport
         self._client = client.clone()
         self._store = AuthenticatedStore(self._client, prefix)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        self._group: Any = dist.ProcessGroupNCCL(self._store, index, len(ranks), options)
+        # torch's default ends the process when a collective fails; ours has to raise HorovodInternalError. The variable
+        # is read during construction, and put back for the user's own groups.
+        before = export({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+        try:
+            self._group: Any = dist.ProcessGroupNCCL(self._store, index, len(ranks), options)
+        finally:
+            export(before)
+
+    @property
+    def for_sizes(self) -> Transport:
+        # The engine's thread must never wait for a GPU: it is the one that notices a dead peer.
+        return self._host_transport
 
     def reduces(self, dtype: torch.dtype) -> bool:
         return dtype in _REDUCED_DTYPES

@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.client import KeyValueClient
 
+#: How long one connection may take to prove itself; others wait behind it.
+_HANDSHAKE_S = 1.0
+
 
 class Sharing(Exception):
     """The ranks cannot share memory; the text says why."""
@@ -75,12 +78,12 @@ def _lead(client: KeyValueClient, prefix: str, secret: bytes, num_ranks: int, nu
                 connection, _ = listener.accept()
                 with connection:
                     try:
-                        channel = Channel.accept(connection, secret, timeout_s)
-                    except OSError:
+                        channel = Channel.accept(connection, secret, _HANDSHAKE_S)
+                        # A descriptor that arrives with the last bytes of the handshake would be lost.
+                        channel.settimeout(_HANDSHAKE_S)
+                        channel.recv()
+                    except (OSError, EOFError):
                         continue  # a stranger; whoever was meant to come still can
-                    # A descriptor that arrives with the last bytes of the handshake would be lost.
-                    channel.settimeout(timeout_s)
-                    channel.recv()
                     socket.send_fds(connection, [b"m"], [descriptor])
                     given += 1
         return descriptor

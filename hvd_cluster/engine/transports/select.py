@@ -57,8 +57,9 @@ class TransportTable:
 
     def remove(self, process_set_id: int) -> None:
         """Release the transports of a process set."""
-        for key in [key for key in self._transports if key[0] == process_set_id]:
-            self._transports.pop(key).close()
+        gone = {key: self._transports.pop(key) for key in list(self._transports) if key[0] == process_set_id}
+        for transport in {id(transport): transport for transport in gone.values()}.values():
+            transport.close()
 
     def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
         """The transport for (process set id, device); the first GPU of a set builds its transport."""
@@ -69,14 +70,19 @@ class TransportTable:
 
     def abort(self) -> None:
         """Make all work under way fail now."""
-        for transport in self._transports.values():
+        for transport in self._distinct():
             transport.abort()
 
     def close(self) -> None:
         """Release everything."""
-        for transport in self._transports.values():
-            transport.close()
+        distinct = self._distinct()
         self._transports.clear()
+        for transport in distinct:
+            transport.close()
+
+    def _distinct(self) -> list[Transport]:
+        """Each transport once: where ranks share a GPU, one serves both kinds of device."""
+        return list({id(transport): transport for transport in self._transports.values()}.values())
 
     def _for_cpu(self, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
         world = self._world
@@ -132,7 +138,6 @@ class TransportTable:
             index=ranks.index(world.topology.rank),
             ranks=ranks,
             host=world.address,
-            interface=self._settings.gloo_interface,
             timeout_s=self._settings.gloo_timeout_s,
         )
 
@@ -159,6 +164,7 @@ class TransportTable:
             index=ranks.index(world.topology.rank),
             ranks=ranks,
             device=device,
+            host_transport=self._transports[process_set_id, "cpu"],
             timeout_s=self._settings.gloo_timeout_s,
         )
 

@@ -26,6 +26,18 @@ class _Timespec(ctypes.Structure):
 # Posts and tries return at once: keeping the interpreter lock saves its hand-over. Waits let it go.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _blocking = ctypes.CDLL(None, use_errno=True)
+#: glibc 2.30 and later: a wait that a clock set back does not prolong.
+_has_clockwait = hasattr(_blocking, "sem_clockwait")
+
+
+def _wait_until(address: ctypes.c_void_p, period_s: float) -> int:
+    """Wait for a semaphore, ``period_s`` seconds at most; 0 if it was had, else errno says why not."""
+    clock = time.CLOCK_MONOTONIC if _has_clockwait else time.CLOCK_REALTIME
+    until_s = time.clock_gettime(clock) + period_s
+    deadline = ctypes.byref(_Timespec(int(until_s), int(until_s % 1 * 1e9)))
+    if _has_clockwait:
+        return int(_blocking.sem_clockwait(address, clock, deadline))
+    return int(_blocking.sem_timedwait(address, deadline))
 
 
 class Semaphores:
@@ -65,9 +77,7 @@ class Semaphores:
         if not _quick.sem_trywait(address):
             return
         while True:
-            until_s = time.clock_gettime(time.CLOCK_REALTIME) + period_s
-            deadline = _Timespec(int(until_s), int(until_s % 1 * 1e9))
-            if not _blocking.sem_timedwait(address, ctypes.byref(deadline)):
+            if not _wait_until(address, period_s):
                 return
             if ctypes.get_errno() == errno.ETIMEDOUT:
                 on_delay()

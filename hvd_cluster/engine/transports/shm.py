@@ -98,7 +98,7 @@ class ShmTransport(Transport):
             self._meet()
             if self.num_ranks == 2:
                 # Both ranks reduce all of it, straight into their own tensor: the operations commute exactly.
-                reduce(chunk, slots[1 - self.index, turn, :length], out=chunk)
+                reduce(slots[0, turn, :length], slots[1, turn, :length], out=chunk)
             else:
                 self._reduce_part(reduce, slots[:, turn, :length])
                 self._meet()
@@ -121,7 +121,6 @@ class ShmTransport(Transport):
             # The division joins the copy into the slot. Only a power of two gives the same bits as dividing the sum.
             prescale, divisor = prescale / divisor, 1
         pairs = [(flat(i), flat(o)) for i, o in zip(inputs, outputs, strict=True) if i.numel()]
-        self._deadline_s = time.monotonic() + self._timeout_s
         for pieces in _filled_slots(pairs, slots.shape[2]):
             turn = self._next_turn()
             length = pieces[-1].place.stop
@@ -167,8 +166,7 @@ class ShmTransport(Transport):
     ) -> Work:
         self._table_turn ^= 1
         table = self._tables[self._table_turn]
-        table[self.index] = torch.tensor(input_bytes)
-        self._deadline_s = time.monotonic() + self._timeout_s
+        table[self.index] = torch.tensor(input_bytes, device="cpu")
         self._meet()
         # Sender s has the bytes for this rank at [starts[s], starts[s] + output_bytes[s]) of its buffer.
         starts = table[:, : self.index].sum(dim=1).tolist()
@@ -188,7 +186,6 @@ class ShmTransport(Transport):
         return Finished()
 
     def barrier(self) -> Work:
-        self._deadline_s = time.monotonic() + self._timeout_s
         self._meet()
         return Finished()
 
@@ -216,7 +213,6 @@ class ShmTransport(Transport):
 
     def _chunks(self, buffer: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, int]]:
         """``buffer`` in pieces of at most ``most`` elements, each with the turn whose slots it uses."""
-        self._deadline_s = time.monotonic() + self._timeout_s
         for start in range(0, buffer.numel(), most):
             yield buffer[start : start + most], self._next_turn()
 
@@ -231,6 +227,8 @@ class ShmTransport(Transport):
         return self._typed[dtype]
 
     def _meet(self) -> None:
+        # A long collective may take as long as it makes progress.
+        self._deadline_s = time.monotonic() + self._timeout_s
         self._barrier.wait(self._look, _CHECK_PERIOD_S)
 
     def _look(self) -> None:

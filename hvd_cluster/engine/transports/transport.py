@@ -44,6 +44,11 @@ class Transport(ABC):
         """Number of ranks in the process set."""
         return len(self.ranks)
 
+    @property
+    def for_sizes(self) -> Transport:
+        """The transport for a few numbers that the host has to read before it can go on."""
+        return self
+
     @abstractmethod
     def reduces(self, dtype: torch.dtype) -> bool:
         """True when :meth:`allreduce` takes elements of ``dtype``."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hvd_cluster.engine import basics
+import torch
+
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.errors import HorovodInternalError, NotInitializedError
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.torch.submission import running_engine, submit, synchronize
 
 
 def join(device: int = -1) -> int:
@@ -15,17 +15,14 @@ def join(device: int = -1) -> int:
     Until then the others' allreduces take zeros from this rank, and an average still divides by all ranks.
 
     Args:
-        device: the GPU for the zeros, or -1 for the CPU; they follow the others' tensors here.
+        device: the GPU for the zeros that stand in for GPU tensors; -1 for the current one.
 
     Returns:
         The rank that joined last, the same number on all ranks.
     """
-    del device
-    try:
-        handle = basics.engine().join()
-    except NotInitializedError as error:
-        raise HorovodInternalError(str(error)) from None
-    result: int = handle.wait()
+    if device < 0 and torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+    result: int = running_engine().join(device).wait()
     return result
 
 
