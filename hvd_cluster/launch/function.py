@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.launch import local
+from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.cli.hosts import local_seats, parse_hosts
-
-log = logging.getLogger(__name__)
 
 
 def run(
@@ -37,24 +35,23 @@ def run(
         start_timeout: seconds until every worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
         disable_cache: accepted; it is about Horovod's cache of checks of remote hosts, and nothing is cached.
         verbose: 0 keeps the workers' output off this process's.
-        use_gloo, use_mpi: accepted for Horovod's sake; workers always meet through our own rendezvous.
+        use_gloo, use_mpi: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
         executable: the workers' Python; this one by default.
 
     Returns:
         What ``func`` returned, by rank.
 
     Raises:
-        ValueError: the arguments contradict each other, or the slots are too few.
+        ValueError: the arguments contradict each other, ``num_proc`` is less than 1, or the slots are too few.
         WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
     """
-    if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi exclude each other; leave both out")
     del disable_cache
-    if use_mpi:
-        log.warning("use_mpi is ignored: hvd_cluster needs no MPI, its workers meet through its own rendezvous")
     if np is not None:
         warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
         num_proc = np
+    if wrong := wrong_num_proc(num_proc) + wrong_controllers(use_gloo, use_mpi):
+        raise ValueError("; ".join(wrong))
+    warn_of_mpi(use_mpi)
     if hosts is not None:
         local_seats(num_proc, parse_hosts(hosts))
     return local.run(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
+from hvd_cluster.launch.arguments import wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.group import Group
 from hvd_cluster.launch.logs import LinePrinter, OnLine
@@ -107,8 +108,8 @@ class Executor:
         on_event: OnEvent | None = None,
         verbose: int = 1,
     ) -> None:
-        if num_proc < 1:
-            raise ValueError(f"num_proc must be at least 1, not {num_proc}: a job needs a worker")
+        if wrong := wrong_num_proc(num_proc):
+            raise ValueError("; ".join(wrong))
         self._num_proc = num_proc
         self._env = dict(env or {})
         self._executable = executable

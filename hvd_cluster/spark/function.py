@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.logs import LinePrinter
 from hvd_cluster.launch.outcome import collect
@@ -48,8 +49,7 @@ def run(
         kwargs: keyword arguments of ``fn``.
         num_proc: number of workers; by default as many as the session runs tasks at once.
         start_timeout: seconds for all tasks to start; by default HOROVOD_SPARK_START_TIMEOUT, else 600.
-        use_mpi: accepted as None or False; MPI is not used.
-        use_gloo: accepted.
+        use_mpi, use_gloo: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
         extra_mpi_args: accepted, without effect.
         env: variables to add to the workers' environment; a value of None removes one. The driver's own environment
             does not travel.
@@ -75,10 +75,16 @@ def run(
             the user's exception.
         LaunchError: no session, an argument that cannot be pickled, or executors without this package.
     """
-    _check(num_proc, start_timeout, use_mpi, env or {})
+    if wrong := [
+        *wrong_num_proc(num_proc),
+        *_wrong_timeout(start_timeout),
+        *wrong_controllers(use_gloo, use_mpi),
+        *_wrong_variables(env or {}),
+    ]:
+        raise ValueError("; ".join(wrong))
+    warn_of_mpi(use_mpi)
     if extra_mpi_args:
         logger.warning("extra_mpi_args=%r has no effect: MPI is not used", extra_mpi_args)
-    del use_gloo
     start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
     call = pack(fn, args, kwargs)
     session = active(spark)
@@ -98,20 +104,17 @@ def run(
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 
 
-def _check(num_proc: int | None, start_timeout: float | None, use_mpi: bool | None, env: Mapping[str, Any]) -> None:
-    """Name everything that is wrong with the arguments at once."""
-    wrong: list[str] = []
-    if num_proc is not None and num_proc < 1:
-        wrong.append(f"num_proc={num_proc!r}: must be at least 1 (leave it out for one worker per slot)")
-    if start_timeout is not None and not start_timeout > 0:
-        wrong.append(f"start_timeout={start_timeout!r}: must be more than 0 seconds")
-    if use_mpi:
-        wrong.append("use_mpi=True: hvd_cluster does not use MPI on Spark; leave it out, the workers use Gloo or NCCL")
+def _wrong_timeout(start_timeout: float | None) -> list[str]:
+    if start_timeout is None or start_timeout > 0:
+        return []
+    return [f"start_timeout={start_timeout!r} must be more than 0 seconds"]
+
+
+def _wrong_variables(env: Mapping[str, Any]) -> list[str]:
     no_text = sorted(name for name, value in env.items() if value is not None and not isinstance(value, str))
-    if no_text:
-        wrong.append(f"env: the values of {', '.join(no_text)} must be strings, or None to remove the variable")
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    return (
+        [f"env: the values of {', '.join(no_text)} must be strings, or None to remove the variable"] if no_text else []
+    )
 
 
 def _drop_line(rank: int, stream: str, line: str) -> None:

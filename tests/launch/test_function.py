@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -27,3 +28,17 @@ def test_a_failure_is_the_runtime_error_that_old_programs_catch() -> None:
 def test_two_controllers_at_once_are_refused() -> None:
     with pytest.raises(ValueError, match="use_gloo and use_mpi exclude each other"):
         hvd_cluster.run(print, use_gloo=True, use_mpi=True)
+
+
+def test_mpi_is_answered_with_one_line_of_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert hvd_cluster.run(int, ("7",), use_mpi=True) == [7]
+    assert [record.message for record in caplog.records] == [
+        "use_mpi=True has no effect: MPI is not used, there is one rendezvous, our own"
+    ]
+
+
+@pytest.mark.parametrize("num_proc", [0, -1])
+def test_fewer_than_one_worker_is_refused(num_proc: int) -> None:
+    with pytest.raises(ValueError, match=f"num_proc={num_proc} must be a whole number of at least 1"):
+        hvd_cluster.run(print, num_proc=num_proc)

@@ -69,7 +69,7 @@ def test_verbose_zero_drops_the_lines(capfd: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("num_proc", [0, -1])
 def test_a_job_without_workers_is_refused(num_proc: int) -> None:
-    with pytest.raises(ValueError, match="num_proc must be at least 1"):
+    with pytest.raises(ValueError, match=f"num_proc={num_proc} must be a whole number of at least 1"):
         run(rank, num_proc=num_proc)
 
 

@@ -21,13 +21,20 @@ def test_without_a_session_the_message_is_horovods() -> None:
 
 @pytest.mark.parametrize("num_proc", [0, -1])
 def test_fewer_than_one_worker_is_refused(num_proc: int) -> None:
-    with pytest.raises(ValueError, match=f"num_proc={num_proc}: must be at least 1"):
+    with pytest.raises(ValueError, match=f"num_proc={num_proc} must be a whole number of at least 1"):
         hvd_cluster.spark.run(lambda: 1, num_proc=num_proc)
 
 
 def test_all_wrong_arguments_are_named_at_once() -> None:
-    with pytest.raises(ValueError, match=r"num_proc=0.*; start_timeout=0.*; use_mpi=True.*Gloo.*; env: .* N "):
-        hvd_cluster.spark.run(lambda: 1, num_proc=0, start_timeout=0, use_mpi=True, env={"N": 1})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"num_proc=0.*; start_timeout=0.*; use_gloo and use_mpi.*; env: .* N "):
+        hvd_cluster.spark.run(
+            lambda: 1,
+            num_proc=0,
+            start_timeout=0,
+            use_gloo=True,
+            use_mpi=True,
+            env={"N": 1},  # type: ignore[dict-item]
+        )
 
 
 def test_what_is_no_function_is_refused() -> None:
@@ -37,5 +44,6 @@ def test_what_is_no_function_is_refused() -> None:
 
 def test_arguments_without_effect_say_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(LaunchError):
-        hvd_cluster.spark.run(lambda: 1, num_proc=1, use_gloo=True, extra_mpi_args="--bind-to core")
+        hvd_cluster.spark.run(lambda: 1, num_proc=1, use_mpi=True, extra_mpi_args="--bind-to core")
     assert "extra_mpi_args='--bind-to core' has no effect" in caplog.text
+    assert caplog.text.count("use_mpi=True has no effect: MPI is not used") == 1
