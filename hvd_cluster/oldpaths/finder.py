@@ -22,8 +22,19 @@ class OldPathFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """The spec of an old path; None where the import system had better look elsewhere.
+
+        Raises:
+            ModuleNotFoundError: a path below an old one that no row serves.
+        """
         below = self._below_root(fullname)
         row = None if below is None else row_of(below)
+        if row is None and below is not None and isinstance(sys.modules.get(fullname.rpartition(".")[0]), Forwarder):
+            # Without name=, or `from horovod.spark import conf` would swap this text for one that does not help.
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: hvd_cluster serves no such path of Horovod's; docs/migrating.md of its "
+                "checkout lists those that it serves and what is not here yet"
+            )
         if row is None or row.module == fullname:  # the new place itself: if its file is missing, so is the module
             return None
         return ModuleSpec(fullname, self, origin=row.module or None, is_package=True)

@@ -30,10 +30,9 @@ class Forwarder(ModuleType):
         if name == "__all__":
             return sorted(public for public in dir(self) if not public.startswith("_"))
         if row.module:
-            try:
-                return getattr(importlib.import_module(row.module), name)
-            except AttributeError:
-                pass
+            value = getattr(importlib.import_module(row.module), name, _ABSENT)
+            if value is not _ABSENT and not _is_submodule(value, row.module):
+                return value
         if name in children_of(vars(self)["_path"]):
             try:
                 return importlib.import_module(f"{self.__name__}.{name}")
@@ -87,3 +86,8 @@ class Forwarder(ModuleType):
     def _served_by(self) -> str:
         row: Row = vars(self)["_row"]
         return f" (it is served by {row.module})" if row.module else " (it is served by hvd_cluster)"
+
+
+def _is_submodule(value: Any, package: str) -> bool:
+    """Whether ``value`` is a module below ``package`` of ours: how we are cut into files is nobody's old path."""
+    return isinstance(value, ModuleType) and value.__name__.startswith(f"{package}.")

@@ -1,8 +1,9 @@
 """Where each of Horovod's module paths lives now: the one table, and the only place to edit when a path is added.
 
 A row maps the path below the root (``torch.mpi_ops`` for ``horovod.torch.mpi_ops``) to one of our modules, whose
-attributes it then has, or to single names, each as ``"module:attribute"``, or to both; a name in ``names`` wins. Paths
-between the rows (``common``, ``spark.common``) need no row of their own.
+attributes it then has (not its submodules: a path is served where a row says so), or to single names, each as
+``"module:attribute"``, or to both; a name in ``names`` wins. Paths between the rows (``common``, ``spark.common``)
+need no row of their own.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ TABLE: Mapping[str, Row] = {
     "spark": Row(module="hvd_cluster.spark"),
     "spark.runner": Row(names=_from("hvd_cluster.spark", "run")),
     "spark.common.backend": Row(module="hvd_cluster.estimators.backend"),
-    "spark.common.store": Row(module="hvd_cluster.data.store"),
+    "spark.common.store": Row(
+        module="hvd_cluster.data.store", names=_from("hvd_cluster.data.store_families", "HDFSStore", "DBFSLocalStore")
+    ),
     "spark.torch": Row(names=_TORCH_ESTIMATOR),
     "spark.torch.estimator": Row(names=_TORCH_ESTIMATOR),
     "torch": Row(module="hvd_cluster.torch"),
