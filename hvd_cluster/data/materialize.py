@@ -19,6 +19,7 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.pandas_table import to_table
 from hvd_cluster.data.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
 from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
+from hvd_cluster.data.spark_batches import map_batches, quoted
 from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.errors import DataError
 
@@ -140,16 +141,12 @@ class _Materializer:
             pyarrow = load_pyarrow()
             context = TaskContext.get()
             part = context.partitionId() if context is not None else 0
-            named = (batch.rename_columns(names) for batch in batches)
-            yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(_report(plan, part, named))]})
+            yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(_report(plan, part, batches))]})
 
-        names = self.read_columns
-        quoted = ["`" + name.replace("`", "``") + "`" for name in names]
         with DatasetFolders(self.store, plan.folders) as folders:
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
-            # mapInArrow looks columns up by name and takes a dot for a field: it gets names without any.
-            selected = frame.select(*quoted).toDF(*(f"c{i}" for i in range(len(names)))).coalesce(self.num_groups)
-            collected = selected.mapInArrow(write, "report string").collect()
+            selected = frame.select(*map(quoted, self.read_columns)).coalesce(self.num_groups)
+            collected = map_batches(selected, write, "report string").collect()
             answers = [json.loads(row["report"]) for row in collected]
             errors = sorted({answer["error"] for answer in answers if "error" in answer})
             census.require(errors)

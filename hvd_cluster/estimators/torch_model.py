@@ -178,6 +178,7 @@ class TorchModel(Stage, Model):
     def _transform_spark(self, dataset: Any) -> Any:
         from pyspark.sql.types import StructField, StructType
 
+        from hvd_cluster.data.spark_batches import map_batches
         from hvd_cluster.estimators.spark_rows import spark_type
         from hvd_cluster.spark.session import active
 
@@ -191,7 +192,7 @@ class TorchModel(Stage, Model):
         ]
         predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
         score = functools.partial(score_batches, scorer, ShippedModel(content_key(blob), parcel), predict_fn)
-        return dataset.mapInArrow(score, StructType([*dataset.schema.fields, *fields]))
+        return map_batches(dataset, score, StructType([*dataset.schema.fields, *fields]))
 
 
 def _on_cpu(model: torch.nn.Module) -> torch.nn.Module:

@@ -197,6 +197,33 @@ def test_a_prediction_function_of_the_users_own_gets_spark_rows(spark, data):
         assert row["c__output"].toArray() == pytest.approx(row["features"].toArray())
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["by batches", "by rows"])
+def test_any_column_may_have_dots_and_backticks_in_its_name(spark, data, own):
+    class ByRows(TorchModel):
+        def get_prediction_fn(self):
+            return lambda net, row: (2 * row["a.b"], row["id.`x`"])
+
+    class Double(torch.nn.Module):
+        def forward(self, a):
+            return 2 * a, a
+
+    model = (ByRows if own else TorchModel)(
+        model=Double(),
+        feature_columns=["a.b"],
+        label_columns=["y.1", "c"],
+        _metadata={"feature_dtypes": ("float64",), "output_types": ("float64", "float64")},
+    )
+    odd = data.where("id < 6").select("a", "id", "features", "y").toDF("a.b", "id.`x`", "some features", "a")
+    scored = model.transform(odd)
+    assert scored.columns == ["a.b", "id.`x`", "some features", "a", "y.1__output", "c__output"]
+    assert scored.schema.fields[:4] == odd.schema.fields
+    found = scored.collect()
+    assert len(found) == 6
+    for row in found:
+        assert row["y.1__output"] == pytest.approx(2 * row["a.b"])
+        assert row["c__output"] == pytest.approx(row["id.`x`"] if own else row["a.b"])
+
+
 def test_a_spark_frame_needs_a_store(data):
     with pytest.raises(ValueError, match="store is required with a Spark DataFrame"):
         estimator().fit(data)

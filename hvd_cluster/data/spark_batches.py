@@ -1,0 +1,33 @@
+"""Arrow batches of a Spark DataFrame whose columns have any names; works the same on classic and Connect sessions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: What Spark calls for each partition.
+OnBatches = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+def quoted(name: str) -> str:
+    """A column's name as ``select`` takes it: dots and backticks are part of it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def map_batches(frame: Any, fn: OnBatches, schema: Any) -> Any:
+    """``frame.mapInArrow(fn, schema)`` for any names.
+
+    ``mapInArrow`` looks columns up by name, and takes a dot for a field and a backtick for a quote. So it gets columns
+    named c0, c1, ... by their places, and ``fn`` gets batches with the names of ``frame``.
+    """
+    names = list(frame.columns)
+    numbered = frame.toDF(*(f"c{index}" for index in range(len(names))))
+    return numbered.mapInArrow(functools.partial(_with_names, fn, names), schema)
+
+
+def _with_names(fn: OnBatches, names: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    return fn(batch.rename_columns(names) for batch in batches)
