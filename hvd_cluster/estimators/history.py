@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
-from hvd_cluster.estimators.scalars import flat
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -22,6 +21,14 @@ def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row["data_wait_share"] = max(record["data_wait_share"])
             row["seconds"] = record["seconds"]
         found.append(row)
+    return found
+
+
+def flat(part: dict[str, Any]) -> dict[str, float]:
+    """The loss and all metrics of the "train" or "validation" part of a record, by name."""
+    found = {"loss": part["loss"]} if "loss" in part else {}
+    for group in part.get("all_metrics", []):
+        found.update(group)
     return found
 
 

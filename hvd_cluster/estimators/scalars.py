@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hvd_cluster.estimators.history import flat
 from hvd_cluster.estimators.spec import TrainSpec
 
 logger = logging.getLogger(__name__)
@@ -17,15 +18,12 @@ logger = logging.getLogger(__name__)
 def scalar_log(spec: TrainSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """A function that writes one epoch's record; None where TensorBoard or a local log folder is missing."""
     folder = spec.store.get_logs_path(spec.run_id)
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+    # TensorBoard's writer knows local files only.
+    writer = _writer(folder) if folder is not None and Path(folder).is_absolute() else None
+    # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
+    if writer is None:
         yield None
         return
-    if folder is None or not Path(folder).is_absolute():  # TensorBoard's writer knows local files only
-        yield None
-        return
-    writer = SummaryWriter(folder)
 
     def log(record: dict[str, Any]) -> None:
         for part in ("train", "validation"):
@@ -39,9 +37,10 @@ def scalar_log(spec: TrainSpec) -> Iterator[Callable[[dict[str, Any]], None] | N
         writer.close()
 
 
-def flat(part: dict[str, Any]) -> dict[str, float]:
-    """The loss and all metrics of the "train" or "validation" part of a record, by name."""
-    found = {"loss": part["loss"]} if "loss" in part else {}
-    for group in part.get("all_metrics", []):
-        found.update(group)
-    return found
+def _writer(folder: str) -> Any:
+    """TensorBoard's writer, or None where TensorBoard is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(folder)
