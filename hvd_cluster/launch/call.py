@@ -62,7 +62,7 @@ def pack(
     with _by_value(_travelling_module(fn, shared_path)):
         try:
             body: bytes = cloudpickle.dumps(call)
-        except Exception as error:
+        except Exception as error:  # pickling runs user code, which may raise anything
             raise LaunchError(_unpicklable_text(*call, error)) from error
     return pickle.dumps(_Packed(_name_of(fn), body, _source_of(fn)))
 
@@ -80,7 +80,7 @@ def unpack(packed: bytes) -> Callable[[], Any]:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         fn, args, kwargs = cloudpickle.loads(parcel.body)
-    except Exception as error:
+    except Exception as error:  # unpickling imports the user's modules and runs their code
         raise LaunchError(
             f"{parcel.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): every module that it "
             "uses must be importable there"

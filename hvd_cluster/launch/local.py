@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import uuid
@@ -13,7 +12,7 @@ from typing import Any, TextIO
 from hvd_cluster.launch.arguments import wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.group import Group
-from hvd_cluster.launch.logs import LinePrinter, OnLine
+from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
@@ -114,10 +113,7 @@ class Executor:
         self._env = dict(env or {})
         self._executable = executable
         self._start_timeout_s = Settings.from_env(start_timeout_s=start_timeout).start_timeout_s
-        quiet = verbose == 0 and stdout is None and stderr is None
-        self._on_line: OnLine = (
-            _drop_line if quiet else LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp)
-        )
+        self._on_line = printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose)
         self._on_event = on_event or ignore_event
         self._lock = threading.RLock()
         self._running: ExitStack | None = None
@@ -204,31 +200,19 @@ class Executor:
             logger.info("job %s: starting %d workers on this host", job_id, self._num_proc)
             group = Group[WorkerProcess]()
             try:
-                group.start(
-                    functools.partial(
-                        _start_worker, topology, call, self._env, self._executable, self._on_line, self._on_event
-                    )
-                    for topology in topologies
-                )
+                group.start(self._starter(topology, call) for topology in topologies)
                 group.wait_ready(self._start_timeout_s)
                 yield group
             finally:
                 group.stop()
 
-
-def _drop_line(rank: int, stream: str, line: str) -> None:
-    """What ``verbose=0`` does with a line."""
-
-
-def _start_worker(
-    topology: Topology,
-    call: bytes | None,
-    env: Mapping[str, str | None],
-    executable: str | None,
-    on_line: OnLine,
-    on_event: OnEvent,
-    on_change: Callable[[], None],
-) -> WorkerProcess:
-    return WorkerProcess(
-        topology, call, env=env, executable=executable, on_line=on_line, on_event=on_event, on_change=on_change
-    )
+    def _starter(self, topology: Topology, call: bytes | None) -> Callable[[Callable[[], None]], WorkerProcess]:
+        return lambda on_change: WorkerProcess(
+            topology,
+            call,
+            env=self._env,
+            executable=self._executable,
+            on_line=self._on_line,
+            on_event=self._on_event,
+            on_change=on_change,
+        )

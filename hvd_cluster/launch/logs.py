@@ -127,6 +127,16 @@ class LinePrinter:
             logger.warning("the workers' output can no longer be written: %s", error)
 
 
+def printer(stdout: TextIO | None, stderr: TextIO | None, *, with_timestamp: bool, verbose: int) -> OnLine:
+    """What a launcher does with its workers' lines: ``verbose=0`` drops them, unless a stream says where they go."""
+    quiet = verbose == 0 and stdout is None and stderr is None
+    return drop_line if quiet else LinePrinter(stdout, stderr, with_timestamp=with_timestamp)
+
+
+def drop_line(rank: int, stream: str, line: str) -> None:
+    """An :data:`OnLine` that writes nothing."""
+
+
 class RankFiles:
     """Keeps each worker's output in ``folder/rank.<rank>/stdout`` and ``.../stderr`` as well."""
 

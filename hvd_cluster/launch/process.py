@@ -104,7 +104,7 @@ class WorkerProcess:
         self._thread.start()
         try:
             self._child.start()
-        except Exception:
+        except Exception:  # whatever it is: the conversation's thread must not wait for a child that never was
             self._hang_up()
             raise
         finally:

@@ -74,7 +74,7 @@ def perform(call: bytes, topology: Topology) -> Outcome:
 def _pickled_result(result: Any, rank: int) -> bytes:
     try:
         pickled: bytes = cloudpickle.dumps(result)
-    except Exception as why:
+    except Exception as why:  # pickling runs user code, which may raise anything
         raise LaunchError(
             f"the result of rank {rank}, of type {type(result).__qualname__}, cannot be pickled ({why}): "
             "return plain data"

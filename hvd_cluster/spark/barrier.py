@@ -111,7 +111,7 @@ def _telling(driver: DriverLine, mine: Placement) -> Iterator[None]:
     """Let the driver know of an error of this task, with its rank; Spark fails the stage for it, and knows no ranks."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever it is: it is told with its rank, and raised again
         report = ErrorReport.of(error)
         driver.tell(messages.Ended(Outcome(mine.rank, mine.seat.address, error=report, finished_at=time.time())))
         raise

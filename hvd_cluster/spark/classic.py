@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_cluster.spark import host, slots
-from hvd_cluster.spark.session import INLINE_BYTES, Session
+from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ClassicSession(Session):
 
     def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
         if len(call) <= INLINE_BYTES:
-            return call, _nothing
+            return call, nothing_to_free
         broadcast = self._context.broadcast(call)
 
         def free() -> None:
@@ -91,7 +91,3 @@ class ClassicSession(Session):
         # What the executors reach the driver's JVM by, they reach this process by.
         known = [name for name in (self.conf("spark.driver.host"),) if name]
         return self.conf("spark.driver.bindAddress") or host.ANY, host.addresses(known)
-
-
-def _nothing() -> None:
-    """Nothing to free."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_cluster.spark import host, slots
-from hvd_cluster.spark.session import INLINE_BYTES, Session
+from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import Slots
 
 
@@ -46,7 +46,7 @@ class ConnectSession(Session):
 
     def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
         if len(call) <= INLINE_BYTES:
-            return call, _nothing
+            return call, nothing_to_free
         # Plans are limited to 128 MB and kept whole in the server's heap; artifacts go in chunks. The name carries
         # the content's hash, because the server refuses a second upload of a name.
         name = f"hvd_call_{hashlib.sha256(call).hexdigest()[:32]}"
@@ -55,10 +55,10 @@ class ConnectSession(Session):
             path.write_bytes(call)
             try:
                 self.spark.addArtifacts(str(path), file=True)
-            except Exception as error:
+            except Exception as error:  # whichever class: the text names the condition, others are raised
                 if "ARTIFACT_ALREADY_EXISTS" not in str(error):
                     raise
-        return name, _nothing
+        return name, nothing_to_free
 
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
         outer_tags = set(self.spark.getTags())
@@ -102,7 +102,3 @@ class ConnectSession(Session):
         if self.is_local and server in ("localhost", "127.0.0.1", "::1"):
             return host.LOOPBACK, [host.LOOPBACK]
         return host.ANY, host.addresses(towards=[server])
-
-
-def _nothing() -> None:
-    """Nothing to free or to stop."""

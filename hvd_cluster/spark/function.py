@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.logs import LinePrinter
+from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import preflight
@@ -96,9 +96,7 @@ def run(
         size,
         env={**_interface(nics), **(env or {})},
         executable=executable,
-        print_line=_drop_line
-        if verbose == 0 and stdout is None and stderr is None
-        else LinePrinter(stdout, stderr, with_timestamp=prefix_output_with_timestamp),
+        print_line=printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
         on_event=on_event,
     )
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
@@ -115,10 +113,6 @@ def _wrong_variables(env: Mapping[str, Any]) -> list[str]:
     return (
         [f"env: the values of {', '.join(no_text)} must be strings, or None to remove the variable"] if no_text else []
     )
-
-
-def _drop_line(rank: int, stream: str, line: str) -> None:
-    """For a run that shall be quiet."""
 
 
 def _interface(nics: str | Sequence[str] | set[str] | None) -> dict[str, str]:

@@ -80,6 +80,10 @@ class Session(abc.ABC):
         """
 
 
+def nothing_to_free() -> None:
+    """What frees a call that :meth:`Session.ship` left as it was, or that the server keeps."""
+
+
 def active(spark: Any = None) -> Session:
     """The session to run on: ``spark`` if given, else the active one of this process, classic or Connect.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_cluster.launch.logs import MAX_LINE_BYTES, LinePrinter, LineSplitter, RankFiles, Tail, prefixed
+from hvd_cluster.launch.logs import MAX_LINE_BYTES, LinePrinter, LineSplitter, RankFiles, Tail, prefixed, printer
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))), st.integers(1, 7))
@@ -85,3 +85,11 @@ def test_files_are_numbered_with_leading_zeros(tmp_path: Path) -> None:
     files.close()
     assert (tmp_path / "new/logs/rank.03/stderr").read_text() == "kept\n"
     assert (tmp_path / "new/logs/rank.10/stdout").read_text() == ""
+
+
+def test_verbose_0_drops_lines_unless_a_stream_says_where_they_go(capfd: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    printer(None, None, with_timestamp=False, verbose=0)(0, "stdout", "dropped")
+    printer(stream, None, with_timestamp=False, verbose=0)(0, "stdout", "kept")
+    printer(None, None, with_timestamp=False, verbose=1)(1, "stderr", "shown")
+    assert (stream.getvalue(), *capfd.readouterr()) == ("[0]<stdout>:kept\n", "", "[1]<stderr>:shown\n")
