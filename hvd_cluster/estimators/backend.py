@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,8 +35,39 @@ class Backend(ABC):
     def num_processes(self) -> int:
         """The number of workers."""
 
+    def check(self) -> None:  # noqa: B027 - a backend need not know anything beforehand
+        """Raise where the workers can be seen to have no place; called before the data is written."""
 
-class LocalBackend(Backend):
+
+class _Launcher(Backend):
+    """A backend whose workers a ``run`` of this package starts."""
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
+        self._num_proc = _checked(num_proc)
+        self._env = dict(env or {})
+        self._kwargs = kwargs
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Any = None,
+        on_event: OnEvent | None = None,
+    ) -> list[Any]:
+        more = {"on_event": on_event, **self._kwargs}
+        environment = {**self._env, **(env or {})}
+        results: list[Any] = self._launch()(
+            fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more
+        )
+        return results
+
+    @abstractmethod
+    def _launch(self) -> Callable[..., list[Any]]:
+        """The function that starts the workers."""
+
+
+class LocalBackend(_Launcher):
     """Workers are processes of this machine.
 
     Args:
@@ -47,31 +77,16 @@ class LocalBackend(Backend):
             dropped, unless ``stdout`` or ``stderr`` is given.
     """
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
-        self._num_proc = _checked(num_proc)
-        self._env = dict(env or {})
-        self._kwargs = kwargs
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Any = None,
-        on_event: OnEvent | None = None,
-    ) -> list[Any]:
+    def _launch(self) -> Callable[..., list[Any]]:
         from hvd_cluster.launch.local import run
 
-        quiet = {} if self._kwargs.get("verbose", 1) else {"stdout": _Nowhere(), "stderr": _Nowhere()}
-        more = {"on_event": on_event, **quiet, **self._kwargs}
-        environment = {**self._env, **(env or {})}
-        return run(fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more)
+        return run
 
     def num_processes(self) -> int:
         return self._num_proc or 1
 
 
-class SparkBackend(Backend):
+class SparkBackend(_Launcher):
     """Workers are child processes of the tasks of a Spark barrier stage, on a classic or a Connect session.
 
     Args:
@@ -81,24 +96,10 @@ class SparkBackend(Backend):
             ``stderr``, ``verbose``, ``start_timeout`` or ``prefix_output_with_timestamp``.
     """
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
-        self._num_proc = _checked(num_proc)
-        self._env = dict(env or {})
-        self._kwargs = kwargs
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Any = None,
-        on_event: OnEvent | None = None,
-    ) -> list[Any]:
+    def _launch(self) -> Callable[..., list[Any]]:
         from hvd_cluster.spark import run
 
-        more = {"on_event": on_event, **self._kwargs}
-        environment = {**self._env, **(env or {})}
-        return run(fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more)
+        return run
 
     def num_processes(self) -> int:
         """The number of workers; asks the session once where it was not given, which may start a small Spark job."""
@@ -108,6 +109,26 @@ class SparkBackend(Backend):
             self._num_proc = active(self._kwargs.get("spark")).default_parallelism()
         return self._num_proc
 
+    def check(self) -> None:
+        """Wait until the session has a slot for each worker, as :func:`hvd_cluster.spark.run` does.
+
+        Raises:
+            NotEnoughSlotsError: it can never have that many.
+            StartTimeoutError: executors that might have joined did not.
+        """
+        from hvd_cluster.settings import Settings
+        from hvd_cluster.spark.preflight import wait_for_slots
+        from hvd_cluster.spark.session import active
+
+        timeout_s = Settings.from_env(spark_start_timeout_s=self._kwargs.get("start_timeout")).spark_start_timeout_s
+        wait_for_slots(active(self._kwargs.get("spark")), self.num_processes(), timeout_s)
+
+
+def check(backend: Any) -> None:
+    """``backend.check``, where it has that: any object with ``run`` and ``num_processes`` will do."""
+    if hasattr(backend, "check"):
+        backend.check()
+
 
 def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent) -> list[Any]:
     """``backend.run``, with ``on_event`` where it takes that: any object with ``run`` and ``num_processes`` will do."""
@@ -115,13 +136,6 @@ def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: 
     accepts = "on_event" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     results: list[Any] = backend.run(fn, args=tuple(args), **({"on_event": on_event} if accepts else {}))
     return results
-
-
-class _Nowhere(io.TextIOBase):
-    """A stream that forgets what is written to it."""
-
-    def write(self, text: str, /) -> int:
-        return len(text)
 
 
 def _checked(num_proc: int | None) -> int | None:

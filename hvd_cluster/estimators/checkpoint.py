@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.data.store import Store
+from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.optimizer_state import rates, set_rates
 
 
@@ -27,6 +28,8 @@ class Checkpoint:
     #: Finished epochs.
     epochs: int
     history: list[dict[str, Any]]
+    #: What it was trained on; None in files of before there was one.
+    trained_on: Fingerprint | None = None
 
     @classmethod
     def of(
@@ -36,6 +39,7 @@ class Checkpoint:
         size: int,
         scale: float,
         history: list[dict[str, Any]],
+        trained_on: Fingerprint | None = None,
     ) -> Checkpoint:
         """Take the state of a run in which the rates are ``scale`` times those of one worker."""
         scaled = rates(optimizer)
@@ -51,7 +55,21 @@ class Checkpoint:
             size=size,
             epochs=len(history),
             history=history,
+            trained_on=trained_on,
         )
+
+    def require_data(self, run_id: str, now: Fingerprint) -> None:
+        """Check that a fit goes on with the data that the run began with.
+
+        Raises:
+            DataError: it differs; the text says in what.
+        """
+        differences = self.trained_on.differences(now) if self.trained_on is not None else []
+        if differences:
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of a fit on other data ({'; '.join(differences)}): choose another "
+                "run_id, or none, to train anew"
+            )
 
     def restore(
         self, run_id: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, size: int, scale: float
@@ -78,6 +96,7 @@ class Checkpoint:
             "size": self.size,
             "epoch": self.epochs,
             "history": json.dumps(self.history),
+            "trained_on": json.dumps(self.trained_on.to_dict() if self.trained_on is not None else None),
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -92,6 +111,7 @@ class Checkpoint:
         """
         try:
             content = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+            trained_on = json.loads(content.get("trained_on", "null"))
             return cls(
                 model=content["model"],
                 optimizer=content["optimizer"],
@@ -99,6 +119,7 @@ class Checkpoint:
                 size=content["size"],
                 epochs=content["epoch"],
                 history=json.loads(content["history"]),
+                trained_on=None if trained_on is None else Fingerprint(**trained_on),
             )
         except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
             raise DataError(
@@ -106,10 +127,21 @@ class Checkpoint:
             ) from error
 
     def save(self, store: Store, run_id: str) -> None:
-        """Write to the run's checkpoint; a no-op in a store that keeps no runs."""
+        """Write to the run's checkpoint; a no-op in a store that keeps no runs.
+
+        Raises:
+            DataError: the store cannot be written; the text says what is left of the run.
+        """
         path = store.get_checkpoint_path(run_id)
-        if path is not None:
+        if path is None:
+            return
+        try:
             store.write(path, self.to_bytes())
+        except OSError as error:
+            text = unwritable_text(path, error)
+            if self.epochs > 1:  # files are written whole or not at all: the one before is there
+                text += f"; the checkpoint of epoch {self.epochs - 1} is kept: run again with run_id={run_id!r}"
+            raise DataError(text) from error
 
     @classmethod
     def load(cls, store: Store, run_id: str) -> Checkpoint | None:

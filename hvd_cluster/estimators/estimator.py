@@ -11,23 +11,28 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, run_on
+from hvd_cluster.errors import DataError, WorkerFailedError
+from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, run_on
+from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.progress_bar import ProgressBar
 from hvd_cluster.estimators.stage import Estimator, Stage
 from hvd_cluster.launch.call import pack
 
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.checkpoint import Checkpoint
+
 logger = logging.getLogger(__name__)
 
 
 class DistributedEstimator(Stage, Estimator):
-    """Base of the estimators; a framework brings the four abstract methods."""
+    """Base of the estimators; a framework brings the five abstract methods."""
 
     #: First part of the run ids that are made up.
     run_prefix = "run"
@@ -39,6 +44,14 @@ class DistributedEstimator(Stage, Estimator):
     @abstractmethod
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> Any:
         """The spec of the run over the materialised ``dataset``, tried on a few rows."""
+
+    @abstractmethod
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
+        """The run's checkpoint, tried on the model and the optimizer; None where there is none.
+
+        Raises:
+            DataError: it is of another model or optimizer, or no checkpoint at all.
+        """
 
     @abstractmethod
     def _train_fn(self) -> Callable[[Any], Any]:
@@ -60,6 +73,8 @@ class DistributedEstimator(Stage, Estimator):
         backend = self._backend_for(kind, dataset)
         with self._opened_store() as store:
             store.check_writable()
+            found = self._checkpoint(store, run_id)
+            check(backend)
             prepared = materialize(
                 dataset,
                 store,
@@ -72,14 +87,35 @@ class DistributedEstimator(Stage, Estimator):
             )
             try:
                 spec = self._train_spec(prepared, store, run_id, seed)
+                if found is not None:
+                    found.require_data(run_id, Fingerprint.of(prepared, spec.inputs))
+                    logger.warning("%s", _resumed_text(run_id, found.epochs, self._value("epochs")))
                 logger.info(
                     "run %s: %d workers, %d training rows", run_id, backend.num_processes(), prepared.train.rows
                 )
                 with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
                     results = run_on(backend, self._train_fn(), (spec,), bar)
+            except WorkerFailedError as error:
+                error.args = (str(error) + self._left_text(store, run_id),)
+                raise
             finally:
                 prepared.remove()
         return self._create_model(results, spec)
+
+    def _left_text(self, store: Store, run_id: str) -> str:
+        """What a failed run has left to go on from, in a line of its own; empty if nothing."""
+        if self._value("store") is None:  # its folder goes with this fit
+            return ""
+        try:
+            found = self._checkpoint(store, run_id)
+        except (OSError, DataError):  # the workers' failure is the one to tell
+            return ""
+        if found is None:
+            return ""
+        return (
+            f"\nRun {run_id!r} has a checkpoint of epoch {found.epochs} of {self._value('epochs')}: fit again with "
+            f"run_id={run_id!r} to go on from there."
+        )
 
     def _feature_columns(self, names: list[str]) -> list[str]:
         """``feature_cols``, or all columns that serve no other purpose."""
@@ -167,6 +203,15 @@ def wrong_counts(lists: dict[str, Any], count: int, of: str) -> list[str]:
         for name, value in lists.items()
         if isinstance(value, (list, tuple)) and len(value) != count
     ]
+
+
+def _resumed_text(run_id: str, finished: int, epochs: int) -> str:
+    if finished < epochs:
+        return f"run {run_id!r} goes on after epoch {finished} of {epochs}"
+    return (
+        f"run {run_id!r} has finished {finished} of {epochs} epochs and has nothing left to train: raise epochs to go "
+        "on, or choose another run_id to train anew"
+    )
 
 
 def _new_run_id(prefix: str) -> str:

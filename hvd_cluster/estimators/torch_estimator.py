@@ -39,7 +39,7 @@ class TorchEstimator(DistributedEstimator):
 
     An epoch goes through all training rows; its last global batch is filled up with rows that were seen before
     (``padding_rows`` in the history). After each epoch rank 0 writes a checkpoint to the store; a fit with the same
-    ``run_id`` goes on from it.
+    ``run_id`` goes on from it, says so in a warning, and refuses other columns or another number of rows.
 
     Raises (from fit, before any worker starts):
         ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
@@ -109,7 +109,7 @@ class TorchEstimator(DistributedEstimator):
             dataset.schema,
             custom_step=value("train_minibatch_fn") is not None,
         )
-        spec = TrainSpec(
+        return TrainSpec(
             run_id=run_id,
             model=value("model"),
             optimizer=OptimizerState.of(value("optimizer"), value("model")),
@@ -137,11 +137,14 @@ class TorchEstimator(DistributedEstimator):
             use_gpu=value("use_gpu"),
             mp_start_method=value("mp_start_method"),
         )
+
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(store, run_id)
         if found is not None:
-            trial = copy.deepcopy(spec.model)
-            found.restore(run_id, trial, spec.optimizer.build(trial), size=1, scale=1.0)
-        return spec
+            trial = copy.deepcopy(self._value("model"))
+            optimizer = OptimizerState.of(self._value("optimizer"), self._value("model")).build(trial)
+            found.restore(run_id, trial, optimizer, size=1, scale=1.0)
+        return found
 
     def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
         reader = ParquetReader(

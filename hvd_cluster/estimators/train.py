@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.estimators.checkpoint import Checkpoint, on_cpu
+from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.optimizer_state import rates, set_rates
 from hvd_cluster.estimators.readers import Readers
 from hvd_cluster.estimators.scalars import scalar_log
@@ -28,7 +29,7 @@ def train(spec: TrainSpec) -> TrainResult:
 
     Raises:
         RuntimeError: some ranks have a GPU and some have none.
-        DataError: the run's checkpoint is of another model.
+        DataError: the run's checkpoint is of another model or of other data, or it cannot be written.
         HorovodInternalError: another worker has died.
     """
     import hvd_cluster.torch as hvd
@@ -49,7 +50,8 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
     model = copy.deepcopy(spec.model).to(device)  # a backend may run us in the process that made the spec
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
-    history = _start(spec, hvd, model, base, scale)
+    trained_on = Fingerprint.of(spec.dataset, spec.inputs)
+    history = _start(spec, hvd, model, base, scale, trained_on)
     held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
     optimizer = hvd.DistributedOptimizer(
         base,
@@ -66,11 +68,13 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
         for epoch in range(len(history), spec.epochs):
             seed_all(spec.seed, epoch, hvd.rank())
             record = {"epoch": epoch, **worker.train_epoch(epoch)}
+            _share_buffers(hvd, model)
             if spec.dataset.validation is not None:
                 record["validation"] = worker.validate_epoch()
             history.append(record)
             if hvd.rank() == 0:
-                Checkpoint.of(model, optimizer, hvd.size(), scale, history).save(spec.store, spec.run_id)
+                checkpoint = Checkpoint.of(model, optimizer, hvd.size(), scale, history, trained_on)
+                checkpoint.save(spec.store, spec.run_id)
             if log is not None:
                 log(record)
             for callback in spec.callbacks:
@@ -109,14 +113,32 @@ def seed_all(seed: int, epoch: int, rank: int) -> None:
     torch.manual_seed((seed * 1_000_003 + epoch * 10_007 + rank) % 2**63)
 
 
+def _share_buffers(hvd: Any, model: torch.nn.Module) -> None:
+    """Give all ranks the buffers of rank 0, such as running means.
+
+    The model that is saved and returned is rank 0's: so that one is validated, and a resumed run starts as this one
+    goes on.
+    """
+    names = {name for name, _ in model.named_buffers()}
+    buffers = {name: value for name, value in model.state_dict().items() if name in names}
+    if buffers:
+        hvd.broadcast_parameters(buffers, root_rank=0)
+
+
 def _start(
-    spec: TrainSpec, hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float
+    spec: TrainSpec,
+    hvd: Any,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scale: float,
+    trained_on: Fingerprint,
 ) -> list[dict[str, Any]]:
     """Bring all ranks to the same weights, optimizer state and rates; returns the history so far."""
     found = Checkpoint.load(spec.store, spec.run_id) if hvd.rank() == 0 else None
     blob = hvd.broadcast_object(found.to_bytes() if found is not None else b"", root_rank=0, name="hvd_cluster.resume")
     if blob:
         checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {spec.run_id!r}")
+        checkpoint.require_data(spec.run_id, trained_on)
         checkpoint.restore(spec.run_id, model, optimizer, hvd.size(), scale)
         logger.info("run %s goes on after epoch %d", spec.run_id, checkpoint.epochs)
         return checkpoint.history

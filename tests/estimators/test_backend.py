@@ -3,8 +3,11 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from hvd_cluster.estimators import Backend, LocalBackend, SparkBackend
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.estimators import Backend, LocalBackend, SparkBackend, TorchEstimator
 from hvd_cluster.estimators.backend import run_on
 from hvd_cluster.launch import progress
 
@@ -40,6 +43,24 @@ def test_a_backend_of_the_users_own_needs_no_on_event():
             return 1
 
     assert run_on(Here(), lambda x: x + 1, (1,), lambda rank, fields: None) == [2]
+
+
+def test_a_backend_without_room_is_asked_before_the_data(frame, tmp_path):
+    class Full(Backend):
+        def run(self, fn, args=(), kwargs=None, env=None):
+            raise AssertionError
+
+        def num_processes(self):
+            return 2
+
+        def check(self):
+            raise LaunchError("no room")
+
+    net = torch.nn.Linear(4, 1)
+    given = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "loss": F.mse_loss, "store": tmp_path}
+    fit = TorchEstimator(model=net, backend=Full(), feature_cols=["x"], label_cols=["a"], verbose=0, **given)
+    with pytest.raises(LaunchError, match="no room"):
+        fit.fit(frame.assign(a=None))  # nulls, which are found when the data is written
 
 
 def test_a_subclass_reads_what_the_spark_backend_was_given():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.checkpoint import Checkpoint
+from hvd_cluster.estimators.fingerprint import Fingerprint
 
 
 def trained(lr):
@@ -69,3 +71,49 @@ def test_taking_a_checkpoint_leaves_the_optimizer_alone():
     before = copy.deepcopy(optimizer.state_dict())
     Checkpoint.of(model, optimizer, 2, 2.0, [])
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs):
+    store = Store.create(tmp_path)
+    state = Checkpoint.of(*trained(0.1), 1, 1.0, [{"epoch": epoch} for epoch in range(epochs)])
+    state.save(store, "run")
+    before = store.read(store.get_checkpoint_path("run"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(
+            DataError, match=r"the store '.*run/checkpoint' cannot be written: File too large"
+        ) as caught:
+            state.save(store, "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept = "the checkpoint of epoch 2 is kept: run again with run_id='run'"
+    assert (kept in str(caught.value)) is (epochs == 3)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert store.read(store.get_checkpoint_path("run")) == before
+    assert len(list((tmp_path / "runs" / "run").iterdir())) == 1
+
+
+def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
+    store = Store.create(tmp_path)
+    then = Fingerprint(["x"], ["y"], {"x": "list float32[4]", "y": "numeric float32"}, 100)
+    Checkpoint.of(*trained(0.1), 1, 1.0, [], then).save(store, "run")
+    found = Checkpoint.load(store, "run")
+    found.require_data("run", then)
+    now = Fingerprint(["x", "a"], ["y"], {"x": "list float32[5]", "a": "numeric float64", "y": "numeric float32"}, 99)
+    with pytest.raises(DataError) as caught:
+        found.require_data("run", now)
+    for part in (
+        "run_id='run' has a checkpoint of a fit on other data",
+        "feature_cols were ['x'] and are ['x', 'a']",
+        "column 'x' was list float32[4] and is list float32[5]",
+        "column 'a' is new",
+        "the data had 100 rows and has 99",
+        "choose another run_id",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_checkpoint_of_before_there_were_fingerprints_goes_with_any_data():
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).require_data("run", Fingerprint(["x"], ["y"], {}, 1))

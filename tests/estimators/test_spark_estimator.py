@@ -229,9 +229,12 @@ def test_a_spark_frame_needs_a_store(data):
         estimator().fit(data)
 
 
-def test_too_few_slots_are_told_before_anything_starts(data, tmp_path):
+def test_too_few_slots_are_told_before_the_data_is_written(data, tmp_path):
+    from pyspark.sql import functions
+
+    unread = data.withColumn("a", functions.raise_error(functions.lit("the data was asked for")).cast("double"))
     with pytest.raises(NotEnoughSlotsError, match="50 slots needed"):
-        estimator(tmp_path, num_proc=50).fit(data)
+        estimator(tmp_path, num_proc=50).fit(unread)
 
 
 def test_the_users_own_traceback_comes_first(data, tmp_path):

@@ -14,7 +14,7 @@ from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import TorchEstimator
+from hvd_cluster.estimators import LocalBackend, TorchEstimator
 
 # The workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -150,6 +150,69 @@ def test_a_checkpoint_of_another_model_is_refused(frame, one_worker, tmp_path):
     with pytest.raises(DataError, match="run_id='r' has a checkpoint of another model or optimizer"):
         fit(frame, one_worker, net=torch.nn.Linear(4, 1), feature_cols=["x"], epochs=2, store=tmp_path, run_id="r")
     assert one_worker.runs == runs
+
+
+def test_a_fit_says_that_it_goes_on_with_a_run(frame, one_worker, tmp_path, caplog):
+    for epochs in (1, 3, 3):
+        fit(frame, one_worker, epochs=epochs, store=tmp_path, run_id="r")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told[0] == "run 'r' goes on after epoch 1 of 3"
+    assert told[1].startswith("run 'r' has finished 3 of 3 epochs and has nothing left to train")
+    assert len(told) == 2
+
+
+def test_a_run_on_other_rows_or_columns_is_refused(frame, one_worker, tmp_path):
+    fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
+    runs = one_worker.runs
+    with pytest.raises(DataError, match=r"run_id='r' has .* other data \(the data had 203 rows and has 100\): choose"):
+        fit(frame[:100], one_worker, epochs=2, store=tmp_path, run_id="r")
+    with pytest.raises(DataError, match="label_cols were .* and are "):
+        fit(frame, one_worker, label_cols=["w"], epochs=2, store=tmp_path, run_id="r")
+    assert one_worker.runs == runs
+    # The same rows may be shared out otherwise.
+    fit(frame, one_worker, epochs=2, store=tmp_path, run_id="r", validation=0.2)
+
+
+def test_a_failed_run_says_how_to_go_on(frame, tmp_path):
+    def full_disk(record, model):
+        import resource
+
+        if record["epoch"] == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    with pytest.raises(WorkerFailedError) as caught:
+        fit(frame, LocalBackend(1, verbose=0), callbacks=[full_disk], store=tmp_path, run_id="r")
+    text = str(caught.value)
+    assert "cannot be written: File too large" in text
+    assert "the checkpoint of epoch 2 is kept: run again with run_id='r'" in text
+    last = "Run 'r' has a checkpoint of epoch 2 of 3: fit again with run_id='r' to go on from there."
+    assert text.splitlines()[-1] == last
+    assert isinstance(caught.value.__cause__, DataError)
+
+
+def test_a_failed_run_without_a_checkpoint_says_nothing_of_one(frame, one_worker, tmp_path):
+    def broken(record, model):
+        raise KeyError("the user's mistake")
+
+    with pytest.raises(WorkerFailedError) as caught:
+        fit(frame, one_worker, callbacks=[broken])  # its store goes with it
+    assert "fit again" not in str(caught.value)
+
+
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x, a):
+        return self.last(self.norm(torch.tanh(self.first(torch.cat([x, a.reshape(-1, 1)], dim=1)))))
+
+
+def test_the_model_that_is_validated_is_the_one_that_is_returned(frame, two_workers):
+    model = fit(frame, two_workers, net=Normed(), validation="v")
+    rows = frame[frame["v"]]
+    output = model.transform(rows)["y__output"].to_numpy().astype("float64")
+    assert model.getHistory()[-1]["validation"]["loss"] == pytest.approx(np.mean((output - rows["y"]) ** 2), rel=1e-6)
 
 
 def test_validation_counts_every_row_once(frame, two_workers):
