@@ -15,7 +15,7 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_RAGGED_REMEDY = "pad or cut them to one length before the fit"
+_RAGGED_REMEDY = "pad or cut them to one length"
 
 
 def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
@@ -62,13 +62,13 @@ def nulls_text(name: str, count: int) -> str:
     """What to say about nulls in a column."""
     return (
         f"column {name!r} holds {count} null{'s' if count != 1 else ''}: fill them (df.fillna) or drop those rows "
-        "(df.dropna) before the fit"
+        "(df.dropna)"
     )
 
 
 def inner_nulls_text(name: str, count: int) -> str:
     """What to say about nulls inside the lists of a column."""
-    return f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists: fill them before the fit"
+    return f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists: fill them"
 
 
 def ragged_text(name: str, one: int, other: int, where: str = "") -> str:

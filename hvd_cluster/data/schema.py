@@ -116,9 +116,10 @@ class Schema:
         """
         texts = [f"{column.name!r} ({column.kind.value})" for column in self.columns if not column.has_tensor]
         if texts:
+            them = "them" if len(texts) > 1 else "it"
             raise DataError(
-                f"no tensor can be made of {_columns(texts)}: leave them out, encode them as numbers before the fit, "
-                "or give a transformation_fn that turns them into numbers"
+                f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or give a "
+                f"transformation_fn that turns {them} into numbers"
             )
 
 

@@ -28,7 +28,8 @@ from hvd_cluster.estimators.stage import MLReader, MLWriter, Stage
 
 CHUNK_BYTES = 64 * 2**20
 FORMAT = 1
-#: The Spark ML layout that the metadata follows; readers look at its major and minor number.
+#: The Spark whose ML layout the metadata follows, for where no pyspark tells its own version; readers look at its
+#: major and minor number.
 SPARK_VERSION = "3.5.0"
 _METADATA, _SUCCESS, _BLOB = "metadata/part-00000", "metadata/_SUCCESS", "data/part-00000.parquet"
 
@@ -60,7 +61,7 @@ class StageWriter(MLWriter):
         metadata = {
             "class": f"{cls.__module__}.{cls.__qualname__}",
             "timestamp": int(time.time() * 1000),
-            "sparkVersion": SPARK_VERSION,
+            "sparkVersion": _spark_version(),
             "uid": self.stage.uid,
             "paramMap": current,
             "defaultParamMap": defaults,
@@ -110,6 +111,14 @@ def _split(stage: Stage, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dic
             value = value.prefix
         (plain if _survives_json(value) else hidden)[param.name] = value
     return plain, hidden
+
+
+def _spark_version() -> str:
+    try:
+        import pyspark
+    except ImportError:
+        return SPARK_VERSION
+    return str(pyspark.__version__)
 
 
 def _survives_json(value: Any) -> bool:

@@ -60,8 +60,7 @@ def probe(
 
     Raises:
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
-        model or
-            the loss complained of.
+            model or the loss complained of.
     """
     trial = copy.deepcopy(model).to(_CPU)
     refusals: list[_Refused] = []
