@@ -113,3 +113,13 @@ def test_spark_types_tell_the_same_columns() -> None:
     assert "'t' has the type timestamp" in str(caught.value)
     assert "'m' has the type matrix" in str(caught.value)
     assert "did you mean 'l'?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "remedy"), [(["s"], "column 's' (string): leave it out"), (["s", "t"], "'t' (string): leave them out")]
+)
+def test_texts_are_refused_as_tensors_in_the_right_number(names: list[str], remedy: str) -> None:
+    schema = Schema(tuple(Column(name, Kind.STRING, "str") for name in names))
+    with pytest.raises(DataError) as caught:
+        schema.require_tensors()
+    assert remedy in str(caught.value)

@@ -140,3 +140,10 @@ def python(code, *, with_spark, path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_a_saved_stage_names_the_spark_that_is_there(tmp_path):
+    pyspark = pytest.importorskip("pyspark", reason="pyspark is not installed")
+    estimator().save(str(tmp_path / "stage"))
+    metadata = json.loads((tmp_path / "stage" / "metadata" / "part-00000").read_text())
+    assert metadata["sparkVersion"] == pyspark.__version__
