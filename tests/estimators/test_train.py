@@ -344,14 +344,15 @@ def test_string_columns_reach_the_model_through_the_users_transform(frame, two_w
     assert np.isfinite(model.getHistory()[0]["train"]["loss"])
 
 
-def test_the_users_own_traceback_comes_first(frame, two_workers):
+@pytest.mark.parametrize("workers", ["one_worker", "two_workers"])
+def test_the_users_own_traceback_comes_first(frame, workers, request):
     def broken(output, label):
         if len(output) > 7:  # not on the few rows of the trial
             raise KeyError("the user's mistake")
         return F.mse_loss(output, label)
 
     with pytest.raises(WorkerFailedError) as caught:
-        fit(frame, two_workers, loss=broken)
+        fit(frame, request.getfixturevalue(workers), loss=broken)
     text = str(caught.value)
     assert "the user's mistake" in text
     assert "tensorboard" not in text
