@@ -7,13 +7,11 @@ costs no CPU.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import selectors
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections import Counter, deque
 from contextlib import ExitStack
 
 import torch
@@ -64,7 +62,7 @@ class Engine:
             self._recorder, None if self._is_root else lambda events: self._neighbours.send_up(("events", events))
         )
         self._buffers = BufferPool()
-        self._numbers: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+        self._numbers: Counter[tuple[int, str]] = Counter()
         #: A world of one works in its callers' threads, one at a time.
         self._alone = threading.RLock()
         self._transports = TransportTable(world, settings, process_sets, self._neighbours.check)
@@ -166,7 +164,15 @@ class Engine:
     def next_number(self, process_set_id: int, family: str) -> int:
         """The next number of unnamed operations of one family; a new world counts anew, on all ranks alike."""
         with self._alone:
-            return next(self._numbers[process_set_id, family])
+            number = self._numbers[process_set_id, family]
+            self._numbers[process_set_id, family] += 1
+            return number
+
+    def return_number(self, process_set_id: int, family: str, number: int) -> None:
+        """An operation was refused on this rank and took no part: its number goes to the next one."""
+        with self._alone:
+            if self._numbers[process_set_id, family] == number + 1:
+                self._numbers[process_set_id, family] = number
 
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
         """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -53,7 +52,7 @@ class Execution:
         if self._step is None:
             for name in self._names:
                 self._recorder.span(name, "QUEUE", self._decided_s, time.monotonic())
-        with self._grad_mode(), self._on_stream():
+        with torch.no_grad(), self._on_stream():
             while not self.is_done:
                 if self._step is not None:
                     self._finish_step(self._step)
@@ -121,12 +120,6 @@ class Execution:
             request.handle.done_event = event
             request.handle.succeed(request.finish(tensors))
         self.is_done = True  # last: what raises above has to fail the handles that are left
-
-    def _grad_mode(self) -> AbstractContextManager[Any]:
-        # A tensor that was made in inference mode can be written there only.
-        if any(tensor.is_inference() for request in self._requests for tensor in request.outputs):
-            return torch.inference_mode()
-        return torch.no_grad()
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -44,9 +44,7 @@ class Mailbox:
             if self._end is not None:
                 raise HorovodInternalError(self._end)
             if self._has_joined:
-                raise ValueError(
-                    f"{request.name!r} was submitted after join() on this rank, and before join() returned"
-                )
+                raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
             if request.key in self._pending:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             self._pending[request.key] = request

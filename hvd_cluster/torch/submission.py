@@ -84,21 +84,25 @@ def submit(
         prescale=float(prescale),
         postscale=float(postscale),
     )
-    label = name if name is not None else f"noname.{engine.next_number(set_id, kind.value)}"
+    number = engine.next_number(set_id, kind.value) if name is None else -1
     handle = Handle(on_wait=engine.flush)
-    engine.submit(
-        Request(
-            name=f"{kind.value}.{label}",
-            process_set_id=set_id,
-            signature=signature,
-            inputs=data,
-            outputs=data if in_place else [],
-            finish=finish,
-            handle=handle,
-            splits=splits,
-            ready_event=_recorded_event(data),
-        )
+    request = Request(
+        name=f"{kind.value}.noname.{number}" if name is None else f"{kind.value}.{name}",
+        process_set_id=set_id,
+        signature=signature,
+        inputs=data,
+        outputs=data if in_place else [],
+        finish=finish,
+        handle=handle,
+        splits=splits,
+        ready_event=_recorded_event(data),
     )
+    try:
+        engine.submit(request)
+    except (ValueError, HorovodInternalError):
+        if name is None:
+            engine.return_number(set_id, kind.value, number)
+        raise
     return keep(handle)
 
 
@@ -188,6 +192,10 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
+    if tensor.is_inference():
+        # It may be written in inference mode only, where the engine's thread is not: take another one over its memory.
+        with torch.inference_mode(False):
+            return torch.from_dlpack(tensor)  # type: ignore[attr-defined]
     # .data and not .detach(): an in-place result must not count as a change that autograd objects to.
     return tensor.data
 

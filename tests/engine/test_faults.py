@@ -251,3 +251,74 @@ def test_start_timeline_needs_the_setting() -> None:
             hvd.start_timeline("never.json")
     finally:
         hvd.shutdown()
+
+
+def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() -> None:
+    def fn(where: str) -> str:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import engine as module
+        from hvd_cluster.engine.execution import Execution
+
+        hvd.init()
+
+        def broken(*args: Any, **kwargs: Any) -> Any:
+            raise OSError("made to fail")
+
+        if where == "building":
+            module.Execution = broken  # type: ignore[assignment,misc]
+        else:
+            Execution._complete = broken  # type: ignore[method-assign]
+        with pytest.raises(hvd.HorovodInternalError, match="made to fail"):
+            hvd.allreduce(torch.ones(1), name="x")
+        hvd.shutdown()
+        return "told"
+
+    for where in ("building", "finishing"):
+        assert local.run(fn, (where,), num_proc=2, env=ENV) == ["told", "told"]
+
+
+def test_unnamed_operations_are_counted_anew_in_a_new_world() -> None:
+    def fn() -> float:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            hvd.allreduce_async(torch.ones(1))  # nobody else does: the world has to end
+        hvd.shutdown()
+        hvd.init()
+        total: float = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+        return total
+
+    assert local.run(fn, num_proc=2, env=ENV) == [2.0, 2.0]
+
+
+def test_a_world_of_one_serves_several_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import hvd_cluster.torch as hvd
+
+    def reduce(value: int) -> bool:
+        tensors = [torch.full((1000,), float(value)), torch.full((10,), float(value))]
+        results = [hvd.grouped_allreduce(tensors, op=hvd.Sum) for _ in range(50)]
+        return all((tensor == value).all() for result in results for tensor in result)
+
+    hvd.init()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(reduce, range(8)))
+    finally:
+        hvd.shutdown()
+
+
+def test_a_timeline_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> None:
+    def fn() -> float:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        total: float = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+        return total
+
+    for path in (tmp_path, Path("/dev/full")):
+        assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_TIMELINE": str(path)}, verbose=0) == [2.0, 2.0]

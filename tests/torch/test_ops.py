@@ -504,3 +504,76 @@ def test_adasum_says_what_it_cannot_do(three: Any) -> None:
             hvd.allreduce(torch.ones(1), op=hvd.Adasum)
 
     three(fn)
+
+
+# ---- what a review found --------------------------------------------------------------------------------------------
+
+
+def test_a_join_right_after_an_asynchronous_operation_takes_nothing_from_the_next_one(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        values = []
+        for _ in range(20):
+            rank = hvd.rank()
+            handle = hvd.allreduce_async(torch.tensor([10.0 + 10 * rank]), op=hvd.Sum, name="before join")
+            if rank == 1:
+                hvd.join()
+                values.append(hvd.synchronize(handle).item())
+            else:
+                values.append(hvd.synchronize(handle).item())
+                hvd.join()
+            values.append(hvd.allreduce(torch.tensor([10.0 + 10 * rank]), op=hvd.Sum, name="before join").item())
+        return values
+
+    assert two(fn) == [[30.0] * 40] * 2
+
+
+def test_submitting_while_joined_is_refused_and_so_is_a_second_join(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        import threading
+        import time
+
+        if hvd.rank() == 0:
+            thread = threading.Thread(target=hvd.join)
+            thread.start()
+            time.sleep(0.2)
+            with pytest.raises(ValueError, match="while another join"):
+                hvd.join()
+            with pytest.raises(ValueError, match=r"while a join\(\)"):
+                hvd.allreduce(torch.ones(1))
+            thread.join(timeout=20)
+            assert not thread.is_alive()
+        else:
+            time.sleep(0.6)
+            hvd.join()
+
+    two(fn)
+
+
+def test_tensors_of_inference_mode_are_reduced_in_place(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        with torch.inference_mode():
+            metric = torch.tensor([1.0 + hvd.rank()])
+            hvd.allreduce_(metric, name="inference")
+        outside = torch.ones(1, requires_grad=True)
+        (hvd.allreduce(outside, op=hvd.Sum) * 2).backward()
+        return [metric.item(), outside.grad.item()]
+
+    assert two(fn) == [[1.5, 4.0]] * 2
+
+
+def test_a_device_that_cannot_send_is_refused(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        with pytest.raises(ValueError, match="device meta, which is not supported"):
+            hvd.allreduce_async(torch.ones(1, device="meta"))
+
+    two(fn)
+
+
+def test_minimum_and_maximum_of_signed_zeros_are_equal_on_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        zero = torch.tensor([0.0, -0.0] if hvd.rank() else [-0.0, 0.0])
+        results = [hvd.allreduce(zero, op=op) for op in (hvd.Min, hvd.Max)]
+        return [float(x) for result in results for x in torch.signbit(result)]
+
+    first, second = two(fn)
+    assert first == second

@@ -341,3 +341,15 @@ def test_an_exception_between_two_steps_fails_the_job_with_the_users_text(two: A
 
     with pytest.raises(WorkerFailedError, match="my own mistake"):
         two(fn)
+
+
+def test_integer_parameters_are_left_alone(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        net.register_parameter("table", torch.nn.Parameter(torch.arange(3), requires_grad=False))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        net(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+        assert net.table.tolist() == [0, 1, 2]
+
+    two(fn)

@@ -14,7 +14,7 @@ from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import ReduceOp, Request
 from hvd_cluster.engine.scaling import copy_scaled, finish_scaled, reduction_dtype, reduction_op
 from hvd_cluster.engine.timeline import Recorder
-from hvd_cluster.engine.transports.transport import Transport
+from hvd_cluster.engine.transports.transport import Transport, Work
 
 
 @dataclass
@@ -56,7 +56,7 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
     divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
     with ExitStack() as leases:
         reduced: list[list[torch.Tensor]] = []
-        works = []
+        works: list[Work] = []
         since_s = time.monotonic()
         for part in parts:
             if part.is_direct(transport) and transport.reduce_directly(
