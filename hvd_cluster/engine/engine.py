@@ -203,7 +203,8 @@ class Engine:
         """In a forked child: let go of the connections without ending them; they are the parent's."""
         for link in self.world.links.values():
             link.close()
-        self._release()
+        self._selector.close()
+        self._mailbox.abandon()
 
     def _release(self) -> None:
         self._selector.close()

@@ -149,9 +149,13 @@ class Mailbox:
         for request in pending:
             request.handle.fail(HorovodInternalError(text))
 
+    def abandon(self) -> None:
+        """Give back the bell in a forked child, where another thread's hold on the lock would never end."""
+        bell, self.bell = self.bell, -1
+        if bell >= 0:
+            os.close(bell)
+
     def close(self) -> None:
         """Give back the bell."""
         with self._lock:
-            bell, self.bell = self.bell, -1
-        if bell >= 0:
-            os.close(bell)
+            self.abandon()
