@@ -284,6 +284,7 @@ def test_unnamed_operations_are_counted_anew_in_a_new_world() -> None:
         hvd.init()
         if hvd.rank() == 0:
             hvd.allreduce_async(torch.ones(1))  # nobody else does: the world has to end
+        hvd.barrier()  # else the other rank may end it before
         hvd.shutdown()
         hvd.init()
         total: float = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
