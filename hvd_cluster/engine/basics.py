@@ -65,10 +65,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             world = assemble(topology, settings, attempt)
             try:
                 _engine = Engine(world, settings, table)
-            except BaseException:
+            except BaseException:  # an interrupt too: the connections must not outlive the attempt
                 world.close()
                 raise
-        except BaseException:
+        except BaseException:  # raised again: nothing of a world that did not come about may stay
             sets.unregister(static)
             raise
         _static_sets[:] = static

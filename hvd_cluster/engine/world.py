@@ -194,7 +194,7 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
     try:
         link.send(json.dumps(topology.rank).encode())
         _await_welcome(link, timeout_s)
-    except BaseException:
+    except BaseException:  # raised again: the connection would leak
         link.close()
         raise
     return link

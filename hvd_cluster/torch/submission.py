@@ -138,7 +138,7 @@ def synchronize(handle: int) -> Any:
         result = entry.wait()
     except KeyboardInterrupt:
         raise  # the operation still owns the tensors, and the handle stays open
-    except BaseException:
+    except BaseException:  # raised again: a handle is forgotten however its operation ended
         _handles.pop(handle, None)
         raise
     _handles.pop(handle, None)

@@ -20,30 +20,13 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.transports.c10d import REDUCE_OPS, REDUCED_DTYPES
 from hvd_cluster.engine.transports.transport import Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 
 logger = logging.getLogger(__name__)
 
-_REDUCE_OPS: dict[ReduceOp, Any] = {
-    ReduceOp.SUM: dist.ReduceOp.SUM,
-    ReduceOp.MIN: dist.ReduceOp.MIN,
-    ReduceOp.MAX: dist.ReduceOp.MAX,
-    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
-}
-_REDUCED_DTYPES = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    }
-)
 #: Building a group remembers the sockets that appear meanwhile, so two groups of one process are built in turn.
 _building = threading.Lock()
 
@@ -95,11 +78,11 @@ class GlooTransport(Transport):
             self._sockets = _connected_sockets() - before
 
     def reduces(self, dtype: torch.dtype) -> bool:
-        return dtype in _REDUCED_DTYPES
+        return dtype in REDUCED_DTYPES
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         options = dist.AllreduceOptions()
-        options.reduceOp = _REDUCE_OPS[op]
+        options.reduceOp = REDUCE_OPS[op]
         return _GlooWork(self._group.allreduce([buffer], options), buffer)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:

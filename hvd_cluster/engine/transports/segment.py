@@ -87,7 +87,7 @@ def _lead(client: KeyValueClient, prefix: str, secret: bytes, num_ranks: int, nu
                     socket.send_fds(connection, [b"m"], [descriptor])
                     given += 1
         return descriptor
-    except BaseException:
+    except BaseException:  # raised again: the descriptor would leak
         os.close(descriptor)
         raise
 
