@@ -81,6 +81,8 @@ class Settings:
     timeline: str = _knob("HOROVOD_TIMELINE", "", str)
     #: Mark the start of every cycle in the timeline.
     timeline_mark_cycles: bool = _knob("HOROVOD_TIMELINE_MARK_CYCLES", False, _flag)
+    #: MiB of the timeline's file and its elder together; the oldest events go when more come.
+    timeline_max_mb: float = _knob("HOROVOD_TIMELINE_MAX_MB", 256.0, _above_zero)
     #: Never warn about tensors that some ranks submitted and others did not.
     stall_check_disable: bool = _knob("HOROVOD_STALL_CHECK_DISABLE", False, _flag)
     #: Seconds until a tensor that waits for other ranks is reported.

@@ -14,6 +14,7 @@ from types import FrameType
 
 import hvd_cluster
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.cli import timeline
 from hvd_cluster.launch.cli.build import build_report
 from hvd_cluster.launch.cli.command import run_command
 from hvd_cluster.launch.cli.hosts import local_seats, parse_hosts
@@ -38,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, that of the worker that failed first, or 128 plus a signal."""
     program = Path(sys.argv[0]).name
     as_horovod = program == "horovodrun"
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if arguments[:1] == ["timeline"]:
+        return timeline.main(arguments[1:], prog="horovodrun" if as_horovod else "hvdrun")
     parsed = parse_args(arguments, prog="horovodrun" if as_horovod else "hvdrun")
     if parsed.check_build:
         print(build_report(), end="")

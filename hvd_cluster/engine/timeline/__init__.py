@@ -1,0 +1,12 @@
+"""The timeline: what happened to every tensor, on every rank, as Chrome trace events (opens in Perfetto).
+
+Each rank records its own events and sends them up the engine's tree; rank 0 writes them all into one file, so that the
+file has a group of lanes for each rank and a lane in it for each tensor. Times are microseconds of the wall clock.
+The format is the JSON array of the "Trace Event Format" document of the Chrome project.
+"""
+
+from hvd_cluster.engine.timeline.file import TimelineFile
+from hvd_cluster.engine.timeline.job import JobTimeline
+from hvd_cluster.engine.timeline.recorder import Record, Recorder
+
+__all__ = ["JobTimeline", "Record", "Recorder", "TimelineFile"]

@@ -1,0 +1,83 @@
+"""One rank's part in the job's timeline: when to pass on what was recorded, and to whom."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from hvd_cluster.engine.timeline.file import TimelineFile
+from hvd_cluster.engine.timeline.recorder import Record, Recorder
+from hvd_cluster.settings import MIB, Settings
+
+logger = logging.getLogger(__name__)
+
+#: How often events travel to rank 0 and into the file.
+_PERIOD_S = 0.5
+
+
+class JobTimeline:
+    """A rank's recorder and, where this is rank 0, the file.
+
+    Args:
+        recorder: this rank's events.
+        send_up: sends records towards rank 0; None at rank 0, which writes the file.
+        max_mb: most MiB of the file and its elder together; None reads ``HOROVOD_TIMELINE_MAX_MB`` when a file begins.
+    """
+
+    def __init__(
+        self, recorder: Recorder, send_up: Callable[[list[Record]], None] | None, max_mb: float | None = None
+    ) -> None:
+        self._recorder = recorder
+        self._send_up = send_up
+        self._max_mb = max_mb
+        self._file: TimelineFile | None = None
+        self._next_flush_s = 0.0
+
+    @property
+    def next_flush_s(self) -> float | None:
+        """When :meth:`flush` has something to do, or None."""
+        return self._next_flush_s if self._recorder.enabled else None
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Record from now on, into a new file at ``path`` on rank 0."""
+        self.stop()
+        if self._send_up is None:
+            self.close()
+            max_mb = Settings.from_env().timeline_max_mb if self._max_mb is None else self._max_mb
+            try:
+                self._file = TimelineFile(path, int(max_mb * MIB))
+            except OSError as error:
+                logger.warning("no timeline is written: %s", error)
+        self._recorder.start(mark_cycles)
+        self._next_flush_s = time.monotonic() + _PERIOD_S
+
+    def stop(self) -> None:
+        """Record nothing more. The file stays open: the last events of the other ranks are still on their way."""
+        self._recorder.stop()
+        self.write(self._recorder.take())
+
+    def flush(self) -> None:
+        """Pass on what was recorded, when the time for it has come."""
+        if self._recorder.enabled and time.monotonic() >= self._next_flush_s:
+            self._next_flush_s = time.monotonic() + _PERIOD_S
+            self.write(self._recorder.take())
+
+    def write(self, records: list[Record]) -> None:
+        """Pass on records, of this rank or of one below it in the tree."""
+        if not records:
+            return
+        if self._send_up is not None:
+            self._send_up(records)
+        elif self._file is not None:
+            try:
+                self._file.write(records)
+            except OSError as error:
+                logger.warning("the timeline ends here: %s", error)
+                self.close()
+
+    def close(self) -> None:
+        """Close the file, if there is one; may be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

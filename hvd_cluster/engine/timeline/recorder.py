@@ -1,0 +1,151 @@
+"""One rank's events: cheap to note in any thread, turned into lines of JSON when they are taken."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, Final
+
+#: One line of the file: (rank, lane, whether it names that lane, JSON). Lane 0 is the rank's own.
+Record = tuple[int, int, bool, bytes]
+
+#: So many events are kept between two calls of :meth:`Recorder.take`; the rest is counted, and forgotten.
+_MOST_EVENTS = 20_000
+#: More tensors than this share one lane.
+_MOST_LANES = 4096
+#: Names longer than this are cut: an event has to fit into one page of the file.
+_LONGEST_NAME = 256
+
+_NOTHING: Final = nullcontext()
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Recorder:
+    """Collects the events of one rank; costs next to nothing while :attr:`enabled` is False.
+
+    :meth:`span`, :meth:`phase` and :meth:`mark_cycle` may be called from any thread, the rest from one.
+
+    Args:
+        rank: the rank whose events these are.
+        host: its host, for the name of its lanes.
+    """
+
+    def __init__(self, rank: int, host: str) -> None:
+        self.enabled = False
+        self._marks_cycles = False
+        self._rank = rank
+        self._host = host
+        # (tensor or "" for the rank's own lane, name, start, end or -1 for an instant, arguments). Every operation on
+        # this list is one call, so that threads need no lock.
+        self._events: list[tuple[str, str, float, float, dict[str, Any]]] = []
+        self._num_dropped = 0
+        self._lanes: dict[str, int] = {}
+        self._must_introduce = False
+        # One reading of both clocks: monotonic differences on top of a wall-clock origin never run backwards.
+        self._origin_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
+
+    def start(self, mark_cycles: bool = False) -> None:
+        """Begin to record, with the names of this rank's lanes first."""
+        self._lanes = {}
+        self._marks_cycles = mark_cycles
+        self._events.clear()
+        self._num_dropped = 0
+        self._must_introduce = True
+        self.enabled = True
+
+    def stop(self) -> None:
+        """Record nothing more; what was recorded can still be taken."""
+        self.enabled = False
+
+    def span(self, tensor: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
+        """Something that went on from ``start_s`` to ``end_s`` (``time.monotonic()``) in the lane of ``tensor``."""
+        if self.enabled:
+            self._note(tensor, name, start_s, end_s, args)
+
+    def phase(self, tensors: list[str], name: str, **args: Any) -> AbstractContextManager[None]:
+        """Record the ``with`` block in the lanes of all ``tensors``."""
+        return _Phase(self, tensors, name, args) if self.enabled else _NOTHING
+
+    def mark_cycle(self) -> None:
+        """Mark the start of a cycle of the engine, if that was asked for."""
+        if self.enabled and self._marks_cycles:
+            self._note("", "CYCLE_START", time.monotonic(), -1.0, {})
+
+    def take(self) -> list[Record]:
+        """The lines for what was recorded since the last call; each lane is named before it is used."""
+        count = len(self._events)
+        events = self._events[:count]
+        del self._events[:count]
+        records: list[Record] = []
+        if self._must_introduce:
+            self._must_introduce = False
+            records.append(self._metadata("process_name", 0, name=f"rank {self._rank} ({self._host})"[:_LONGEST_NAME]))
+            records.append(self._metadata("process_sort_index", 0, sort_index=self._rank))
+        for tensor, name, start_s, end_s, args in events:
+            if end_s < 0:
+                records.append(self._line(0, {"ph": "i", "name": name, "s": "p", "ts": self._us(start_s)}))
+                continue
+            lane = self._lane(tensor, records)
+            length_us = max(0, round((end_s - start_s) * 1e6))
+            event = {"ph": "X", "name": name[:_LONGEST_NAME], "ts": self._us(start_s), "dur": length_us}
+            if args:
+                event["args"] = {key: _cut(value) for key, value in args.items()}
+            records.append(self._line(lane, event))
+        if self._num_dropped:
+            text = f"DROPPED {self._num_dropped} EVENTS"
+            self._num_dropped = 0
+            records.append(self._line(0, {"ph": "i", "name": text, "s": "p", "ts": self._us(time.monotonic())}))
+        return records
+
+    def _note(self, tensor: str, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> None:
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append((tensor, name, start_s, end_s, args))
+        else:
+            self._num_dropped += 1
+
+    def _lane(self, tensor: str, records: list[Record]) -> int:
+        # Unnamed operations count on for ever: a lane for each would hide all others.
+        tensor = re.sub(r"(\.noname)\.\d+", r"\1", tensor)[:_LONGEST_NAME]
+        if tensor not in self._lanes:
+            if len(self._lanes) >= _MOST_LANES:
+                tensor = "more tensors"
+            if tensor not in self._lanes:
+                self._lanes[tensor] = len(self._lanes) + 1
+                records.append(self._metadata("thread_name", self._lanes[tensor], name=tensor))
+        return self._lanes[tensor]
+
+    def _metadata(self, kind: str, lane: int, **args: Any) -> Record:
+        rank, lane, _, line = self._line(lane, {"ph": "M", "name": kind, "args": args})
+        return rank, lane, True, line
+
+    def _line(self, lane: int, event: dict[str, Any]) -> Record:
+        return self._rank, lane, False, _encode({**event, "pid": self._rank, "tid": lane}).encode()
+
+    def _us(self, monotonic_s: float) -> int:
+        return self._origin_us + round(monotonic_s * 1e6)
+
+
+class _Phase:
+    """A ``with`` block that becomes a span in each of its lanes."""
+
+    __slots__ = ("_args", "_name", "_recorder", "_start_s", "_tensors")
+
+    def __init__(self, recorder: Recorder, tensors: list[str], name: str, args: dict[str, Any]) -> None:
+        self._recorder, self._tensors, self._name, self._args = recorder, tensors, name, args
+
+    def __enter__(self) -> None:
+        self._start_s = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_s = time.monotonic()
+        for tensor in self._tensors:
+            self._recorder.span(tensor, self._name, self._start_s, end_s, **self._args)
+
+
+def _cut(value: Any) -> Any:
+    return value[:_LONGEST_NAME] if isinstance(value, str) else value

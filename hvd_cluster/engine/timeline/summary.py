@@ -1,0 +1,164 @@
+"""What a timeline says in numbers: where the time went, who was late, how much backward has hidden."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hvd_cluster.engine.timeline.trace import Interval, Span, Trace, common, length, union
+
+#: The span that covers a backward pass.
+BACKWARD = "BACKWARD"
+_NEGOTIATE = "NEGOTIATE_"
+#: A transport's own phases, e.g. GLOO_ALLREDUCE. ALLREDUCE alone is the whole operation, with what it waited for.
+_COMMUNICATION = re.compile(r"(?!NEGOTIATE_)\w+_(ALLREDUCE|ALLGATHER|BCAST|ALLTOALL|REDUCESCATTER|BARRIER)\w*")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase over all ranks."""
+
+    name: str
+    #: Spans of this name on all ranks together.
+    num_spans: int
+    #: Seconds during which at least one tensor of the rank was in this phase.
+    seconds: dict[int, float]
+
+    @property
+    def slowest(self) -> int:
+        """The rank that spent most time here."""
+        return max(self.seconds, key=lambda rank: self.seconds[rank])
+
+    @property
+    def mean_s(self) -> float:
+        """Mean over the ranks."""
+        return statistics.fmean(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How often one rank was the last to submit a tensor."""
+
+    rank: int
+    num_last: int
+    #: Seconds that went by, in all, between the last but one rank's submission and this rank's.
+    late_s: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A timeline in numbers."""
+
+    duration_s: float
+    ranks: dict[int, str]
+    num_cycles: int
+    #: Longest first.
+    phases: list[Phase]
+    #: Operations that every rank has negotiated, seen whole.
+    num_operations: int
+    #: By rank, the one that made the others wait longest first.
+    lateness: list[Lateness]
+    #: Seconds of communication of each rank.
+    communication_s: dict[int, float]
+    #: Share of it that went on during a backward pass; empty where the timeline does not show backward.
+    overlap: dict[int, float]
+
+
+def summarize(trace: Trace) -> Summary:
+    """The numbers of ``trace``."""
+    by_phase: dict[str, dict[int, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    for span in trace.spans:
+        by_phase[span.name][span.rank].append((span.start_s, span.end_s))
+    ranks = {span.rank for span in trace.spans} | set(trace.ranks)
+    phases = [
+        Phase(
+            name,
+            sum(map(len, by_rank.values())),
+            {rank: length(union(by_rank.get(rank, []))) for rank in sorted(ranks)},
+        )
+        for name, by_rank in by_phase.items()
+    ]
+    busy: dict[int, list[Interval]] = {}
+    for rank in sorted(ranks):
+        intervals = [i for name, of in by_phase.items() if _COMMUNICATION.fullmatch(name) for i in of.get(rank, [])]
+        busy[rank] = union(intervals)
+    backward = {rank: union(by_phase[BACKWARD].get(rank, [])) for rank in busy} if BACKWARD in by_phase else {}
+    num_operations, lateness = _lateness(trace.spans, ranks)
+    return Summary(
+        duration_s=trace.duration_s,
+        ranks={rank: trace.ranks.get(rank, f"rank {rank}") for rank in sorted(ranks)},
+        num_cycles=trace.num_cycles,
+        phases=sorted(phases, key=lambda phase: -phase.mean_s),
+        num_operations=num_operations,
+        lateness=lateness,
+        communication_s={rank: length(intervals) for rank, intervals in busy.items()},
+        overlap={
+            rank: common(busy[rank], backward[rank]) / length(busy[rank])
+            for rank in backward
+            if backward[rank] and busy[rank]
+        },
+    )
+
+
+def _lateness(spans: list[Span], ranks: set[int]) -> tuple[int, list[Lateness]]:
+    """Who submitted last, how often and how late.
+
+    Each rank's span of negotiation begins when that rank submits and ends when all have. A tensor is negotiated anew
+    only after that, so of the spans of one tensor, in the order of their ends, those of one operation stand together.
+    """
+    counts: dict[int, int] = dict.fromkeys(ranks, 0)
+    seconds: dict[int, float] = dict.fromkeys(ranks, 0.0)
+    open_operations: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    num_operations = 0
+    for span in spans:
+        if not span.name.startswith(_NEGOTIATE):
+            continue
+        starts = open_operations[span.name, span.lane]
+        if span.rank in starts:  # the rest of the one before is not in the file, or its set is not of all ranks
+            starts.clear()
+        starts[span.rank] = span.start_s
+        if len(starts) == len(ranks) > 1:
+            *_, second, last = sorted(starts, key=lambda rank: starts[rank])
+            counts[last] += 1
+            seconds[last] += starts[last] - starts[second]
+            num_operations += 1
+            starts.clear()
+    lateness = [Lateness(rank, counts[rank], seconds[rank]) for rank in sorted(ranks)]
+    return num_operations, sorted(lateness, key=lambda late: -late.late_s)
+
+
+def table(summary: Summary, most_phases: int = 20) -> str:
+    """The summary for people, as lines of text."""
+    lines = [
+        f"{len(summary.ranks)} ranks, {_seconds(summary.duration_s)}"
+        + (f", {summary.num_cycles} cycles" if summary.num_cycles else ""),
+        "",
+        f"{'phase':<32}{'spans':>9}{'mean/rank':>12}{'share':>8}{'slowest rank':>22}",
+    ]
+    for phase in summary.phases[:most_phases]:
+        share = phase.mean_s / summary.duration_s if summary.duration_s else 0.0
+        slowest = f"{phase.slowest}: {_seconds(phase.seconds[phase.slowest])}"
+        lines.append(f"{phase.name:<32}{phase.num_spans:>9}{_seconds(phase.mean_s):>12}{share:>8.1%}{slowest:>22}")
+    if len(summary.phases) > most_phases:
+        lines.append(f"... and {len(summary.phases) - most_phases} phases more")
+    lines.append("")
+    worst = summary.lateness[0] if summary.lateness else None
+    if summary.num_operations and worst is not None:
+        lines.append(
+            f"Slowest rank: {summary.ranks[worst.rank]} was the last to submit in {worst.num_last} of "
+            f"{summary.num_operations} operations; the others waited {_seconds(worst.late_s)} for it."
+        )
+    else:
+        lines.append("Slowest rank: nothing that all of two or more ranks have negotiated is in this timeline.")
+    if summary.overlap:
+        shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in summary.overlap.items())
+        lines.append(f"Communication during backward: {shares}.")
+    else:
+        lines.append("Communication during backward: this timeline does not show both.")
+    return "\n".join(lines)
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s:.2f} s" if value_s >= 1 else f"{value_s * 1e3:.2f} ms"

@@ -1,0 +1,131 @@
+"""A timeline, read back: spans by rank and lane."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Interval = tuple[float, float]
+
+
+class Span(NamedTuple):
+    """Something that went on for a while."""
+
+    rank: int
+    #: The tensor, or what else the lane stands for.
+    lane: str
+    #: The phase, e.g. "NEGOTIATE_ALLREDUCE".
+    name: str
+    #: Seconds of the wall clock.
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The spans of a timeline, oldest end first."""
+
+    spans: list[Span] = field(default_factory=list)
+    #: What each rank calls itself, e.g. "rank 0 (node-a)".
+    ranks: dict[int, str] = field(default_factory=dict)
+    #: Cycles that were marked.
+    num_cycles: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first beginning to the last end."""
+        return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans) if self.spans else 0.0
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+    """The timeline at ``path`` and, where there is one, its elder beside it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no timeline.
+    """
+    newest = Path(path)
+    files = [newest.with_name(f"{newest.stem}.older{newest.suffix}"), newest]
+    spans: list[Span] = []
+    ranks: dict[int, str] = {}
+    num_cycles = 0
+    for file in files:
+        if file == newest or file.exists():
+            named, found, cycles = _read_one(file)
+            ranks |= named
+            spans += found
+            num_cycles += cycles
+    spans.sort(key=lambda span: span.end_s)
+    return Trace(spans, ranks, num_cycles)
+
+
+def _read_one(file: Path) -> tuple[dict[int, str], list[Span], int]:
+    lanes: dict[tuple[int, int], str] = {}
+    ranks: dict[int, str] = {}
+    found: list[tuple[int, int, str, float, float]] = []
+    num_cycles = 0
+    for event in _events(file):
+        try:
+            kind, name, key = event["ph"], event["name"], (event["pid"], event["tid"])
+            if kind == "X":
+                start_s = event["ts"] / 1e6
+                found.append((*key, name, start_s, start_s + event["dur"] / 1e6))
+            elif kind == "M" and name == "thread_name":
+                lanes[key] = event["args"]["name"]
+            elif kind == "M" and name == "process_name":
+                ranks[key[0]] = event["args"]["name"]
+            elif name == "CYCLE_START":
+                num_cycles += 1
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file} is no timeline of hvd_cluster: an event lacks {error}") from error
+    # Names may follow what they name.
+    spans = [Span(rank, lanes.get((rank, lane), f"lane {lane}"), *rest) for rank, lane, *rest in found]  # type: ignore[arg-type]
+    return ranks, spans, num_cycles
+
+
+def _events(file: Path) -> Iterator[dict[str, Any]]:
+    """The events, one after the other: each stands on a line of its own, and a whole array may not fit into memory."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            text = line.strip().strip(",")
+            if text in ("", "[", "]"):
+                continue
+            try:
+                event = json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"{file} is no timeline of hvd_cluster: line {number + 1}: {error}") from error
+            if not isinstance(event, dict):
+                raise ValueError(f"{file} is no timeline of hvd_cluster: line {number + 1} is no event")
+            yield event
+
+
+def union(intervals: list[Interval]) -> list[Interval]:
+    """The same time, in intervals that neither overlap nor touch, by their beginning."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def common(ours: list[Interval], theirs: list[Interval]) -> float:
+    """How long two unions go on at once."""
+    total, i, j = 0.0, 0, 0
+    while i < len(ours) and j < len(theirs):
+        total += max(0.0, min(ours[i][1], theirs[j][1]) - max(ours[i][0], theirs[j][0]))
+        if ours[i][1] < theirs[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def length(intervals: list[Interval]) -> float:
+    """How long a union goes on."""
+    return sum(end - start for start, end in intervals)

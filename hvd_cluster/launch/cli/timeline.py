@@ -1,0 +1,44 @@
+"""``hvdrun timeline FILE``: a timeline as a table on the screen and a picture beside the file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvd_cluster.engine.timeline import picture, summary, trace
+
+_USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str], *, prog: str = "hvdrun") -> int:
+    """Print the summary, write the picture, and return the exit code: 0, or 2 for a file that is no timeline."""
+    parser = argparse.ArgumentParser(
+        prog=f"{prog} timeline",
+        description="Summarise a timeline: time per phase, the slowest rank, communication during backward.",
+    )
+    parser.add_argument("file", help="what HOROVOD_TIMELINE or --timeline-filename named")
+    parser.add_argument("--picture", metavar="PNG", help="where the picture goes; beside the file by default")
+    parser.add_argument("--no-picture", action="store_true", help="write no picture")
+    parsed = parser.parse_args(arguments)
+    try:
+        found = trace.read(parsed.file)
+    except (OSError, ValueError) as error:
+        print(f"{prog} timeline: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    if not found.spans:
+        print(f"{prog} timeline: {parsed.file} holds no operation yet", file=sys.stderr)
+        return _USAGE_ERROR
+    numbers = summary.summarize(found)
+    print(summary.table(numbers))
+    if not parsed.no_picture:
+        target = parsed.picture or Path(parsed.file).with_suffix(".png")
+        try:
+            picture.draw(found, numbers, target)
+            print(f"Picture: {target}")
+        except ImportError:
+            print("No picture: matplotlib is not installed: pip install 'hvd-cluster[plot]'", file=sys.stderr)
+        except OSError as error:
+            print(f"No picture: {error}", file=sys.stderr)
+    return 0

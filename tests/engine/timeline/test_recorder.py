@@ -1,0 +1,101 @@
+"""What a recorder keeps: spans with their lanes, a bounded number of events and of lanes."""
+
+import json
+import threading
+import time
+from typing import Any
+
+from hvd_cluster.engine.timeline import Recorder
+
+
+def taken(recorder: Recorder) -> list[dict[str, Any]]:
+    return [json.loads(line) for _, _, _, line in recorder.take()]
+
+
+def test_spans_carry_their_lane_and_length() -> None:
+    recorder = Recorder(3, "node-a")
+    recorder.start()
+    now_s = time.monotonic()
+    recorder.span("allreduce.x", "NEGOTIATE_ALLREDUCE", now_s, now_s + 0.25, dtype="float32")
+    with recorder.phase(["allreduce.x", "allreduce.y"], "MEMCPY_IN_FUSION_BUFFER"):
+        pass
+    events = taken(recorder)
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(lanes.values()) == ["allreduce.x", "allreduce.y"]
+    assert events[0]["args"]["name"] == "rank 3 (node-a)"
+    (negotiated,) = [e for e in events if e["name"] == "NEGOTIATE_ALLREDUCE"]
+    assert (lanes[negotiated["tid"]], negotiated["pid"], negotiated["dur"]) == ("allreduce.x", 3, 250_000)
+    assert negotiated["args"] == {"dtype": "float32"}
+    assert abs(negotiated["ts"] / 1e6 - time.time()) < 5
+    assert sum(e["name"] == "MEMCPY_IN_FUSION_BUFFER" for e in events) == 2
+    assert recorder.take() == []
+
+
+def test_a_recorder_that_was_not_started_or_was_stopped_records_nothing() -> None:
+    recorder = Recorder(0, "h")
+    recorder.span("t", "x", 0.0, 1.0)
+    with recorder.phase(["t"], "y"):
+        pass
+    recorder.start()
+    recorder.take()
+    recorder.stop()
+    recorder.span("t", "x", 0.0, 1.0)
+    recorder.mark_cycle()
+    assert recorder.take() == []
+
+
+def test_cycles_are_marked_where_that_was_asked_for() -> None:
+    recorder = Recorder(0, "h")
+    for marks in (False, True):
+        recorder.start(mark_cycles=marks)
+        recorder.mark_cycle()
+        assert [e["name"] for e in taken(recorder) if e["ph"] == "i"] == ["CYCLE_START"] * marks
+
+
+def test_events_beyond_a_bound_are_counted_and_forgotten() -> None:
+    recorder = Recorder(0, "h")
+    recorder.start()
+    for _ in range(20_003):
+        recorder.span("t", "x", 1.0, 2.0)
+    events = taken(recorder)
+    assert sum(e["name"] == "x" for e in events) == 20_000
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["DROPPED 3 EVENTS"]
+    recorder.span("t", "x", 1.0, 2.0)
+    assert [e["name"] for e in taken(recorder)] == ["x"]
+
+
+def test_unnamed_operations_share_a_lane_and_so_do_too_many_tensors() -> None:
+    recorder = Recorder(0, "h")
+    recorder.start()
+    for i in range(6000):
+        recorder.span(f"allreduce.noname.{i}", "x", 1.0, 2.0)
+        recorder.span(f"t{i}", "x", 1.0, 2.0)
+    events = taken(recorder)
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert len(lanes) == 4097
+    assert {"allreduce.noname", "more tensors", "t0"} <= set(lanes.values())
+    used = [lanes[e["tid"]] for e in events if e["ph"] == "X"]
+    assert used.count("allreduce.noname") == 6000
+    assert used.count("more tensors") == 6000 - 4095
+
+
+def test_threads_may_record_while_another_takes() -> None:
+    recorder = Recorder(0, "h")
+    recorder.start()
+
+    def record(thread: int) -> None:
+        for i in range(4000):
+            recorder.span(f"t{thread}", str(i), 1.0, 2.0)
+
+    threads = [threading.Thread(target=record, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    events = []
+    while any(thread.is_alive() for thread in threads):
+        events += taken(recorder)
+    events += taken(recorder)
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    for thread in range(4):
+        assert [e["name"] for e in events if e["ph"] == "X" and lanes[e["tid"]] == f"t{thread}"] == [
+            str(i) for i in range(4000)
+        ]

@@ -1,0 +1,92 @@
+"""The numbers of a timeline whose spans are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.engine.timeline import Recorder, TimelineFile
+from hvd_cluster.engine.timeline.summary import summarize, table
+from hvd_cluster.engine.timeline.trace import Span, Trace, common, length, read, union
+
+
+def test_unions_merge_what_overlaps_and_what_they_share_is_counted_once() -> None:
+    merged = union([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (3.0, 4.0)])
+    assert merged == [(0.0, 4.0), (5.0, 6.0)]
+    assert length(merged) == 5.0
+    assert common(merged, [(1.0, 1.5), (3.5, 5.25), (5.5, 9.0)]) == pytest.approx(0.5 + 0.5 + 0.25 + 0.5)
+    assert common(merged, []) == 0.0
+
+
+def trace() -> Trace:
+    spans = []
+    # Rank 2 submits x half a second after rank 1, and y first; rank 0 always submits at once.
+    for step in range(4):
+        t = 10.0 * step
+        starts = {("x", 0): t, ("x", 1): t + 1.0, ("x", 2): t + 1.5, ("y", 0): t, ("y", 1): t + 0.25, ("y", 2): t}
+        spans += [Span(rank, name, "NEGOTIATE_ALLREDUCE", at, t + 2.0) for (name, rank), at in starts.items()]
+        for rank in range(3):
+            # Two tensors in one bucket: one second of communication, not two.
+            spans += [Span(rank, name, "GLOO_ALLREDUCE", t + 2.0, t + 3.0) for name in "xy"]
+            spans.append(Span(rank, "backward", "BACKWARD", t, t + 2.0 + 0.25 * rank))
+    return Trace(sorted(spans, key=lambda s: s.end_s), {0: "rank 0 (a)", 1: "rank 1 (a)", 2: "rank 2 (b)"}, 7)
+
+
+def test_time_is_counted_once_however_many_tensors_share_it() -> None:
+    phases = {phase.name: phase for phase in summarize(trace()).phases}
+    assert phases["GLOO_ALLREDUCE"].seconds == pytest.approx({0: 4.0, 1: 4.0, 2: 4.0})
+    assert phases["GLOO_ALLREDUCE"].num_spans == 24
+    assert phases["NEGOTIATE_ALLREDUCE"].seconds == pytest.approx({0: 8.0, 1: 7.0, 2: 8.0})
+    assert phases["BACKWARD"].slowest == 2
+
+
+def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
+    found = summarize(trace())
+    assert found.num_operations == 8
+    first, second, third = found.lateness
+    assert (first.rank, first.num_last, first.late_s) == (2, 4, pytest.approx(2.0))
+    assert (second.rank, second.num_last, second.late_s) == (1, 4, pytest.approx(1.0))
+    assert (third.rank, third.num_last) == (0, 0)
+
+
+def test_communication_during_backward_is_a_share_of_all_communication() -> None:
+    found = summarize(trace())
+    assert found.communication_s == pytest.approx({0: 4.0, 1: 4.0, 2: 4.0})
+    assert found.overlap == pytest.approx({1: 0.25, 2: 0.5, 0: 0.0})
+
+
+def test_the_table_says_it_in_words() -> None:
+    text = table(summarize(trace()))
+    assert "3 ranks, 33.00 s, 7 cycles" in text
+    assert "rank 2 (b) was the last to submit in 4 of 8 operations; the others waited 2.00 s for it." in text
+    assert "rank 2 50%" in text
+    one = table(summarize(Trace([Span(0, "x", "NEGOTIATE_ALLREDUCE", 0.0, 0.5)], {0: "rank 0"})))
+    assert "nothing that all of two or more ranks have negotiated" in one
+    assert "does not show both" in one
+
+
+def test_a_written_timeline_is_read_back_with_its_elder(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    timeline = TimelineFile(path, max_bytes=1 << 18)
+    recorder = Recorder(1, "node")
+    recorder.start(mark_cycles=True)
+    for i in range(2500):
+        recorder.span("allreduce.x", "ALLREDUCE", i, i + 0.5)
+        if i % 100 == 0:
+            timeline.write(recorder.take())
+    timeline.write(recorder.take())
+    timeline.close()
+    assert (tmp_path / "t.older.json").exists()
+    found = read(path)
+    assert {(s.rank, s.lane, s.name) for s in found.spans} == {(1, "allreduce.x", "ALLREDUCE")}
+    gaps = {round(b.start_s - a.start_s, 3) for a, b in zip(found.spans, found.spans[1:], strict=False)}
+    assert gaps == {1.0}
+    assert found.ranks == {1: "rank 1 (node)"}
+
+
+@pytest.mark.parametrize("text", ['{"a": ', "[\n[1]\n]", '[\n{"ph": "X"}\n]'])
+def test_what_is_no_timeline_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ValueError, match="is no timeline of hvd_cluster"):
+        read(tmp_path / "t.json")
