@@ -11,8 +11,9 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives import COLLECTIVES
+from hvd_cluster.engine.collectives.allreduce import reduce_at_once
 from hvd_cluster.engine.collectives.step import Step, Steps
-from hvd_cluster.engine.request import Request
+from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
@@ -135,6 +136,26 @@ class Execution:
                         # The allocator must not hand this memory out again while the side stream uses it.
                         tensor.record_stream(self._stream)
             yield
+
+
+def carry_out_at_once(requests: list[Request], transport: Transport, recorder: Recorder) -> bool:
+    """Carry out a bucket here and now, if the transport can: no stages, nothing to wait for; False if it cannot."""
+    if not transport.reduces_directly or requests[0].signature.kind != Kind.ALLREDUCE:
+        return False
+    start_s = time.monotonic()
+    results = reduce_at_once(requests, transport)
+    if results is None:
+        return False
+    if recorder.enabled:
+        end_s = time.monotonic()
+        for request in requests:
+            for name, meta in zip(request.tensor_names, request.signature.tensors, strict=True):
+                recorder.span(name, "QUEUE", start_s, start_s)
+                recorder.span(name, "ALLREDUCE", start_s, end_s, dtype=meta.dtype, shape=str(list(meta.shape)))
+                recorder.span(name, f"{transport.name}_ALLREDUCE", start_s, end_s)
+    for request, tensors in zip(requests, results, strict=True):
+        request.handle.succeed(request.finish(tensors))
+    return True
 
 
 class ExecutionQueue:

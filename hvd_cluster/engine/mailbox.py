@@ -1,4 +1,4 @@
-"""What the user's threads hand to the engine's thread, under one lock, and the bell that wakes it."""
+"""What the user's threads hand to whoever drives the engine, under one lock, and the bell that wakes its thread."""
 
 from __future__ import annotations
 
@@ -9,50 +9,63 @@ from contextlib import suppress
 from typing import Any
 
 from hvd_cluster.engine.request import Handle, Key, Request
+from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import DUPLICATE_NAME_TEXT, HorovodInternalError
 
 #: What to do besides requests: ("join", (handle, device)), ("leave", None), ("timeline", arguments), ("abort", text).
 Command = tuple[str, Any]
 
+#: In a stream of operations that are waited for, each begins sooner than this after the last one.
+_REST_S = 0.01
+
 
 class Mailbox:
-    """Requests and commands on their way to the engine, and the requests that are not decided yet."""
+    """Requests and commands on their way to the engine, and the requests that are not decided yet.
 
-    def __init__(self) -> None:
+    Args:
+        cycle_time_s: how long requests wait for company if nobody waits for them.
+    """
+
+    def __init__(self, cycle_time_s: float) -> None:
         # A signal handler may submit while its own thread is in here.
         self._lock = threading.RLock()
         self._has_joined = False
         self._pending: dict[Key, Request] = {}
-        self._submitted: deque[Request] = deque()
+        self._submitted: list[Request] = []
         self._commands: deque[Command] = deque()
         self._end: str | None = None
-        #: Somebody waits for what was submitted.
-        self.is_urgent = False
-        #: Readable when there is something to take.
+        #: Readable when there is something to do. Other ranks ring it too.
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: Goes off when what was submitted has waited long enough for company.
+        self.cycle = Timer(cycle_time_s)
+        #: Goes off when nobody may have driven the engine for a while.
+        self.rest = Timer(_REST_S)
 
     # ---- the user's threads -----------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, *, urgent: bool) -> None:
-        """Hand in a request.
+    def submit(self, request: Request, *, is_waited_for: bool) -> None:
+        """Hand in a request. It is negotiated when somebody waits for it, or after the cycle time.
+
+        Args:
+            request: the request.
+            is_waited_for: the caller is about to wait, so nobody need see to it otherwise.
 
         Raises:
             ValueError: one of this name is not decided yet.
             HorovodInternalError: the world has ended.
         """
+        key = request.key
         with self._lock:
             if self._end is not None:
                 raise HorovodInternalError(self._end)
             if self._has_joined:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
-            if request.key in self._pending:
+            if key in self._pending:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
-            self._pending[request.key] = request
+            self._pending[key] = request
             self._submitted.append(request)
-            self.is_urgent |= urgent
-            must_ring = urgent or len(self._submitted) == 1
-        if must_ring:
-            self.ring()
+            if not is_waited_for:
+                self.cycle.start()
 
     def join(self, handle: Handle, device: int) -> None:
         """Hand in that this rank has run out of data; raises ``ValueError`` when it has said so already."""
@@ -73,19 +86,13 @@ class Mailbox:
                 self._commands.append((name, argument))
         self.ring()
 
-    def hurry(self) -> None:
-        """Somebody waits for what was submitted."""
-        if self._submitted:
-            self.is_urgent = True
-            self.ring()
-
     def ring(self) -> None:
         """Wake the engine's thread."""
         with self._lock:
             if self.bell >= 0:
                 os.eventfd_write(self.bell, 1)
 
-    # ---- the engine's thread ----------------------------------------------------------------------------------------
+    # ---- whoever drives ----------------------------------------------------------------------------------------
 
     def silence(self) -> None:
         """Take note of the bell, before looking at what is there."""
@@ -105,10 +112,13 @@ class Mailbox:
     def take_submitted(self) -> list[Request]:
         """The requests to negotiate, in the order of submission; they stay pending."""
         with self._lock:
-            self.is_urgent = False
-            submitted = list(self._submitted)
-            self._submitted.clear()
+            submitted, self._submitted = self._submitted, []
         return submitted
+
+    @property
+    def has_commands(self) -> bool:
+        """Commands wait to be carried out."""
+        return bool(self._commands)
 
     def take_commands(self) -> list[Command]:
         """The commands, in their order."""
@@ -116,6 +126,11 @@ class Mailbox:
             commands = list(self._commands)
             self._commands.clear()
         return commands
+
+    @property
+    def has_pending(self) -> bool:
+        """Requests wait to be decided."""
+        return bool(self._pending)
 
     def pending(self) -> dict[Key, Request]:
         """The requests that are not decided yet, in the order of submission."""
@@ -127,10 +142,16 @@ class Mailbox:
         with self._lock:
             return self._pending.pop(key, None)
 
+    def decide_all(self, keys: list[Key]) -> list[Request | None]:
+        """:meth:`decide` for several keys."""
+        with self._lock:
+            pop = self._pending.pop
+            return [pop(key, None) for key in keys]
+
     def withdraw(self, process_set_id: int) -> list[Request]:
         """The requests of a process set are pending no longer."""
         with self._lock:
-            self._submitted = deque(r for r in self._submitted if r.process_set_id != process_set_id)
+            self._submitted = [r for r in self._submitted if r.process_set_id != process_set_id]
             return [self._pending.pop(key) for key in list(self._pending) if key[0] == process_set_id]
 
     def unjoin(self) -> None:
@@ -154,6 +175,8 @@ class Mailbox:
         bell, self.bell = self.bell, -1
         if bell >= 0:
             os.close(bell)
+        self.cycle.close()
+        self.rest.close()
 
     def close(self) -> None:
         """Give back the bell."""

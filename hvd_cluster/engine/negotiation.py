@@ -115,6 +115,13 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Recall:
+    """Log: vote anew for what was voted for in an older epoch; only where ranks vote through shared memory."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class JoinDone:
     """Log: all ranks have joined; nobody is joined any more."""
 
@@ -128,7 +135,7 @@ class Close:
     rank: int
 
 
-Entry = Define | Forget | Run | Refuse | JoinDone | Close
+Entry = Define | Forget | Run | Refuse | Recall | JoinDone | Close
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class Bucket:
 
 
 #: What :meth:`Negotiator.apply` tells the engine to do, in this order.
-Decision = Bucket | Refuse | JoinDone | Close
+Decision = Bucket | Refuse | Recall | JoinDone | Close
 
 
 @dataclass
@@ -203,6 +210,7 @@ class Negotiator:
         self._up: list[Report | CachedReport | Joined | Leaving] = []
         self._leaving: int | None = None
         self._removed_sets: set[int] = set()
+        self._contested: set[int] = set()
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -277,6 +285,22 @@ class Negotiator:
 
     # ---- what goes out ----------------------------------------------------------------------------------------------
 
+    @property
+    def has_news(self) -> bool:
+        """:meth:`take_up` or :meth:`take_log` may have something to say."""
+        return bool(
+            self._touched
+            or self._joined
+            or self._joined_children
+            or self._up
+            or self._leaving is not None
+            or (self._place.parent is not None and self._is_overdue)
+        )
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._num_applied - self._num_acknowledged >= _ACKNOWLEDGE_EVERY
+
     def take_up(self) -> Up | None:
         """The message for the parent, if there is something to say. Not at the root."""
         for key in self._take_ready():
@@ -284,8 +308,7 @@ class Negotiator:
         if self._all_joined() and not self._join_sent:
             self._join_sent = True
             self._up.append(Joined(self._last_joined))
-        overdue = self._num_applied - self._num_acknowledged >= _ACKNOWLEDGE_EVERY
-        if not self._up and not overdue:
+        if not self._up and not self._is_overdue:
             return None
         message = Up(self._num_applied, tuple(self._up))
         self._num_acknowledged = self._num_applied
@@ -336,10 +359,30 @@ class Negotiator:
             self._leaving = None
         return tuple(entries)
 
+    # ---- where ranks vote through shared memory ---------------------------------------------------------------------
+
+    def id_of(self, key: Key, signature: Signature) -> int | None:
+        """The id that the log has given to this request, if its signature is the same as then."""
+        id = self._ids.get(key)
+        return id if id is not None and self._definitions[id][1] == signature else None
+
+    def plan(self, ids: tuple[int, ...]) -> tuple[Run, ...]:
+        """The buckets for requests that are ready, by id."""
+        wanted = [(self._definitions[id][0][0], self._definitions[id][1]) for id in ids]
+        buckets = plan_buckets(wanted, self._fusion_threshold(), groups_apart=self._groups_apart)
+        return tuple(Run(tuple(ids[index] for index in bucket)) for bucket in buckets)
+
+    def take_contested(self) -> set[int]:
+        """At the root: ids of requests that somebody has reported since the last call, and others may vote for."""
+        contested, self._contested = self._contested, set()
+        return contested
+
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _note(self, key: Key) -> _Notes:
         self._touched[key] = None
+        if key in self._ids:
+            self._contested.add(self._ids[key])
         return self._notes.setdefault(key, _Notes())
 
     def _touch_all(self) -> None:
@@ -408,6 +451,8 @@ class Negotiator:
 
     def _drop_readable(self) -> None:
         """Drop the forgotten ids that no child can send any more."""
+        if not self._forgotten:
+            return
         read = min(self._children_applied.values(), default=self._num_applied)
         while self._forgotten and self._forgotten[0][0] <= read:
             del self._readable[self._forgotten.popleft()[1]]

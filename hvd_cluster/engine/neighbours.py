@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import select
 import selectors
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from hvd_cluster.engine.world import World
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.link import Link
 
 #: (what it is, its content). "log", "timeline" and questions travel down, "up", "events" and answers up, "abort" both
 #: ways.
@@ -33,23 +35,30 @@ class NeighbourGone(Exception):
 
 
 class Neighbours:
-    """The open connections of one rank. Used by the engine's thread only.
+    """The open connections of one rank. Used only by whoever drives the engine.
 
     Args:
         world: the connected world.
-        selector: waits for the connections; the data of each is the neighbour's rank.
+        poll: waits for the connections.
     """
 
-    def __init__(self, world: World, selector: selectors.BaseSelector) -> None:
+    def __init__(self, world: World, poll: select.epoll) -> None:
+        #: True when a log outside these connections says that the world ends; the engine sets it.
+        self.is_closed: Callable[[], bool] = lambda: False
         self._world = world
         self._parent = world.place.parent
         self._children = list(world.place.children)
         self._links = dict(world.links)
-        self._selector = selector
+        self._poll = poll
+        self._ranks = {link.fileno(): rank for rank, link in self._links.items()}
+        self._events: dict[int, int] = {}
+        #: Something was sent or received since :meth:`rearm`.
+        self.has_sent = False
         self._inbox: deque[tuple[int, Message]] = deque()
         self._said_bye: set[int] = set()
         for rank, link in self._links.items():
-            selector.register(link, link.events, rank)
+            self._events[rank] = _poll_events(link)
+            poll.register(link.fileno(), self._events[rank])
             # What came together with the last words of the start-up.
             self._inbox += ((rank, _unpacked(message)) for message in link.kept)
             link.kept.clear()
@@ -63,6 +72,10 @@ class Neighbours:
     def has_message(self) -> bool:
         """Something has arrived that was not taken yet."""
         return bool(self._inbox)
+
+    def rank_of(self, descriptor: int) -> int | None:
+        """The neighbour behind a descriptor that the poll reports."""
+        return self._ranks.get(descriptor)
 
     def send_up(self, message: Message) -> None:
         """Send to the parent, if there is one and it is still connected."""
@@ -87,11 +100,12 @@ class Neighbours:
             NeighbourGone: its connection has ended; it is forgotten.
         """
         link = self._links[rank]
+        self.has_sent = True
         try:
             self._inbox += ((rank, _unpacked(message)) for message in link.receive())
         except (EOFError, AuthenticationError) as error:
-            self._selector.unregister(link)
-            del self._links[rank]
+            self._poll.unregister(link.fileno())
+            del self._ranks[link.fileno()], self._links[rank]
             raise NeighbourGone(self._gone(rank, error), rank) from None
 
     def take(self) -> Iterator[tuple[int, Message]]:
@@ -140,25 +154,36 @@ class Neighbours:
 
     def flush(self, rank: int) -> None:
         """Write what the connection to ``rank`` takes now."""
+        self.has_sent = True
         with suppress(OSError):  # its end shows at the next read
             self._links[rank].flush()
 
     def rearm(self) -> None:
         """Wait for room to write where something is left to be written."""
+        self.has_sent = False
         for rank, link in self._links.items():
-            self._selector.modify(link, link.events, rank)
+            events = _poll_events(link)
+            if events != self._events[rank]:
+                self._events[rank] = events
+                self._poll.modify(link.fileno(), events)
 
     def _send(self, rank: int, message: Message) -> None:
         if rank in self._links:
+            self.has_sent = True
             with suppress(OSError):  # its end shows at the next read
                 self._links[rank].send(pickle.dumps(message, protocol=5))
 
     def _expects_end(self) -> bool:
-        """The end of the world, in good order, has arrived and waits to be taken."""
-        return any(kind == "close" for _, (kind, _) in self._inbox)
+        """The end of the world, in good order, has been decided and waits to be taken."""
+        return self.is_closed() or any(kind == "close" for _, (kind, _) in self._inbox)
 
     def _gone(self, rank: int, error: Exception) -> str:
         return f"rank {rank} on {self._world.hosts[rank]} is gone, it died or was killed ({error})"
+
+
+def _poll_events(link: Link) -> int:
+    writes = link.events & selectors.EVENT_WRITE
+    return select.EPOLLIN | (select.EPOLLOUT if writes else 0)
 
 
 def _unpacked(message: bytes) -> Message:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,8 +41,7 @@ class Kind(str, Enum):
 Key = tuple[int, str]
 
 
-@dataclass(frozen=True)
-class TensorMeta:
+class TensorMeta(NamedTuple):
     """What the ranks must agree on about one tensor."""
 
     #: torch's name of the element type, e.g. "float32".
@@ -63,8 +62,7 @@ class TensorMeta:
         return self.num_elements * element_dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """What must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
 
     kind: Kind
@@ -85,14 +83,18 @@ class Signature:
 
 
 class Handle:
-    """The outcome of one request, now or later. Thread-safe."""
+    """The outcome of one request, now or later. Thread-safe.
 
-    __slots__ = ("_blocked", "_error", "_on_wait", "_value", "done_event")
+    Args:
+        drive: lets the thread that waits for this handle do the engine's work meanwhile; may return early.
+    """
 
-    def __init__(self, on_wait: Callable[[], None] | None = None) -> None:
+    __slots__ = ("_blocked", "_drive", "_error", "_value", "done_event")
+
+    def __init__(self, drive: Callable[[Handle], None] | None = None) -> None:
         self._value: Any = None
         self._error: Exception | None = None
-        self._on_wait = on_wait
+        self._drive = drive
         #: The CUDA event after which the result may be read, for results that live on a GPU.
         self.done_event: torch.cuda.Event | None = None
         # A held lock is the cheapest thing that a thread can wait for and a signal can interrupt.
@@ -102,7 +104,6 @@ class Handle:
     def succeed(self, value: Any) -> None:
         """The request was carried out; called once."""
         self._value = value
-        self._on_wait = None
         self._blocked.release()
 
     def fail(self, error: Exception) -> None:
@@ -110,8 +111,12 @@ class Handle:
         if not self._blocked.locked():
             return
         self._error = error
-        self._on_wait = None
         self._blocked.release()
+
+    @property
+    def is_settled(self) -> bool:
+        """True once the outcome is known, even if a GPU still works on it."""
+        return not self._blocked.locked()
 
     @property
     def done(self) -> bool:
@@ -120,11 +125,11 @@ class Handle:
 
     def wait(self) -> Any:
         """The request's value; blocks until it is there, and raises its error if it failed."""
-        on_wait = self._on_wait
-        if on_wait is not None:
-            on_wait()
-        with self._blocked:
-            pass
+        if self._blocked.locked():
+            if self._drive is not None:
+                self._drive(self)
+            with self._blocked:
+                pass
         if self._error is not None:
             # A fresh traceback each time, and no growing chain when several callers wait on one handle.
             raise self._error.with_traceback(None)
@@ -151,6 +156,8 @@ class Request:
     splits: tuple[int, ...] = ()
     #: ``time.monotonic()`` of the submission.
     submitted_s: float = field(default_factory=time.monotonic)
+    #: The epoch in which this rank has voted for it, or -1; see :mod:`hvd_cluster.engine.shared_memory.ballot`.
+    epoch: int = -1
     #: The CUDA event after which the inputs hold what was submitted.
     ready_event: torch.cuda.Event | None = None
 
@@ -188,7 +195,16 @@ def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> Tens
     """The meta data of ``tensor``, with its first dimension left open where ranks may differ in it."""
     shape = tuple(tensor.shape)
     return TensorMeta(
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=(-1, *shape[1:]) if any_first_dimension else shape,
-        device=tensor.device.type,
+        _NAMES.get(tensor.dtype) or dtype_name(tensor.dtype),
+        (-1, *shape[1:]) if any_first_dimension else shape,
+        "cpu" if tensor.is_cpu else tensor.device.type,
     )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name of an element type, e.g. "float32"."""
+    name = _NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+_NAMES: dict[torch.dtype, str] = {}

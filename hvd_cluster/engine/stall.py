@@ -126,6 +126,11 @@ class StallInspector:
         self._last = ("join", time.monotonic())
         self._has_joined = True
 
+    @property
+    def is_asking(self) -> bool:
+        """An answer is awaited."""
+        return bool(self._inquiries) or self._root_deadline_s is not None
+
     def next_check_s(self, pending: Iterable[Request]) -> float | None:
         """When :meth:`inspect` has something to do, or None. ``pending`` is in the order of submission."""
         deadlines = [inquiry.deadline_s for inquiry in self._inquiries]

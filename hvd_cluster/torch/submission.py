@@ -19,6 +19,8 @@ _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
 _lock = threading.Lock()
 
+#: Ranks may differ in the first dimension of these.
+_OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 _MOVED_DTYPES = frozenset(
     {
         torch.bool,
@@ -48,6 +50,7 @@ def submit(
     postscale: float = 1.0,
     splits: tuple[int, ...] = (),
     finish: Callable[[list[torch.Tensor]], Any],
+    is_waited_for: bool = False,
 ) -> int:
     """Hand tensors to the engine.
 
@@ -63,6 +66,7 @@ def submit(
         postscale: factor after it.
         splits: rows for each rank; alltoall only.
         finish: makes the value of the handle out of the results.
+        is_waited_for: the caller waits for the handle next, so nobody else need see to it.
 
     Returns:
         A handle for :func:`synchronize` and :func:`poll`.
@@ -74,18 +78,13 @@ def submit(
     engine = running_engine()
     set_id = _process_set_id(process_set)
     data = [_checked(tensor) for tensor in tensors]
-    if len({tensor.device for tensor in data}) > 1:
+    if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
         raise ValueError("the tensors of a group have to be on one device, and are on several")
-    signature = Signature(
-        kind=kind,
-        tensors=tuple(describe(tensor, any_first_dimension=kind in (Kind.ALLGATHER, Kind.ALLTOALL)) for tensor in data),
-        op=ReduceOp(op),
-        root=root,
-        prescale=float(prescale),
-        postscale=float(postscale),
-    )
+    is_open = kind in _OPEN_KINDS
+    metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
+    signature = Signature(kind, metas, op, root, float(prescale), float(postscale))
     number = engine.next_number(set_id, kind.value) if name is None else -1
-    handle = Handle(on_wait=engine.flush)
+    handle = Handle(engine.drive)
     request = Request(
         name=f"{kind.value}.noname.{number}" if name is None else f"{kind.value}.{name}",
         process_set_id=set_id,
@@ -98,7 +97,7 @@ def submit(
         ready_event=_recorded_event(data),
     )
     try:
-        engine.submit(request)
+        engine.submit(request, is_waited_for=is_waited_for)
     except (ValueError, HorovodInternalError):
         if name is None:
             engine.return_number(set_id, kind.value, number)
@@ -188,12 +187,12 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")
     if tensor.dtype not in _MOVED_DTYPES:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
-    if tensor.device.type not in ("cpu", "cuda"):
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
     if tensor.is_inference():
-        # It may be written in inference mode only, where the engine's thread is not: take another one over its memory.
+        # It may be written in inference mode only, where the engine is not: take another one over its memory.
         with torch.inference_mode(False):
             return torch.from_dlpack(tensor)  # type: ignore[attr-defined]
     # .data and not .detach(): an in-place result must not count as a change that autograd objects to.
@@ -201,9 +200,8 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
-    devices = [tensor.device for tensor in tensors if tensor.is_cuda]
-    if not devices:
+    if not tensors or not tensors[0].is_cuda:
         return None
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(devices[0]))
+    event.record(torch.cuda.current_stream(tensors[0].device))
     return event

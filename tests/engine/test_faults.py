@@ -256,8 +256,8 @@ def test_start_timeline_needs_the_setting() -> None:
 def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() -> None:
     def fn(where: str) -> str:
         import hvd_cluster.torch as hvd
-        from hvd_cluster.engine import engine as module
-        from hvd_cluster.engine.execution import Execution
+        from hvd_cluster.engine import loop as module
+        from hvd_cluster.engine.transports.shm import ShmTransport
 
         hvd.init()
 
@@ -265,15 +265,15 @@ def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() ->
             raise OSError("made to fail")
 
         if where == "building":
-            module.Execution = broken  # type: ignore[assignment,misc]
+            module.carry_out_at_once = broken  # type: ignore[assignment]
         else:
-            Execution._complete = broken  # type: ignore[method-assign]
+            ShmTransport.reduce_directly = broken  # type: ignore[method-assign]
         with pytest.raises(hvd.HorovodInternalError, match="made to fail"):
             hvd.allreduce(torch.ones(1), name="x")
         hvd.shutdown()
         return "told"
 
-    for where in ("building", "finishing"):
+    for where in ("building", "reducing"):
         assert local.run(fn, (where,), num_proc=2, env=ENV) == ["told", "told"]
 
 

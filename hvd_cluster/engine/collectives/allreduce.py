@@ -31,10 +31,8 @@ class _Part:
 
     def is_direct(self, transport: Transport) -> bool:
         """True when the transport can read and write the tensors themselves."""
-        tensors = (*self.inputs, *self.outputs)
-        return reduction_dtype(self.dtype) == self.dtype and all(
-            tensor.device.type == transport.device.type and tensor.is_contiguous() for tensor in tensors
-        )
+        # What was submitted is contiguous, and what is made like it too.
+        return reduction_dtype(self.dtype) == self.dtype and self.inputs[0].device.type == transport.device.type
 
     def fits_in_place(self, transport: Transport) -> bool:
         """True when the one output can serve as the transport's buffer."""
@@ -83,6 +81,26 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
                 for output, piece in zip(part.outputs, pieces, strict=True):
                     finish_scaled(output, piece, signature.postscale, divisor)
     return results
+
+
+def reduce_at_once(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:
+    """The results, if the transport can reduce this bucket directly, in this thread; None if it takes :func:`allreduce`."""
+    signature = requests[0].signature
+    if signature.op == ReduceOp.ADASUM:
+        return None
+    results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
+    part = _Part([tensor for request in requests for tensor in request.inputs], [t for ts in results for t in ts], [])
+    if any(tensor.dtype != part.dtype for tensor in part.inputs) or not part.is_direct(transport):
+        return None
+    is_reduced = transport.reduce_directly(
+        part.inputs,
+        part.outputs,
+        reduction_op(signature.op, part.dtype),
+        prescale=signature.prescale,
+        postscale=signature.postscale,
+        divisor=transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1,
+    )
+    return results if is_reduced else None
 
 
 def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_Part]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.distributed import is_nccl_available
 
+from hvd_cluster.engine.host import Host, spares_cores
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.gloo import GlooTransport
-from hvd_cluster.engine.transports.segment import Sharing, share
+from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.transports.transport import Transport
 from hvd_cluster.engine.world import World
@@ -18,9 +19,6 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-#: How long ranks that ought to share memory wait for each other to prove it.
-_SHARING_TIMEOUT_S = 10.0
 
 
 class TransportTable:
@@ -34,6 +32,8 @@ class TransportTable:
         settings: the timeout, the network interface and the use of shared memory are read.
         process_sets: the ranks of each process set.
         check: called now and then by a transport that waits; raises when the world is broken.
+        host: what the ranks of the world share, if they are all on one host.
+        bell: this rank's eventfd.
     """
 
     def __init__(
@@ -42,7 +42,11 @@ class TransportTable:
         settings: Settings,
         process_sets: Mapping[int, tuple[int, ...]],
         check: Callable[[], None],
+        host: Host | None,
+        bell: int,
     ) -> None:
+        self._host = host
+        self._bell = bell
         self._world = world
         self._settings = settings
         self._process_sets = process_sets
@@ -88,47 +92,36 @@ class TransportTable:
         world = self._world
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(torch.device("cpu"), ranks[0])
-        if self._settings.shared_memory and len({world.host_keys[rank] for rank in ranks}) == 1:
-            shared = self._shm(world.client, process_set_id, ranks)
+        if self._host is not None:
+            if len(ranks) == world.topology.size:
+                return self._host.transport
+            group = Group(
+                world.client,
+                f"{world.prefix}shm/{process_set_id}/",
+                world.topology.secret,
+                ranks,
+                world.topology.rank,
+                self._settings.gloo_timeout_s,
+            )
+            spins = spares_cores(world.topology.size)
+            shared = share(
+                group, segment_bytes(len(ranks)), self._bell, lambda segment: self._shm(segment, ranks, spins)
+            )
             if shared is not None:
                 return shared
         return self._gloo(world.client, process_set_id, ranks)
 
-    def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> Transport | None:
-        """Shared memory, if every rank of the set could prove that it has it; None on all ranks otherwise."""
-        prefix = f"{self._world.prefix}shm/{process_set_id}/"
-        rank = self._world.topology.rank
-        transport, failure = None, ""
-        try:
-            segment = share(
-                client,
-                prefix,
-                self._world.topology.secret,
-                index=ranks.index(rank),
-                num_ranks=len(ranks),
-                num_bytes=segment_bytes(len(ranks)),
-                timeout_s=min(_SHARING_TIMEOUT_S, self._settings.gloo_timeout_s),
-            )
-            transport = ShmTransport(
-                segment,
-                index=ranks.index(rank),
-                ranks=ranks,
-                check=self._check,
-                timeout_s=self._settings.gloo_timeout_s,
-            )
-        except Sharing as error:
-            failure = f"rank {rank}: {error}"
-        client.set(f"{prefix}failure/{rank}", failure.encode())
-        keys = [f"{prefix}failure/{member}" for member in ranks]
-        told = client.get_many(keys, 2 * self._settings.gloo_timeout_s)
-        failures = [text.decode() for text in told if text]
-        if not failures:
-            return transport
-        if transport is not None:
-            transport.close()
-        if rank == ranks[0]:
-            logger.warning("process set %d cannot share memory and uses Gloo: %s", process_set_id, "; ".join(failures))
-        return None
+    def _shm(self, segment: Segment, ranks: tuple[int, ...], spins: bool) -> ShmTransport:
+        transport = ShmTransport(
+            segment.memory,
+            index=segment.index,
+            ranks=ranks,
+            check=self._check,
+            timeout_s=self._settings.gloo_timeout_s,
+            spins=spins,
+        )
+        segment.close()  # the transport holds the memory, and nobody rings
+        return transport
 
     def _gloo(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
         world = self._world

@@ -1,32 +1,44 @@
 """Collectives through memory that the ranks of one host share.
 
-Each rank has two slots in the segment, used in turn. Tensors pass through them in chunks: while a rank fills one slot
-the others still read the other one, so a chunk costs one barrier (two where more than two ranks reduce it). Every
-element is added by exactly one expression of the same operands in the same order on all ranks, so results are equal
-to the last bit.
+Each rank has a few slots in the segment, used in turn. Tensors pass through them in chunks, and a rank fills the slot
+of the next chunk before it reduces the last one, so that it rarely waits for the others:
+
+- Two ranks both reduce all of every chunk, straight into their own tensors. One post and one wait for each chunk.
+- More ranks reduce a share of every chunk each, into a row of results, from which all copy. One barrier for each chunk.
+
+Every element is computed by exactly one expression of the same operands in the same order on all ranks, so results are
+equal to the last bit. Why no rank overwrites what another still reads is said where the slots are filled.
 """
 
 from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from hvd_cluster.engine.buffers import flat
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
-from hvd_cluster.engine.transports.semaphores import STRIDE_BYTES, Barrier, Semaphores
+from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
 _PAGE_BYTES = 4096
-#: 0.5 to 1 MB was best on the machines measured: long enough to hide the barrier, short enough to stay in the cache.
+#: Long enough to hide the meeting, short enough that what a rank has just copied is still in its cache: as measured
+#: with two ranks, and with four on two cores, where meetings cost more.
+_PAIR_SLOT_BYTES = 1 << 18
 _SLOT_BYTES = 1 << 20
+#: Chunks under way at once; see the proofs below.
+_NUM_TURNS = 4
 #: The segment of a host stays below this, whatever its number of ranks.
 _MOST_BYTES = 256 << 20
+#: So many tries take about 50 us, as long as waking a thread that blocks may take.
+_MOST_TRIES = 200
+#: Views of slots that are kept.
+_MOST_NARROWED = 1000
 #: How often a waiting rank looks whether the others still live.
 _CHECK_PERIOD_S = 0.05
 
@@ -38,50 +50,104 @@ _REDUCE: dict[ReduceOp, Callable[..., Any]] = {
 }
 
 
+#: The slots of one turn: one for each rank, and one for results.
+Rows = tuple[torch.Tensor, ...]
+
+
 def segment_bytes(num_ranks: int) -> int:
-    """How large a segment :class:`ShmTransport` needs."""
-    return _control_bytes(num_ranks) + 2 * (num_ranks + 1) * _slot_bytes(num_ranks)
+    """How large a part of a segment :class:`ShmTransport` needs."""
+    return _control_bytes(num_ranks) + _NUM_TURNS * (num_ranks + 1) * _slot_bytes(num_ranks)
+
+
+class _Chunk(NamedTuple):
+    """Runs of elements that pass through a slot together, one behind the other."""
+
+    sources: list[torch.Tensor]
+    targets: list[torch.Tensor]
+    length: int
+
+
+class _Arithmetic(NamedTuple):
+    """What happens to the elements on their way."""
+
+    reduce: Callable[..., Any]
+    prescale: float
+    postscale: float
+    divisor: int
+
+    def fill(self, slot: torch.Tensor, sources: list[torch.Tensor]) -> None:
+        """``slot = sources * prescale``."""
+        if self.prescale != 1.0 and slot.is_floating_point():
+            if len(sources) == 1:
+                torch.mul(sources[0], self.prescale, out=slot)
+            else:
+                torch.cat(sources, out=slot).mul_(self.prescale)
+        else:
+            if len(sources) == 1:
+                slot.copy_(sources[0])
+            else:
+                torch.cat(sources, out=slot)
+            if self.prescale != 1.0:
+                copy_scaled(slot, slot, self.prescale)
+
+    def finish(self, result: torch.Tensor) -> None:
+        """``result = result * postscale / divisor``."""
+        if self.postscale != 1.0 or self.divisor != 1:
+            finish_scaled(result, result, self.postscale, self.divisor)
 
 
 class ShmTransport(Transport):
     """Moves tensors through ``segment``. A collective is carried out in the thread that begins it.
 
     Args:
-        segment: :func:`segment_bytes` zero bytes that all ranks share.
+        memory: :func:`segment_bytes` zero bytes that all ranks share, from ``offset`` on.
+        offset: a multiple of the page size.
         index: this rank's index in the process set.
         ranks: the global ranks of the process set, by index.
         check: called now and then while waiting; raises when the world is broken.
         timeout_s: how long a rank waits for the others within one collective.
+        spins: a rank may try for a while before it blocks; False where ranks outnumber cores.
     """
 
     name: ClassVar[str] = "SHM"
+    reduces_directly: ClassVar[bool] = True
 
     def __init__(
-        self, segment: mmap.mmap, *, index: int, ranks: tuple[int, ...], check: Callable[[], None], timeout_s: float
+        self,
+        memory: mmap.mmap,
+        offset: int = 0,
+        *,
+        index: int,
+        ranks: tuple[int, ...],
+        check: Callable[[], None],
+        timeout_s: float,
+        spins: bool = False,
     ) -> None:
         self.device = torch.device("cpu")
         self.index = index
         self.ranks = ranks
-        self._segment = segment
         self._check = check
         self._timeout_s = timeout_s
         num_ranks = len(ranks)
-        slot_bytes = _slot_bytes(num_ranks)
+        self._slot_bytes = _slot_bytes(num_ranks)
         num_semaphores = Barrier.num_semaphores(num_ranks)
         # The leader initialises them before any rank learns that the segment is ready; see select.py.
-        self._semaphores = Semaphores(segment, 0, num_semaphores, create=index == 0)
+        self._semaphores = Semaphores(memory, offset, num_semaphores, create=index == 0, most_tries=_MOST_TRIES if spins else 0)
         self._barrier = Barrier(self._semaphores, 0, index, num_ranks)
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
-        memory = torch.frombuffer(segment, dtype=torch.uint8)
+        self._memory = memory
+        part = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=segment_bytes(num_ranks))
         tables_start = _tables_start(num_ranks)
         tables_bytes = 2 * num_ranks * num_ranks * 8
         #: (2 turns, ranks, ranks): how many bytes each rank sends to each rank.
-        self._tables = (
-            memory[tables_start : tables_start + tables_bytes].view(torch.int64).view(2, num_ranks, num_ranks)
-        )
-        #: (ranks + 1, 2 turns, bytes); the last row holds results.
-        self._slots = memory[_control_bytes(num_ranks) :].view(num_ranks + 1, 2, slot_bytes)
-        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._slots}
+        self._tables = part[tables_start : tables_start + tables_bytes].view(torch.int64).view(2, num_ranks, num_ranks)
+        #: (turns, ranks + 1, bytes); the last row of each turn holds results.
+        self._slots = part[_control_bytes(num_ranks) :].view(_NUM_TURNS, num_ranks + 1, self._slot_bytes)
+        self._typed: dict[torch.dtype, list[Rows]] = {}
+        self._narrowed: dict[tuple[torch.dtype, int, int], Rows] = {}
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._spins = spins
+        self._is_closed = False
         self._turn = 0
         self._table_turn = 0
         self._deadline_s = 0.0
@@ -90,19 +156,7 @@ class ShmTransport(Transport):
         return True
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
-        reduce = _REDUCE[op]
-        slots = self._slots_of(buffer.dtype)
-        for chunk, turn in self._chunks(buffer, slots.shape[2]):
-            length = chunk.numel()
-            slots[self.index, turn, :length].copy_(chunk)
-            self._meet()
-            if self.num_ranks == 2:
-                # Both ranks reduce all of it, straight into their own tensor: the operations commute exactly.
-                reduce(slots[0, turn, :length], slots[1, turn, :length], out=chunk)
-            else:
-                self._reduce_part(reduce, slots[:, turn, :length])
-                self._meet()
-                chunk.copy_(slots[-1, turn, :length])
+        self.reduce_directly([buffer], [buffer], op, prescale=1.0, postscale=1.0, divisor=1)
         return Finished()
 
     def reduce_directly(
@@ -115,45 +169,99 @@ class ShmTransport(Transport):
         postscale: float,
         divisor: int,
     ) -> bool:
-        reduce = _REDUCE[op]
-        slots = self._slots_of(inputs[0].dtype)
-        if divisor > 1 and _halves_exactly(slots.dtype, divisor):
+        dtype = inputs[0].dtype
+        if divisor > 1 and _halves_exactly(dtype, divisor):
             # The division joins the copy into the slot. Only a power of two gives the same bits as dividing the sum.
             prescale, divisor = prescale / divisor, 1
-        pairs = [(flat(i), flat(o)) for i, o in zip(inputs, outputs, strict=True) if i.numel()]
-        for pieces in _filled_slots(pairs, slots.shape[2]):
-            turn = self._next_turn()
-            length = pieces[-1].place.stop
-            for piece in pieces:
-                copy_scaled(slots[self.index, turn, piece.place], piece.source, prescale)
-            self._meet()
-            if self.num_ranks == 2:
-                # Both ranks reduce all of it, straight into their own tensors: the operations commute exactly.
-                for piece in pieces:
-                    reduce(slots[0, turn, piece.place], slots[1, turn, piece.place], out=piece.target)
-                    finish_scaled(piece.target, piece.target, postscale, divisor)
-                continue
-            part = self._reduce_part(reduce, slots[:, turn, :length])
-            finish_scaled(part, part, postscale, divisor)
-            self._meet()
-            for piece in pieces:
-                piece.target.copy_(slots[-1, turn, piece.place])
+        how = _Arithmetic(_REDUCE[op], prescale, postscale, divisor)
+        chunks = _chunks(inputs, outputs, self._slot_bytes // dtype.itemsize)
+        if self.num_ranks == 2:
+            self._reduce_in_pairs(how, chunks, self._rows_of(dtype))
+        else:
+            self._reduce_in_shares(how, chunks, self._rows_of(dtype))
         return True
+
+    def _reduce_in_pairs(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows]) -> None:
+        """Both ranks reduce all of every chunk: the operations commute exactly.
+
+        Chunk c fills the slot that chunk c - 4 used. Before that, this rank has waited for the other's post of c - 2,
+        and the other posts that after it has reduced c - 4.
+
+        A rank that can spin reduces a chunk at once, while it is in its cache; one that cannot fills the next slot
+        first, so that it seldom finds the other behind.
+        """
+        ((tell, hear),) = self._barrier.rounds
+        post, wait = self._semaphores.post, self._semaphores.wait
+        lag: deque[tuple[_Chunk, Rows]] = deque()
+        most_lag = 0 if self._spins else 1
+        for chunk in chunks:
+            rows = self._next_rows(turns, chunk.length)
+            how.fill(rows[self.index], chunk.sources)
+            post(tell)
+            lag.append((chunk, rows))
+            if len(lag) > most_lag:
+                wait(hear, self._look_from_now(), _CHECK_PERIOD_S)
+                self._reduce_pair(how, *lag.popleft())
+        while lag:
+            wait(hear, self._look_from_now(), _CHECK_PERIOD_S)
+            self._reduce_pair(how, *lag.popleft())
+
+    def _reduce_pair(self, how: _Arithmetic, chunk: _Chunk, rows: Rows) -> None:
+        is_whole = len(chunk.targets) == 1
+        result = chunk.targets[0] if is_whole else self._scratch_of(rows[0].dtype)[: chunk.length]
+        how.reduce(rows[0], rows[1], out=result)
+        how.finish(result)
+        if not is_whole:
+            _scatter(result, chunk.targets)
+
+    def _reduce_in_shares(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows]) -> None:
+        """Each rank reduces its share of every chunk, and all copy the whole.
+
+        Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then all meet. So what step s reduces was
+        filled, and what it copies was reduced, before the last meeting; and the slot that it fills was read in step
+        s - 3 or before. The last step needs no meeting: what follows begins with one before it reduces anything.
+        """
+        filled: list[Rows] = []
+        for step in range(len(chunks) + 2):
+            if step < len(chunks):
+                filled.append(self._next_rows(turns, chunks[step].length))
+                how.fill(filled[step][self.index], chunks[step].sources)
+            if 1 <= step <= len(chunks):
+                self._reduce_share(how, filled[step - 1])
+            if step >= 2:
+                _scatter(filled[step - 2][-1], chunks[step - 2].targets)
+            if step <= len(chunks):
+                self._meet()
+
+    def _reduce_share(self, how: _Arithmetic, rows: Rows) -> None:
+        length = rows[0].shape[0]
+        # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
+        share = -(-length // self.num_ranks)
+        share = -(-share // 16) * 16
+        start, end = self.index * share, min((self.index + 1) * share, length)
+        if start >= end:
+            return
+        first, second, *others, result = (row[start:end] for row in rows)
+        how.reduce(first, second, out=result)
+        for other in others:
+            how.reduce(result, other, out=result)
+        how.finish(result)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         parts = output.view(self.num_ranks, -1)
         start = 0
-        for chunk, turn in self._chunks(buffer, self._slots.shape[2]):
+        for chunk in buffer.split(self._slot_bytes):
             length = chunk.numel()
-            self._slots[self.index, turn, :length].copy_(chunk)
+            slot = self._slots[self._next_turn(), :, :length]
+            slot[self.index].copy_(chunk)
             self._meet()
-            parts[:, start : start + length].copy_(self._slots[:-1, turn, :length])
+            parts[:, start : start + length].copy_(slot[:-1])
             start += length
         return Finished()
 
     def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
-        for chunk, turn in self._chunks(buffer, self._slots.shape[2]):
-            slot = self._slots[root_index, turn, : chunk.numel()]
+        for chunk in buffer.split(self._slot_bytes):
+            slot = self._slots[self._next_turn(), root_index, : chunk.numel()]
             if self.index == root_index:
                 slot.copy_(chunk)
             self._meet()
@@ -172,17 +280,16 @@ class ShmTransport(Transport):
         starts = table[:, : self.index].sum(dim=1).tolist()
         targets = [sum(output_bytes[:sender]) for sender in range(self.num_ranks)]
         longest = int(table.sum(dim=1).max())
-        slot_bytes = self._slots.shape[2]
-        for first in range(0, longest, slot_bytes):
-            turn = self._next_turn()
-            chunk = buffer[first : first + slot_bytes]
-            self._slots[self.index, turn, : chunk.numel()].copy_(chunk)
+        for first in range(0, longest, self._slot_bytes):
+            slot = self._slots[self._next_turn()]
+            chunk = buffer[first : first + self._slot_bytes]
+            slot[self.index, : chunk.numel()].copy_(chunk)
             self._meet()
             for sender, (start, length) in enumerate(zip(starts, output_bytes, strict=True)):
-                begin, end = max(start, first), min(start + length, first + slot_bytes)
+                begin, end = max(start, first), min(start + length, first + self._slot_bytes)
                 if begin < end:
                     target = targets[sender] + begin - start
-                    output[target : target + end - begin] = self._slots[sender, turn, begin - first : end - first]
+                    output[target : target + end - begin] = slot[sender, begin - first : end - first]
         return Finished()
 
     def barrier(self) -> Work:
@@ -193,81 +300,97 @@ class ShmTransport(Transport):
         """Nothing is under way: collectives run in the thread that would call this."""
 
     def close(self) -> None:
-        self._typed.clear()
-        del self._slots, self._tables
-        self._semaphores.release()
-        # The mapping itself goes with its last reference; closing it under a tensor that is left would be fatal.
-
-    def _reduce_part(self, reduce: Callable[..., Any], slots: torch.Tensor) -> torch.Tensor:
-        """Reduce this rank's share of a chunk, and return it. ``slots`` has the shape (ranks + 1, elements)."""
-        length = slots.shape[1]
-        # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
-        share = -(-length // self.num_ranks)
-        share = -(-share // 16) * 16
-        part = slice(min(self.index * share, length), min((self.index + 1) * share, length))
-        result = slots[-1, part]
-        reduce(slots[0, part], slots[1, part], out=result)
-        for index in range(2, self.num_ranks):
-            reduce(result, slots[index, part], out=result)
-        return result
-
-    def _chunks(self, buffer: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, int]]:
-        """``buffer`` in pieces of at most ``most`` elements, each with the turn whose slots it uses."""
-        for start in range(0, buffer.numel(), most):
-            yield buffer[start : start + most], self._next_turn()
+        if not self._is_closed:
+            self._is_closed = True
+            self._typed.clear()
+            self._narrowed.clear()
+            # The mapping itself goes with its last reference; closing it under a tensor that is left would be fatal.
+            del self._slots, self._tables, self._memory
+            self._semaphores.release()
 
     def _next_turn(self) -> int:
-        self._turn ^= 1
+        # One count for all collectives: each finds the slots as the last one has left them.
+        self._turn = (self._turn + 1) % _NUM_TURNS
         return self._turn
 
-    def _slots_of(self, dtype: torch.dtype) -> torch.Tensor:
-        """The slots as elements of ``dtype``: (ranks + 1, 2, elements)."""
+    def _rows_of(self, dtype: torch.dtype) -> list[Rows]:
+        """For each turn the slots of all ranks and the row of results, as elements of ``dtype``."""
         if dtype not in self._typed:
-            self._typed[dtype] = self._slots.view(dtype)
+            self._typed[dtype] = [turn.unbind() for turn in self._slots.view(dtype).unbind()]
         return self._typed[dtype]
 
+    def _next_rows(self, turns: list[Rows], length: int) -> Rows:
+        """The first ``length`` elements of the next turn's slots."""
+        turn = self._next_turn()
+        rows = turns[turn]
+        if rows[0].shape[0] == length:
+            return rows
+        # Slicing takes as long as reducing a small tensor, and the same lengths come again and again.
+        key = (rows[0].dtype, turn, length)
+        narrowed = self._narrowed.get(key)
+        if narrowed is None:
+            if len(self._narrowed) >= _MOST_NARROWED:
+                self._narrowed.clear()
+            narrowed = self._narrowed[key] = tuple(row[:length] for row in rows)
+        return narrowed
+
+    def _scratch_of(self, dtype: torch.dtype) -> torch.Tensor:
+        """Private memory as long as a slot."""
+        if dtype not in self._scratch:
+            self._scratch[dtype] = torch.empty(self._slot_bytes // dtype.itemsize, dtype=dtype, device="cpu")
+        return self._scratch[dtype]
+
     def _meet(self) -> None:
+        self._barrier.wait(self._look_from_now(), _CHECK_PERIOD_S)
+
+    def _look_from_now(self) -> Callable[[], None]:
         # A long collective may take as long as it makes progress.
-        self._deadline_s = time.monotonic() + self._timeout_s
-        self._barrier.wait(self._look, _CHECK_PERIOD_S)
+        self._deadline_s = 0.0
+        return self._look
 
     def _look(self) -> None:
         self._check()
-        if time.monotonic() > self._deadline_s:
+        now_s = time.monotonic()
+        if not self._deadline_s:
+            self._deadline_s = now_s - _CHECK_PERIOD_S + self._timeout_s
+        elif now_s > self._deadline_s:
             raise RuntimeError(
                 f"the other ranks of this host did not come to a collective within {self._timeout_s:g} s: one of them "
                 "is stopped or overloaded. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
             )
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A run of elements that passes through a slot in one turn."""
-
-    source: torch.Tensor
-    target: torch.Tensor
-    #: Where it stands in the slot.
-    place: slice
-
-
-def _filled_slots(pairs: list[tuple[torch.Tensor, torch.Tensor]], capacity: int) -> Iterator[list[_Piece]]:
-    """Deal flat (source, target) pairs into slots of ``capacity`` elements; long tensors pass in several turns."""
-    pieces: list[_Piece] = []
+def _chunks(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[_Chunk]:
+    """Deal tensors into chunks of at most ``capacity`` elements; long ones pass in several, small ones together."""
+    chunks: list[_Chunk] = []
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
     filled = 0
-    for source, target in pairs:
-        start = 0
-        while start < source.numel():
-            length = min(source.numel() - start, capacity - filled)
-            run = slice(start, start + length)
-            pieces.append(_Piece(source[run], target[run], slice(filled, filled + length)))
-            start += length
-            # Tensors begin at multiples of 16 elements, so that vectorised loops stay aligned.
-            filled = -(-(filled + length) // 16) * 16
-            if filled >= capacity:
-                yield pieces
-                pieces, filled = [], 0
-    if pieces:
-        yield pieces
+    for tensor, output in zip(inputs, outputs, strict=True):
+        source = flat(tensor)
+        target = source if output is tensor else flat(output)
+        if source.numel() > capacity:
+            pieces = zip(source.split(capacity), target.split(capacity), strict=True)
+            chunks += [_Chunk([piece], [place], piece.numel()) for piece, place in pieces]
+            continue
+        if filled + source.numel() > capacity:
+            chunks.append(_Chunk(sources, targets, filled))
+            sources, targets, filled = [], [], 0
+        if source.numel():
+            sources.append(source)
+            targets.append(target)
+            filled += source.numel()
+    if sources:
+        chunks.append(_Chunk(sources, targets, filled))
+    return chunks
+
+
+def _scatter(result: torch.Tensor, targets: list[torch.Tensor]) -> None:
+    if len(targets) == 1:
+        targets[0].copy_(result)
+    else:
+        pieces = result.split([target.numel() for target in targets])
+        torch._foreach_copy_(targets, pieces)
 
 
 def _halves_exactly(dtype: torch.dtype, divisor: int) -> bool:
@@ -275,7 +398,8 @@ def _halves_exactly(dtype: torch.dtype, divisor: int) -> bool:
 
 
 def _slot_bytes(num_ranks: int) -> int:
-    return max(_PAGE_BYTES, min(_SLOT_BYTES, _MOST_BYTES // (2 * (num_ranks + 1)) // _PAGE_BYTES * _PAGE_BYTES))
+    most = _MOST_BYTES // (_NUM_TURNS * (num_ranks + 1)) // _PAGE_BYTES * _PAGE_BYTES
+    return max(_PAGE_BYTES, min(_PAIR_SLOT_BYTES if num_ranks == 2 else _SLOT_BYTES, most))
 
 
 def _tables_start(num_ranks: int) -> int:

@@ -32,6 +32,8 @@ class Transport(ABC):
 
     #: How the transport appears in the timeline, e.g. "GLOO" in "GLOO_ALLREDUCE".
     name: ClassVar[str]
+    #: :meth:`reduce_directly` does what it is asked, in the calling thread.
+    reduces_directly: ClassVar[bool] = False
     #: Where buffers have to live.
     device: torch.device
     #: The global ranks of the process set, by index.

@@ -56,7 +56,13 @@ def grouped_allgather_async(
     return _submit_allgather(tensors, name, process_set, as_list=True)
 
 
-def _submit_allgather(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, as_list: bool) -> int:
+def _submit_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    as_list: bool,
+    is_waited_for: bool = False,
+) -> int:
     if not tensors:
         return keep_finished([])
     for tensor in tensors:
@@ -69,6 +75,7 @@ def _submit_allgather(tensors: Sequence[torch.Tensor], name: str | None, process
         process_set=process_set,
         name=name,
         finish=lambda results: results if as_list else results[0],
+        is_waited_for=is_waited_for,
     )
 
 
@@ -79,7 +86,7 @@ class _Allgather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
         ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
-        return tuple(synchronize(_submit_allgather(tensors, name, process_set, as_list=True)))
+        return tuple(synchronize(_submit_allgather(tensors, name, process_set, as_list=True, is_waited_for=True)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

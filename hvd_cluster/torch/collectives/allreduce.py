@@ -74,8 +74,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """:func:`allreduce` in place; returns ``tensor``."""
-    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    synchronize(handle)
+    op = _reduce_op(average, op)
+    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    synchronize(_submit_allreduce([tensor], *arguments, True, False, is_waited_for=True))
     return tensor
 
 
@@ -136,8 +137,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
-    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    synchronize(handle)
+    op = _reduce_op(average, op)
+    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    synchronize(_submit_allreduce(tensors, *arguments, True, True, is_waited_for=True))
     return list(tensors)
 
 
@@ -184,6 +186,7 @@ def _submit_allreduce(
     process_set: ProcessSet,
     in_place: bool,
     as_list: bool,
+    is_waited_for: bool = False,
 ) -> int:
     if not tensors:
         return keep_finished([])
@@ -208,6 +211,7 @@ def _submit_allreduce(
         prescale=prescale,
         postscale=postscale,
         finish=finish,
+        is_waited_for=is_waited_for,
     )
 
 
@@ -224,8 +228,8 @@ class _Allreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = (op, prescale, postscale, process_set, is_group)
-        handle = _submit_allreduce(tensors, name, op, prescale, postscale, process_set, False, True)
-        return tuple(synchronize(handle))
+        arguments = (name, op, prescale, postscale, process_set)
+        return tuple(synchronize(_submit_allreduce(tensors, *arguments, False, True, is_waited_for=True)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

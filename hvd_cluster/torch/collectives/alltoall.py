@@ -52,7 +52,12 @@ def alltoall_async(
 
 
 def _submit(
-    tensor: torch.Tensor, splits: tuple[int, ...], name: str | None, process_set: ProcessSet, with_received: bool
+    tensor: torch.Tensor,
+    splits: tuple[int, ...],
+    name: str | None,
+    process_set: ProcessSet,
+    with_received: bool,
+    is_waited_for: bool = False,
 ) -> int:
     return submit(
         Kind.ALLTOALL,
@@ -61,6 +66,7 @@ def _submit(
         name=name,
         splits=splits,
         finish=lambda results: tuple(results) if with_received else results[0],
+        is_waited_for=is_waited_for,
     )
 
 
@@ -94,7 +100,7 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: tuple[int, ...], name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = synchronize(_submit(tensor, splits, name, process_set, True))
+        output, received = synchronize(_submit(tensor, splits, name, process_set, True, is_waited_for=True))
         ctx.rows, ctx.received, ctx.process_set = tensor.shape[0], received, process_set
         ctx.mark_non_differentiable(received)
         return output, received

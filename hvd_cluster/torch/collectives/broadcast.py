@@ -46,7 +46,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """:func:`broadcast` in place; returns ``tensor``."""
-    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    synchronize(_submit_broadcast(tensor, root_rank, name, process_set, in_place=True, is_waited_for=True))
     return tensor
 
 
@@ -58,7 +58,12 @@ def broadcast_async_(
 
 
 def _submit_broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    in_place: bool,
+    is_waited_for: bool = False,
 ) -> int:
     ranks = process_set.ranks
     if ranks is not None and root_rank not in ranks:
@@ -71,6 +76,7 @@ def _submit_broadcast(
         in_place=in_place,
         root=root_rank,
         finish=lambda results: tensor if in_place else results[0],
+        is_waited_for=is_waited_for,
     )
 
 
@@ -80,7 +86,8 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        handle = _submit_broadcast(tensor, root_rank, name, process_set, in_place=False, is_waited_for=True)
+        result: torch.Tensor = synchronize(handle)
         return result
 
     @staticmethod

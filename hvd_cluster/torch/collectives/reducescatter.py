@@ -108,6 +108,7 @@ def _submit(
     postscale: float,
     process_set: ProcessSet,
     as_list: bool,
+    is_waited_for: bool = False,
 ) -> int:
     if not tensors:
         return keep_finished([])
@@ -122,6 +123,7 @@ def _submit(
         prescale=prescale,
         postscale=postscale,
         finish=lambda results: results if as_list else results[0],
+        is_waited_for=is_waited_for,
     )
 
 
@@ -138,7 +140,8 @@ class _Reducescatter(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
         ctx.factor = prescale * postscale * (num_members(process_set) if op == ReduceOp.SUM else 1)
-        return tuple(synchronize(_submit(tensors, name, op, prescale, postscale, process_set, as_list=True)))
+        arguments = (name, op, prescale, postscale, process_set)
+        return tuple(synchronize(_submit(tensors, *arguments, as_list=True, is_waited_for=True)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ def job(limit_rank: int | None) -> tuple[str, float, int]:
         # A memfd is a file: with this limit the segment cannot be allocated.
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     hvd.init()
-    name = basics.engine()._transports[0, torch.device("cpu")].name
+    name = basics.engine().transport_name(0, torch.device("cpu"))
     total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum).item()
     hvd.shutdown()
     segments = Path("/proc/self/maps").read_text().count("memfd:hvd_cluster")
@@ -49,5 +49,5 @@ def test_it_can_be_switched_off() -> None:
 def test_without_memory_to_share_gloo_serves_with_one_line_that_says_why() -> None:
     results, errors = run(2, 0, env={"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"})
     assert results == [("GLOO", 2.0, 0)] * 2
-    assert errors.count("cannot share memory and uses Gloo") == 1
+    assert errors.count("cannot share memory and use Gloo") == 1
     assert "rank 0: [Errno 27] File too large" in errors

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hvd_cluster.engine.transports.semaphores import STRIDE_BYTES, Barrier, Semaphores
+from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 
 
 def never() -> None:

@@ -43,18 +43,25 @@ def _wait_until(address: ctypes.c_void_p, period_s: float) -> int:
 class Semaphores:
     """An array of semaphores in a mapping that several processes share.
 
+    A wait first tries for a while and then blocks. How long it tries adapts to how long it had to before, as glibc's
+    adaptive mutexes do: waking a thread that blocks costs far more than most waits between ranks last, and a rank that
+    waits long should not burn a core that others need.
+
     Args:
         memory: the mapping; the array begins at ``offset`` and takes ``count * STRIDE_BYTES`` bytes.
         offset: where it begins; a multiple of ``STRIDE_BYTES``.
         count: how many.
         create: True in the one process that initialises them, before any other uses them.
+        most_tries: how often a wait tries before it blocks; 0 where ranks outnumber cores.
     """
 
-    def __init__(self, memory: mmap.mmap, offset: int, count: int, *, create: bool) -> None:
+    def __init__(self, memory: mmap.mmap, offset: int, count: int, *, create: bool, most_tries: int = 0) -> None:
         # The view keeps the mapping from being closed under the addresses.
         self._view = (ctypes.c_char * (count * STRIDE_BYTES)).from_buffer(memory, offset)
         base = ctypes.addressof(self._view)
         self._addresses = [ctypes.c_void_p(base + index * STRIDE_BYTES) for index in range(count)]
+        self._most_tries = most_tries
+        self._usual_tries = 0
         if create:
             for address in self._addresses:
                 if _quick.sem_init(address, 1, 0):
@@ -73,9 +80,16 @@ class Semaphores:
             on_delay: called every ``period_s`` seconds of waiting; may raise to give up.
             period_s: see ``on_delay``.
         """
-        address = self._addresses[index]
-        if not _quick.sem_trywait(address):
+        address, try_wait = self._addresses[index], _quick.sem_trywait
+        if not try_wait(address):
             return
+        if self._most_tries:
+            limit = min(self._most_tries, 2 * self._usual_tries + 20)
+            for tries in range(limit):
+                if not try_wait(address):
+                    self._usual_tries += (tries - self._usual_tries) // 8
+                    return
+            self._usual_tries += (limit - self._usual_tries) // 8
         while True:
             if not _wait_until(address, period_s):
                 return
@@ -106,7 +120,8 @@ class Barrier:
     def __init__(self, semaphores: Semaphores, first: int, index: int, num_ranks: int) -> None:
         self._semaphores = semaphores
         distances = [1 << k for k in range((num_ranks - 1).bit_length())]
-        self._rounds = [
+        #: (the semaphore to post, the one to wait for) in each round.
+        self.rounds = [
             (first + k * num_ranks + (index + distance) % num_ranks, first + k * num_ranks + index)
             for k, distance in enumerate(distances)
         ]
@@ -118,6 +133,6 @@ class Barrier:
 
     def wait(self, on_delay: Callable[[], None], period_s: float) -> None:
         """Return once every rank has called this; see :meth:`Semaphores.wait` for the arguments."""
-        for tell, hear in self._rounds:
+        for tell, hear in self.rounds:
             self._semaphores.post(tell)
             self._semaphores.wait(hear, on_delay, period_s)

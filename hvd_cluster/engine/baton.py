@@ -1,0 +1,186 @@
+"""Who drives the engine: its own thread, or a thread that waits for a result and does the work itself meanwhile.
+
+Handing work to another thread and back costs two wake-ups, and milliseconds where that thread has to get the
+interpreter lock from a busy one. So whoever waits takes the baton and becomes the driver: it serves everything that
+the engine's thread would, until its own result is there. The engine's thread sleeps on; it does not even wake for
+what the driver sees to, because the poll that it sleeps on loses its source while the driver sleeps on it.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from typing import Protocol
+
+from hvd_cluster.engine.request import Handle
+from hvd_cluster.errors import HorovodInternalError
+
+
+class Drivable(Protocol):
+    """What is driven. Only the holder of the baton calls this."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to be driven."""
+
+    def work(self, *, is_waited_for: bool) -> None:
+        """Do what can be done without waiting; ``is_waited_for`` when somebody waits for what was submitted."""
+
+    def expect(self) -> bool:
+        """Wait a moment for what usually comes soon; True if there is something to do."""
+
+    def may_sleep(self) -> bool:
+        """False if there is something to do; True promises that the poll will report what comes."""
+
+    def rest(self) -> None:
+        """A driver leaves: see that the poll reports what comes, soon enough."""
+
+    def deadline_s(self) -> float | None:
+        """``time.monotonic()`` when there is something to do whatever happens; None for never."""
+
+    def hear(self, events: list[tuple[int, int]]) -> None:
+        """Take in what the poll has reported."""
+
+    def fail(self, error: BaseException) -> None:
+        """Driving has failed: end the world."""
+
+    def finish(self) -> None:
+        """Everything is over: let go of everything."""
+
+    def ring(self) -> None:
+        """Make the poll report something."""
+
+
+class Baton:
+    """Lets one thread at a time drive.
+
+    Args:
+        engine: what is driven.
+        poll: what the driver waits on.
+    """
+
+    def __init__(self, engine: Drivable, poll: select.epoll) -> None:
+        self._engine = engine
+        self._poll = poll
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+        self._is_finished = False
+        # The engine's thread sleeps on this one, which is ready when the poll is, unless somebody else drives.
+        self._sleep = select.epoll()
+        self._sleep.register(poll.fileno(), select.EPOLLIN)
+        self._is_detached = False
+        self._wakes_s: float | None = None
+        self.thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self.thread.start()
+
+    def drive_until(self, handle: Handle) -> None:
+        """Drive until ``handle`` is settled; returns early when another thread drives, or everything is over.
+
+        Raises:
+            HorovodInternalError: this thread drives already: it was called from a signal handler or a ``__del__``.
+            KeyboardInterrupt: as it comes; the world goes on if it came while this thread only waited.
+        """
+        me = threading.get_ident()
+        if not self._lock.acquire(blocking=False):
+            if self._holder == me:
+                raise HorovodInternalError(
+                    "an operation was waited for from within another one of the same thread, by a signal handler or a "
+                    "__del__: it could wait for nobody but itself"
+                )
+            if self._holder not in (self.thread.ident, None):
+                # Another waiter drives, and when it is done, the engine's thread does.
+                self._engine.ring()
+                return
+            self._lock.acquire()
+        self._holder = me
+        is_working = True
+        try:
+            if self._is_finished or handle.is_settled:
+                return
+            try:
+                while True:
+                    is_working = True
+                    self._engine.work(is_waited_for=True)
+                    if handle.is_settled or self._engine.is_over:
+                        break
+                    is_working = False
+                    if self._engine.expect() or not self._engine.may_sleep():
+                        continue
+                    if not self._is_detached:
+                        self._sleep.unregister(self._poll)
+                        self._is_detached = True
+                    events = self._poll.poll(_until(self._engine.deadline_s()))
+                    is_working = True
+                    self._engine.hear(events)
+            except Exception as error:  # noqa: BLE001 - whatever it was, every rank must hear of it
+                # The waiters hear of it through their handles.
+                self._engine.fail(error)
+                self._engine.ring()
+            except BaseException as error:
+                if is_working:
+                    self._engine.fail(error)
+                    self._engine.ring()
+                raise
+            finally:
+                self._leave()
+        finally:
+            self._holder = None
+            self._lock.release()
+
+    def _leave(self) -> None:
+        """Let the engine's thread see to things again."""
+        try:
+            deadline_s = self._engine.deadline_s()
+            is_earlier = deadline_s is not None and (self._wakes_s is None or deadline_s < self._wakes_s)
+            if is_earlier or self._engine.is_over:
+                self._engine.ring()
+            else:
+                self._engine.rest()
+        except Exception as error:  # noqa: BLE001 - as above: another rank may have died holding the ballot's lock
+            self._engine.fail(error)
+            self._engine.ring()
+        finally:
+            if self._is_detached:
+                self._is_detached = False
+                self._sleep.register(self._poll, select.EPOLLIN)
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread does not exist: give the descriptors back."""
+        self._sleep.close()
+        self._poll.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._holder = threading.get_ident()
+                try:
+                    if self._drive():
+                        self._engine.finish()
+                        self._is_finished = True
+                        self._sleep.close()
+                        self._poll.close()
+                        return
+                finally:
+                    self._holder = None
+            self._sleep.poll(_until(self._wakes_s))
+
+    def _drive(self) -> bool:
+        """Do what there is to do; True when everything is over."""
+        try:
+            while not self._engine.is_over:
+                self._engine.hear(self._poll.poll(0))
+                self._engine.work(is_waited_for=False)
+                if not self._engine.is_over and self._engine.may_sleep():
+                    self._wakes_s = self._engine.deadline_s()
+                    return False
+        except Exception as error:  # noqa: BLE001 - a thread that dies in silence leaves all other ranks waiting
+            self._engine.fail(error)
+        return True
+
+
+def _until(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())

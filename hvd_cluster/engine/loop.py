@@ -1,0 +1,555 @@
+"""What whoever drives the engine does: take in requests and messages, agree with the other ranks, carry out."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections import deque
+from contextlib import ExitStack
+
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.collectives.step import Step
+from hvd_cluster.engine.execution import Execution, ExecutionQueue, carry_out_at_once
+from hvd_cluster.engine.host import share_host, spares_cores
+from hvd_cluster.engine.mailbox import Mailbox
+from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Recall, Refuse, Up
+from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
+from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
+from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
+from hvd_cluster.engine.stall import Message as StallMessage
+from hvd_cluster.engine.stall import Question, StallInspector
+from hvd_cluster.engine.timeline import JobTimeline, Recorder
+from hvd_cluster.engine.transports.select import TransportTable
+from hvd_cluster.engine.world import World
+from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: A transport that fails often does so because a rank has died, and the news of that is on its way.
+_NEWS_S = 0.5
+#: How long the engine waits at the end for the ranks below it.
+FAREWELL_S = 10.0
+#: How soon to try again when the log of the host is full.
+_RETRY_S = 0.001
+#: A driver looks so often for the other ranks' news before it sleeps: about 50 us.
+_MOST_LOOKS = 400
+
+_CPU = torch.device("cpu")
+
+
+class Loop:
+    """The state of one rank of a world of several. Only the holder of the baton calls its methods.
+
+    Args:
+        world: the connected world.
+        settings: the knobs.
+        process_sets: the ranks of each process set; grows and shrinks with the dynamic ones.
+        mailbox: where requests come from.
+        poll: what the driver waits on.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        process_sets: dict[int, tuple[int, ...]],
+        mailbox: Mailbox,
+        poll: select.epoll,
+    ) -> None:
+        self._world = world
+        self._process_sets = process_sets
+        self._settings = settings
+        self._rank = world.topology.rank
+        self._recorder = Recorder(self._rank, world.topology.host)
+        self._is_root = world.place.parent is None
+        self._mailbox = mailbox
+        poll.register(mailbox.bell, select.EPOLLIN)
+        poll.register(mailbox.cycle.descriptor, select.EPOLLIN)
+        poll.register(mailbox.rest.descriptor, select.EPOLLIN)
+        self._neighbours = Neighbours(world, poll)
+        self._timeline = JobTimeline(
+            self._recorder,
+            None if self._is_root else lambda events: self._neighbours.send_up(("events", events)),
+            settings.timeline_max_mb,
+        )
+        self._buffers = BufferPool()
+        self._negotiator = Negotiator(
+            world.place,
+            {id: frozenset(ranks) for id, ranks in process_sets.items()},
+            settings.cache_capacity,
+            lambda: self._settings.fusion_threshold_bytes,
+            settings.disable_group_fusion,
+        )
+        self._host = share_host(
+            world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check
+        )
+        self._ballot = None if self._host is None else self._host.ballot
+        if self._ballot is not None:
+            ballot = self._ballot
+            self._neighbours.is_closed = lambda: ballot.is_closed
+        self.transports = TransportTable(
+            world, settings, process_sets, self._neighbours.check, self._host, mailbox.bell
+        )
+        for process_set_id in sorted(process_sets):
+            self.transports.build(process_set_id)
+        self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
+        #: Queues of removed process sets, until what was decided before the removal is done.
+        self._draining: dict[int, ExecutionQueue] = {}
+        self._next_process_set_id = len(process_sets)
+        self._stall = StallInspector(
+            self._rank,
+            world.hosts,
+            process_sets,
+            settings,
+            send_up=self._tell_of_stall,
+            send_down=lambda message: self._neighbours.send_down(("stall", message)),
+            abort=self._abort,
+        )
+        self._finished: deque[tuple[Execution, Step]] = deque()
+        self._is_cycle_over = False
+        #: What the log of the host had no room for.
+        self._uncast: list[Request] = []
+        self._unappended: tuple[Entry, ...] = ()
+        self._unrecalled: tuple[set[int], bool] | None = None
+        self._most_looks = _MOST_LOOKS if spares_cores(world.topology.size) else 0
+        self._usual_looks = 0
+        self._join_handle: Handle | None = None
+        self._join_device = -1
+        self._deciding: list[Request] = []
+        self._closing_since_s: float | None = None
+
+    # ---- what the baton asks for ------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
+        if self._mailbox.has_ended and self._closing_since_s is None:
+            return True
+        if self._closing_since_s is None or any(self._all_queues()):
+            return False
+        if self._neighbours.has_children:
+            return time.monotonic() - self._closing_since_s > FAREWELL_S
+        return True
+
+    def work(self, *, is_waited_for: bool) -> None:
+        """Do what can be done without waiting.
+
+        Args:
+            is_waited_for: somebody waits for what was submitted, so it is not held back for company.
+        """
+        if self._neighbours.has_message:
+            for rank, message in self._neighbours.take():
+                self._take_message(rank, message)
+        if self._mailbox.has_commands:
+            self._take_commands()
+        if self._uncast or self._unrecalled or ((is_waited_for or self._is_cycle_over) and self._mailbox.has_submitted):
+            self._negotiate()
+        self._is_cycle_over = False
+        if self._finished:
+            self._take_finished()
+        self._settle()
+        if self._recorder.enabled:
+            self._timeline.flush()
+        if self._neighbours.has_sent:
+            self._neighbours.rearm()
+
+    def expect(self) -> bool:
+        """Look for the other ranks' news for a moment; how long adapts to how long it had to, as in Semaphores."""
+        ballot = self._ballot
+        if ballot is None:
+            return False
+        limit = min(self._most_looks, 2 * self._usual_looks + 40)
+        looks = 0
+        while looks < limit and not ballot.has_news:
+            looks += 1
+        self._usual_looks += (looks - self._usual_looks) // 8
+        return ballot.has_news
+
+    def may_sleep(self) -> bool:
+        """False if there is something to do; True promises that the poll will report what comes."""
+        if self._neighbours.has_message or self._finished:
+            return False
+        return self._ballot is None or self._ballot.may_sleep()
+
+    def deadline_s(self) -> float | None:
+        """When there is something to do whatever happens, or None."""
+        farewell_s = None if self._closing_since_s is None else self._closing_since_s + FAREWELL_S
+        stall_s = None
+        if self._mailbox.has_pending or self._stall.is_asking:
+            stall_s = self._stall.next_check_s(list(self._mailbox.pending().values()))
+        is_full = self._uncast or self._unappended or self._unrecalled
+        retry_s = time.monotonic() + _RETRY_S if is_full else None
+        times = (self._timeline.next_flush_s, stall_s, farewell_s, retry_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def hear(self, events: list[tuple[int, int]]) -> None:
+        """Take in what the poll has reported."""
+        for descriptor, event in events:
+            if descriptor == self._mailbox.bell:
+                self._mailbox.silence()
+            elif descriptor == self._mailbox.cycle.descriptor:
+                self._mailbox.cycle.silence()
+                self._is_cycle_over = True
+            elif descriptor == self._mailbox.rest.descriptor:
+                self._mailbox.rest.silence()
+            elif (rank := self._neighbours.rank_of(descriptor)) is not None:
+                if event & ~select.EPOLLOUT:
+                    self._hear(rank)
+                else:
+                    self._neighbours.flush(rank)
+        self._stall.inspect(list(self._mailbox.pending().values()))
+
+    def fail(self, error: BaseException) -> None:
+        """Driving has failed: every rank must hear of it."""
+        where = f"rank {self._rank} on {self._world.topology.host}"
+        if isinstance(error, NeighbourGone):
+            self._abort(error.reason, error.source)
+            return
+        logger.debug("rank %d: the engine failed", self._rank, exc_info=error)
+        culprit = self._neighbours.await_news(_NEWS_S) if isinstance(error, RuntimeError) else None
+        if culprit is not None:
+            self._abort(culprit.reason, culprit.source)
+        elif isinstance(error, Exception):
+            self._abort(f"{where} failed: {type(error).__name__}: {error}")
+        else:
+            self._abort(f"{where} was interrupted in the middle of an operation by {type(error).__name__}")
+
+    def finish(self) -> None:
+        """Say farewell and let go of everything."""
+        with ExitStack() as ends:  # each of them, whatever becomes of the others
+            for link in self._world.links.values():
+                ends.callback(link.close)
+            if self._host is not None:
+                ends.callback(self._host.close)
+            ends.callback(self.transports.close)
+            ends.callback(self._neighbours.send_all, ("bye", None))
+            ends.callback(self._timeline.close)
+            ends.callback(self._timeline.stop)
+
+    def ring(self) -> None:
+        """Make the poll report something."""
+        self._mailbox.ring()
+
+    def rest(self) -> None:
+        """A driver leaves, and perhaps nobody drives for long.
+
+        Where nothing is pending, the other ranks do not ring for this one for a moment: in a stream of operations it
+        comes back by itself.
+        """
+        if self._mailbox.has_submitted:
+            # Another thread's; it saw that somebody drove, and relies on that.
+            self._mailbox.cycle.start()
+        if not self._mailbox.has_pending:
+            self._mailbox.rest.start()
+        elif not self.may_sleep():
+            self.ring()
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def _take_commands(self) -> None:
+        for name, argument in self._mailbox.take_commands():
+            if name == "join":
+                # What was submitted before counts as submitted: a joined rank's word would stand in for it otherwise,
+                # and the late report be taken for the next request of that name.
+                self._negotiate()
+                self._join_handle, self._join_device = argument
+                self._stall.note_join()
+                if self._ballot is not None:
+                    self._recall(set(), suspend=True)
+                self._negotiator.join()
+            elif name == "leave":
+                self._negotiator.leave(self._rank)
+            elif name == "timeline":
+                self._neighbours.send_down(("timeline", argument))
+                self._set_timeline(*argument)
+            else:
+                raise RuntimeError(argument)
+
+    def _negotiate(self) -> None:
+        """Tell the other ranks what was submitted: by a vote where the log has an id for it, else by a report."""
+        self._recorder.mark_cycle()
+        requests = self._mailbox.take_submitted()
+        if requests:
+            self._stall.note(requests[-1].name)
+        if self._unrecalled is not None:
+            (ids, suspend), self._unrecalled = self._unrecalled, None
+            self._recall(ids, suspend=suspend)
+        if self._uncast:
+            requests, self._uncast = self._uncast + requests, []
+        if self._ballot is None or self._settings.cache_capacity == 0:
+            for request in requests:
+                self._negotiator.submit(request.key, request.signature)
+        else:
+            self._vote(requests)
+
+    def _vote(self, requests: list[Request]) -> None:
+        ballot, negotiator, process_sets = self._ballot, self._negotiator, self._process_sets
+        assert ballot is not None
+        votes: list[Vote] = []
+        voting: dict[int, Request] = {}
+        for request in requests:
+            id = negotiator.id_of(request.key, request.signature)
+            if id is None:
+                negotiator.submit(request.key, request.signature)
+            else:
+                votes.append(Vote(id, len(process_sets[request.process_set_id])))
+                voting[id] = request
+        for start in range(0, len(votes), MOST_VOTES):
+            cast = ballot.cast(votes[start : start + MOST_VOTES])
+            if cast is None:
+                self._uncast = [voting[vote.id] for vote in votes[start:]]
+                return
+            for vote in votes[start : start + MOST_VOTES]:
+                voting[vote.id].epoch = cast.epoch
+            for id in cast.refused:
+                voting[id].epoch = -1
+                negotiator.submit(voting[id].key, voting[id].signature)
+
+    def _recall(self, ids: set[int], *, suspend: bool) -> None:
+        assert self._ballot is not None
+        if not self._ballot.recall(sorted(ids), suspend=suspend):
+            self._unrecalled = (ids, suspend)
+
+    def _vote_anew(self, epoch: int) -> None:
+        again = [request for request in self._mailbox.pending().values() if 0 <= request.epoch < epoch]
+        for request in again:
+            request.epoch = -1
+        self._vote(again)
+
+    def _take_finished(self) -> None:
+        finished = []
+        while self._finished:
+            finished.append(self._finished.popleft())
+        for queue in self._all_queues():
+            queue.advance(finished)
+        for id in [id for id, queue in self._draining.items() if not queue]:
+            del self._draining[id]
+            self.transports.remove(id)
+
+    def _work_done(self, execution: Execution, step: Step) -> None:
+        """Called by the transports' threads."""
+        self._finished.append((execution, step))
+        self._mailbox.ring()
+
+    def _all_queues(self) -> list[ExecutionQueue]:
+        return [*self._queues.values(), *self._draining.values()]
+
+    # ---- agreement --------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Send up what is ready below, or decide on it; apply what was decided."""
+        ballot = self._ballot
+        if not self._is_root:
+            message = self._negotiator.take_up() if self._negotiator.has_news else None
+            if message is not None:
+                self._neighbours.send_up(("up", message))
+            if ballot is not None:
+                self._read(ballot)
+        elif ballot is None:
+            # Applying may free a name that was waiting to be negotiated.
+            while entries := self._negotiator.take_log():
+                self._apply(entries)
+        else:
+            while True:
+                self._read(ballot)
+                if not self._negotiator.has_news and not self._unappended:
+                    break
+                contested = {id for id in self._negotiator.take_contested() if ballot.may_be_voted_for(id)}
+                if contested and self._unrecalled is None:
+                    self._recall(contested, suspend=False)
+                    continue
+                self._unappended = self._unappended or self._negotiator.take_log()
+                if not self._unappended or not ballot.append(self._unappended):
+                    break
+                self._unappended = ()
+
+    def _read(self, ballot: Ballot) -> None:
+        # Carrying out what is read takes time, in which more may be written.
+        while ballot.has_news:
+            for entries in ballot.read():
+                self._apply(entries)
+
+    def _apply(self, entries: tuple[Entry, ...]) -> None:
+        """One log message: forward it, then do what it says."""
+        if self._ballot is None:
+            is_last = any(isinstance(entry, Close) for entry in entries)
+            self._neighbours.send_down(("close" if is_last else "log", entries))
+        for decision in self._negotiator.apply(entries):
+            if isinstance(decision, Bucket):
+                self._execute(decision)
+            elif isinstance(decision, Refuse):
+                request = self._mailbox.decide(decision.key)
+                if request is not None:
+                    request.handle.fail(HorovodInternalError(decision.text))
+            elif isinstance(decision, Recall):
+                self._vote_anew(decision.epoch)
+            elif isinstance(decision, JoinDone):
+                self._mailbox.unjoin()
+                if self._join_handle is not None:
+                    handle, self._join_handle = self._join_handle, None
+                    handle.succeed(decision.last_rank)
+            else:
+                self._close(decision)
+
+    def _execute(self, bucket: Bucket) -> None:
+        process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
+        if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
+            self._change_process_sets(bucket.requests[0][0], first)
+            return
+        if self._rank not in self._process_sets[process_set_id]:
+            return
+        # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
+        requests = self._deciding = [
+            request or _zeros(key, signature, self._join_device)
+            for request, (key, signature) in zip(
+                self._mailbox.decide_all([key for key, _ in bucket.requests]), bucket.requests, strict=True
+            )
+        ]
+        if self._recorder.enabled:
+            now_s = time.monotonic()
+            for request in requests:
+                for name in request.tensor_names:
+                    phase = f"NEGOTIATE_{request.signature.kind.name}"
+                    self._recorder.span(name, phase, request.submitted_s, now_s)
+        device = next((tensor.device for request in requests for tensor in request.inputs), _CPU)
+        transport = self.transports[process_set_id, device]
+        queue = self._queues[process_set_id]
+        if queue or not carry_out_at_once(requests, transport, self._recorder):
+            queue.append(Execution(requests, transport, self._buffers, self._recorder))
+        self._deciding = []
+
+    def _change_process_sets(self, key: Key, signature: Signature) -> None:
+        """Add or remove a process set; every rank does so at the same place of the log."""
+        request = self._mailbox.decide(key)
+        if signature.kind == Kind.ADD_PROCESS_SET:
+            id = self._next_process_set_id
+            self._next_process_set_id += 1
+            self._negotiator.add_process_set(id, frozenset(signature.ranks))
+            self._process_sets[id] = signature.ranks
+            self._queues[id] = ExecutionQueue(self._work_done)
+            self.transports.build(id)
+        else:
+            id = next(id for id, ranks in self._process_sets.items() if ranks == signature.ranks)
+            self._negotiator.remove_process_set(id)
+            del self._process_sets[id]
+            for orphan in self._mailbox.withdraw(id):
+                orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
+            self._draining[id] = self._queues.pop(id)
+            if not self._draining[id]:
+                del self._draining[id]
+                self.transports.remove(id)
+        if request is not None:
+            request.handle.succeed(id)
+
+    def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
+        if path is None:
+            self._timeline.stop()
+        else:
+            self._timeline.start(path, mark_cycles)
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, rank: int) -> None:
+        try:
+            self._neighbours.receive(rank)
+        except NeighbourGone as gone:
+            if self._ballot is not None:
+                self._read(self._ballot)  # the end may stand there
+            # An end without a farewell, while something all had agreed on is under way, is no end in good order.
+            is_expected = self._closing_since_s is not None and (
+                self._neighbours.has_said_bye(rank) or not any(self._all_queues())
+            )
+            if not is_expected:
+                self._abort(gone.reason, gone.source)
+
+    def _take_message(self, rank: int, message: Message) -> None:
+        kind, content = message
+        if kind == "up":
+            up: Up = content
+            self._negotiator.hear(rank, up)
+        elif kind in ("log", "close"):
+            self._apply(content)
+        elif kind == "bye":
+            self._neighbours.note_bye(rank)
+        elif kind == "events":
+            self._timeline.write(content)
+        elif kind == "stall":
+            self._hear_of_stall(content)
+        elif kind == "timeline":
+            self._neighbours.send_down(message)
+            self._set_timeline(*content)
+        else:
+            self._abort(content, rank)
+
+    def _tell_of_stall(self, message: StallMessage) -> None:
+        if self._is_root:
+            self._hear_of_stall(message)
+        else:
+            self._neighbours.send_up(("stall", message))
+
+    def _hear_of_stall(self, message: StallMessage) -> None:
+        """Questions travel down to every rank, everything else up to the root."""
+        pending = self._mailbox.pending()
+        if isinstance(message, Question):
+            self._neighbours.send_down(("stall", message))
+            self._stall.hear(message, pending)
+        elif self._is_root:
+            self._stall.hear(message, pending)
+        else:
+            self._neighbours.send_up(("stall", message))
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _close(self, close: Close) -> None:
+        """The world ends in good order: what stands before in the log is finished, the rest fails."""
+        self._closing_since_s = time.monotonic()
+        who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
+        self._fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
+
+    def _abort(self, reason: str, source: int | None = None) -> None:
+        """The world is broken: tell the neighbours, fail everything, wake what waits in the transports."""
+        if self._mailbox.has_ended and self._closing_since_s is None:
+            return
+        self._closing_since_s = None
+        self._neighbours.send_all(("abort", reason), but=source)
+        text = f"{SHUT_DOWN_TEXT} ({reason})"
+        self._fail_pending(text)
+        try:
+            # Before the waiters wake: they may write the tensors that a transport still works on.
+            self.transports.abort()
+        finally:
+            for queue in self._all_queues():
+                queue.fail(lambda: HorovodInternalError(text))
+            for request in self._deciding:
+                request.handle.fail(HorovodInternalError(text))
+
+    def _fail_pending(self, text: str) -> None:
+        self._mailbox.end(text)
+        if self._join_handle is not None:
+            handle, self._join_handle = self._join_handle, None
+            handle.fail(HorovodInternalError(text))
+
+
+def _zeros(key: Key, signature: Signature, gpu: int) -> Request:
+    """What a joined rank contributes to a request that it has not submitted."""
+    tensors = [
+        torch.zeros(
+            meta.shape,
+            dtype=element_dtype(meta.dtype),
+            device=torch.device(meta.device, gpu) if meta.device == "cuda" and gpu >= 0 else torch.device(meta.device),
+        )
+        for meta in signature.tensors
+    ]
+    return Request(
+        name=key[1],
+        process_set_id=key[0],
+        signature=signature,
+        inputs=tensors,
+        outputs=tensors,
+        finish=lambda _: None,
+        handle=Handle(),
+    )

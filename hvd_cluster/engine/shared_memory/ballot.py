@@ -1,0 +1,368 @@
+"""Agreement through shared memory, for the ranks of one host: whoever votes last for a request writes the decision.
+
+The segment holds a table with a count for each request that the log has given an id (see
+:mod:`hvd_cluster.engine.negotiation`), and the log itself, a ring of bytes that every rank reads at its own pace.
+Everything is touched under one lock. A rank votes for the ids that it has submitted; the vote that completes a count
+appends the decision to the log in the same breath, so no other process has to run for it. Requests without an id, or
+whose signature has changed, travel as reports up the tree to the root, which appends its decisions to the same log:
+one log orders everything.
+
+Votes and reports must not be mixed for one request, or neither would ever be complete. Whoever finds that they may be
+(the root, when it hears a report of a request that has an id; a rank that joins) appends a *recall*: all incomplete
+counts are set to zero and a new epoch begins, and every rank votes again for what it voted for in an older epoch, or
+reports it if its id is forgotten, or voting is suspended because a rank has joined.
+
+Order of memory: the lock is a semaphore, whose operations acquire and release; what is read without it
+(:attr:`Ballot.has_news`) is only a hint to look again under it. So this is correct on weakly ordered processors.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from hvd_cluster.engine.negotiation import Close, Define, Entry, Forget, JoinDone, Recall, Run
+from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Semaphores
+
+#: Ids share a slot of the table when they differ by this; an id that finds its slot taken is reported, not voted for.
+_NUM_SLOTS = 1 << 13
+_RING_BYTES = 1 << 20
+#: Longer messages of the root travel in pieces.
+_MOST_BYTES = _RING_BYTES // 8
+#: So many fit into the log at once.
+MOST_VOTES = _MOST_BYTES // 16
+_CHECK_PERIOD_S = 0.05
+#: How often the lock is tried before a rank blocks: it is held for a few microseconds.
+_LOCK_TRIES = 400
+
+# Words of the header, then two words for each rank.
+_TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _NUM_WORDS = range(5)
+_POSITION, _SLEEPS, _NUM_RANK_WORDS = range(3)
+
+# The first word of a message is its length in bytes times 8, plus one of these.
+_RUN, _PICKLED, _PIECE, _RECALL = range(4)
+
+
+class Vote(NamedTuple):
+    """This rank has submitted a request."""
+
+    id: int
+    #: Votes that complete it.
+    quorum: int
+
+
+class Cast(NamedTuple):
+    """What became of votes."""
+
+    #: The epoch in which they were counted.
+    epoch: int
+    #: These ids cannot be voted for: report the requests.
+    refused: list[int]
+
+
+class Ballot:
+    """One rank's view of the table and the log.
+
+    Args:
+        memory: :meth:`num_bytes` zero bytes that all ranks share, from ``offset`` on.
+        offset: a multiple of 64.
+        index: this rank among those of the host; the one with index 0 creates the lock.
+        bells: an eventfd for each rank, by index.
+        plan: makes the decision for ids whose counts have become complete together.
+        check: called now and then while waiting for the lock; raises when the world is broken.
+        spins: a rank may try for the lock before it blocks; False where ranks outnumber cores.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        offset: int,
+        *,
+        index: int,
+        bells: Sequence[int],
+        plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
+        check: Callable[[], None],
+        spins: bool,
+    ) -> None:
+        num_ranks = len(bells)
+        self._index = index
+        self._bells = bells
+        self._plan = plan
+        self._check = check
+        self._lock = Semaphores(memory, offset, 1, create=index == 0, most_tries=_LOCK_TRIES if spins else 0)
+        if index == 0:
+            self._lock.post(0)
+        num_words = _NUM_WORDS + _NUM_RANK_WORDS * num_ranks + 2 * _NUM_SLOTS
+        start = offset + STRIDE_BYTES
+        whole = memoryview(memory)
+        words = whole[start : start + 8 * num_words].cast("q")
+        self._wholes = (words, whole)
+        self._header = words[:_NUM_WORDS]
+        self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]
+        #: For each slot: the id plus one, or 0 where the slot is free, and the count.
+        self._table = words[-2 * _NUM_SLOTS :]
+        self._ring = whole[start + 8 * num_words : start + 8 * num_words + _RING_BYTES]
+        self._zeros = memoryview(bytes(8 * _NUM_SLOTS)).cast("q")
+        self._position = 0
+        self._outgoing: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._plans: dict[tuple[int, ...], bytes] = {}
+        self._decoded: dict[bytes, tuple[Run, ...]] = {}
+
+    @staticmethod
+    def num_bytes(num_ranks: int) -> int:
+        """How much memory a ballot of ``num_ranks`` takes."""
+        return STRIDE_BYTES + 8 * (_NUM_WORDS + _NUM_RANK_WORDS * num_ranks + 2 * _NUM_SLOTS) + _RING_BYTES
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    def cast(self, votes: Sequence[Vote]) -> Cast | None:
+        """Count this rank's votes, and append the decision on those that are complete now; None if the log is full.
+
+        A full log has to be read by every rank: read it, and call again.
+
+        Args:
+            votes: at most :data:`MOST_VOTES`.
+        """
+        sleepers: list[int] = []
+        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        try:
+            # Whoever votes is awake, and reads before it sleeps.
+            self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
+            if not self._has_room(16 * len(votes) + 16):
+                return None
+            epoch = self._header[_EPOCH]
+            if self._header[_IS_SUSPENDED]:
+                return Cast(epoch, [vote.id for vote in votes])
+            table = self._table
+            refused, complete = [], []
+            for id, quorum in votes:
+                slot = 2 * (id % _NUM_SLOTS)
+                if table[slot] != id + 1:
+                    refused.append(id)
+                    continue
+                count = table[slot + 1] + 1
+                if count == quorum:
+                    complete.append(id)
+                    count = 0
+                table[slot + 1] = count
+            if complete:
+                self._write(_RUN, self._encoded(tuple(complete)))
+                sleepers = self._take_sleepers()
+        finally:
+            self._lock.post(0)
+        self._wake(sleepers)
+        return Cast(epoch, refused)
+
+    def append(self, entries: tuple[Entry, ...]) -> bool:
+        """The root's decisions; False if the log is full: read it, and call again with the same ones.
+
+        Ids are forgotten only if nobody has voted for them since.
+        """
+        sleepers: list[int] = []
+        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        try:
+            if not self._outgoing:
+                kept = tuple(entry for entry in entries if not (isinstance(entry, Forget) and self._count(entry.id)))
+                for entry in kept:
+                    if isinstance(entry, Forget):
+                        self._shut(entry.id)
+                message = pickle.dumps(kept, protocol=5)
+                starts = range(0, len(message), _MOST_BYTES)
+                self._outgoing = [message[start : start + _MOST_BYTES] for start in starts]
+            while self._outgoing and self._has_room(len(self._outgoing[0])):
+                self._write(_PIECE if len(self._outgoing) > 1 else _PICKLED, self._outgoing.pop(0))
+                sleepers = self._take_sleepers()
+            if self._outgoing:
+                return False
+            for entry in entries:
+                if isinstance(entry, Define):
+                    self._open(entry.id)
+                elif isinstance(entry, JoinDone):
+                    self._header[_IS_SUSPENDED] = 0
+                elif isinstance(entry, Close):
+                    self._header[_IS_CLOSED] = 1
+            return True
+        finally:
+            self._lock.post(0)
+            self._wake(sleepers)
+
+    def recall(self, ids: Iterable[int], *, suspend: bool = False) -> bool:
+        """Have all incomplete votes cast anew, and forget ``ids``; False if the log is full.
+
+        Args:
+            ids: what was voted for by some ranks and reported by others.
+            suspend: nobody votes from here on until all ranks have joined.
+        """
+        sleepers: list[int] = []
+        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        try:
+            entries = tuple(Forget(id) for id in ids)
+            message = pickle.dumps((*entries, Recall(self._header[_EPOCH] + 1)), protocol=5)
+            if not self._has_room(len(message)):
+                return False
+            for entry in entries:
+                self._shut(entry.id)
+            self._table[1::2] = self._zeros
+            self._header[_EPOCH] += 1
+            if suspend:
+                self._header[_IS_SUSPENDED] = 1
+            self._write(_RECALL, message)
+            sleepers = self._take_sleepers()
+            return True
+        finally:
+            self._lock.post(0)
+            self._wake(sleepers)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """A hint, without the lock: there is something to read."""
+        return self._header[_TAIL] != self._position
+
+    @property
+    def is_closed(self) -> bool:
+        """The end of the world, in good order, stands in the log, read or not."""
+        return bool(self._header[_IS_CLOSED])
+
+    def may_be_voted_for(self, id: int) -> bool:
+        """Some rank may have voted for ``id``, or may do so."""
+        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        try:
+            return not self._header[_IS_SUSPENDED] and self._table[2 * (id % _NUM_SLOTS)] == id + 1
+        finally:
+            self._lock.post(0)
+
+    def read(self) -> list[tuple[Entry, ...]]:
+        """The messages of the log that this rank has not read."""
+        if self._header[_TAIL] == self._position:
+            return []
+        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        try:
+            tail = self._header[_TAIL]
+            start, end = self._position % _RING_BYTES, tail % _RING_BYTES
+            data = bytes(self._ring[start:end]) if start < end else bytes(self._ring[start:]) + bytes(self._ring[:end])
+            self._position = tail
+            self._ranks[_NUM_RANK_WORDS * self._index + _POSITION] = tail
+            self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
+        finally:
+            self._lock.post(0)
+        return list(self._parsed(data))
+
+    def may_sleep(self) -> bool:
+        """False if there is something to read; True promises that this rank's bell rings when there will be."""
+        if self._header[_TAIL] != self._position:
+            return False
+        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        try:
+            if self._header[_TAIL] != self._position:
+                return False
+            self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 1
+            return True
+        finally:
+            self._lock.post(0)
+
+    def release(self) -> None:
+        """Let go of the memory; no method may be called afterwards."""
+        for view in (self._header, self._ranks, self._table, self._ring, *self._wholes):
+            view.release()
+        self._lock.release()
+
+    # ---- inside, under the lock -------------------------------------------------------------------------------------
+
+    def _take_sleepers(self) -> list[int]:
+        sleepers = []
+        for index in range(len(self._bells)):
+            word = _NUM_RANK_WORDS * index + _SLEEPS
+            if self._ranks[word] and index != self._index:
+                self._ranks[word] = 0
+                sleepers.append(index)
+        return sleepers
+
+    def _wake(self, ranks: list[int]) -> None:
+        for index in ranks:
+            with suppress(BlockingIOError):  # it is ringing already
+                os.eventfd_write(self._bells[index], 1)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self._header[_TAIL] + num_bytes + 16 - min(self._ranks[_POSITION::_NUM_RANK_WORDS]) <= _RING_BYTES
+
+    def _write(self, kind: int, payload: bytes) -> None:
+        """One message: a word with its length and kind, the payload, and padding up to the next word."""
+        data = (len(payload) << 3 | kind).to_bytes(8, "little") + payload + bytes(-len(payload) % 8)
+        start = self._header[_TAIL] % _RING_BYTES
+        first = data[: _RING_BYTES - start]
+        self._ring[start : start + len(first)] = first
+        if len(first) < len(data):
+            self._ring[: len(data) - len(first)] = data[len(first) :]
+        self._header[_TAIL] += len(data)
+
+    def _open(self, id: int) -> None:
+        slot = 2 * (id % _NUM_SLOTS)
+        if self._table[slot] == 0:
+            self._table[slot], self._table[slot + 1] = id + 1, 0
+
+    def _shut(self, id: int) -> None:
+        slot = 2 * (id % _NUM_SLOTS)
+        if self._table[slot] == id + 1:
+            self._table[slot] = self._table[slot + 1] = 0
+
+    def _count(self, id: int) -> int:
+        slot = 2 * (id % _NUM_SLOTS)
+        return self._table[slot + 1] if self._table[slot] == id + 1 else 0
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def forget_plans(self) -> None:
+        """What decides on plans has changed, the fusion threshold for one."""
+        self._plans.clear()
+
+    def _encoded(self, ids: tuple[int, ...]) -> bytes:
+        """The buckets for ``ids``: for each its length and its ids. A training step asks for the same ones each time."""
+        payload = self._plans.get(ids)
+        if payload is None:
+            words: list[int] = []
+            for run in self._plan(ids):
+                words += (len(run.ids), *run.ids)
+            payload = b"".join(word.to_bytes(8, "little") for word in words)
+            if len(self._plans) > 1000:
+                self._plans.clear()
+            self._plans[ids] = payload
+        return payload
+
+    def _parsed(self, data: bytes) -> Iterator[tuple[Entry, ...]]:
+        start = 0
+        while start < len(data):
+            word = int.from_bytes(data[start : start + 8], "little")
+            length, kind = word >> 3, word & 7
+            payload = data[start + 8 : start + 8 + length]
+            start += 8 + -(-length // 8) * 8
+            if kind == _RUN:
+                yield self._runs(payload)
+            elif kind == _PIECE:
+                self._pieces.append(payload)
+            elif kind == _RECALL:
+                yield pickle.loads(payload)
+            else:
+                # Written by a rank of this job: nobody else has the descriptor of the segment.
+                message, self._pieces = b"".join((*self._pieces, payload)), []
+                yield pickle.loads(message)
+
+    def _runs(self, payload: bytes) -> tuple[Run, ...]:
+        runs = self._decoded.get(payload)
+        if runs is None:
+            words = memoryview(payload).cast("q").tolist()
+            found, start = [], 0
+            while start < len(words):
+                end = start + 1 + words[start]
+                found.append(Run(tuple(words[start + 1 : end])))
+                start = end
+            if len(self._decoded) > 1000:
+                self._decoded.clear()
+            runs = self._decoded[payload] = tuple(found)
+        return runs

@@ -1,0 +1,220 @@
+"""Memory that the ranks of one host share: unnamed, so nothing is left behind however the job ends.
+
+The leader makes a memfd and hands its descriptor over an abstract Unix socket. That also proves that the host is
+shared: an abstract socket cannot be reached from another network namespace or machine, whatever the hosts call
+themselves. A memfd counts against the job's memory, not against the size of /dev/shm.
+
+The same connections carry every rank's bell, an eventfd, to all others: whoever has news for a rank that sleeps in
+``epoll`` rings it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.client import KeyValueClient
+
+logger = logging.getLogger(__name__)
+
+#: How long one connection may take to prove itself; others wait behind it.
+_HANDSHAKE_S = 1.0
+#: How long ranks that ought to share memory wait for each other to prove it.
+_SHARING_TIMEOUT_S = 10.0
+#: One message carries so many descriptors (Linux's SCM_MAX_FD).
+MOST_RANKS = 250
+
+
+class Sharing(Exception):
+    """The ranks cannot share memory; the text says why."""
+
+
+@dataclass
+class Segment:
+    """What the ranks of one host share."""
+
+    memory: mmap.mmap
+    #: This rank among those that share.
+    index: int
+    #: An eventfd for each of them, by index; this rank's own among them is the one that it handed in.
+    bells: list[int]
+
+    def close(self) -> None:
+        """Close the other ranks' bells, and let go of the mapping; it goes with its last reference."""
+        for index, bell in enumerate(self.bells):
+            if index != self.index:
+                os.close(bell)
+        self.bells = []
+        del self.memory
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that ought to share memory, and how they meet."""
+
+    client: KeyValueClient
+    #: Keys of this segment start with this.
+    prefix: str
+    #: The job's secret; nobody else gets the descriptors.
+    secret: bytes
+    #: The global ranks; the first one leads.
+    ranks: Sequence[int]
+    #: This one.
+    rank: int
+    timeout_s: float
+
+    @property
+    def index(self) -> int:
+        """This rank's index in the group."""
+        return self.ranks.index(self.rank)
+
+
+class Closable(Protocol):
+    """What is built in a segment."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+T = TypeVar("T", bound=Closable)
+
+
+def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]) -> T | None:
+    """What ``build`` makes of a segment that all ranks of ``group`` share, or None on all of them; collective.
+
+    One line in the leader's log says why where it is None.
+
+    Args:
+        group: who shares.
+        num_bytes: how much; all of it is allocated, and zero.
+        bell: this rank's eventfd.
+        build: called on each rank, on all before it is known on any that sharing has succeeded.
+    """
+    built, failure = None, ""
+    try:
+        built = build(_share(group, num_bytes, bell))
+    except Sharing as error:
+        failure = f"rank {group.rank}: {error}"
+    group.client.set(f"{group.prefix}failure/{group.rank}", failure.encode())
+    keys = [f"{group.prefix}failure/{member}" for member in group.ranks]
+    failures = [text.decode() for text in group.client.get_many(keys, 2 * group.timeout_s) if text]
+    if not failures:
+        return built
+    if built is not None:
+        built.close()
+    if group.index == 0:
+        logger.warning("ranks %s cannot share memory and use Gloo: %s", list(group.ranks), "; ".join(failures))
+    return None
+
+
+def _share(group: Group, num_bytes: int, bell: int) -> Segment:
+    timeout_s = min(_SHARING_TIMEOUT_S, group.timeout_s)
+    if len(group.ranks) > MOST_RANKS:
+        raise Sharing(f"{len(group.ranks)} ranks are on this host; at most {MOST_RANKS} can share memory")
+    try:
+        if group.index == 0:
+            memory, bells = _lead(group, num_bytes, bell, timeout_s)
+        else:
+            memory, bells = _follow(group, bell, timeout_s)
+    except (OSError, TimeoutError, EOFError) as error:
+        raise Sharing(str(error)) from error
+    try:
+        return Segment(mmap.mmap(memory, num_bytes), group.index, bells)
+    except (OSError, ValueError) as error:
+        for theirs in bells:
+            if theirs != bell:
+                os.close(theirs)
+        raise Sharing(f"the segment cannot be mapped: {error}") from error
+    finally:
+        os.close(memory)
+
+
+def _lead(group: Group, num_bytes: int, bell: int, timeout_s: float) -> tuple[int, list[int]]:
+    key = f"{group.prefix}socket"
+    with ExitStack() as on_failure:
+        memory = os.memfd_create("hvd_cluster", os.MFD_CLOEXEC)
+        on_failure.callback(os.close, memory)
+        try:
+            # Without this a full machine is noticed at the first touch, by SIGBUS.
+            os.posix_fallocate(memory, 0, num_bytes)
+        except OSError:
+            group.client.set(key, b"")  # nobody need wait
+            raise
+        name = f"hvd_cluster-{secrets.token_hex(16)}"
+        bells = [bell] + [-1] * (len(group.ranks) - 1)
+        with _listening(name, len(group.ranks)) as listener, ExitStack() as connections:
+            group.client.set(key, name.encode())
+            deadline_s = time.monotonic() + timeout_s
+            followers = []
+            while -1 in bells:
+                listener.settimeout(max(0.01, deadline_s - time.monotonic()))
+                connection, _ = listener.accept()
+                connections.enter_context(connection)
+                try:
+                    index, theirs = _welcome(connection, group.secret)
+                except (OSError, EOFError):
+                    continue  # a stranger; whoever was meant to come still can
+                on_failure.callback(os.close, theirs)
+                bells[index] = theirs
+                followers.append(connection)
+            for connection in followers:
+                socket.send_fds(connection, [b"m"], [memory, *bells])
+        on_failure.pop_all()
+    return memory, bells
+
+
+def _welcome(connection: socket.socket, secret: bytes) -> tuple[int, int]:
+    """A follower has proved itself: its index and its bell."""
+    channel = Channel.accept(connection, secret, _HANDSHAKE_S)
+    channel.settimeout(_HANDSHAKE_S)
+    index = int(json.loads(channel.recv()))
+    # Descriptors that arrive with the last bytes of a signed message would be lost: they come after this answer.
+    channel.send(b"go on")
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not descriptors:
+        raise EOFError("the connection ended before a descriptor came")
+    os.set_inheritable(descriptors[0], False)
+    return index, descriptors[0]
+
+
+def _follow(group: Group, bell: int, timeout_s: float) -> tuple[int, list[int]]:
+    name = group.client.get(f"{group.prefix}socket", timeout_s)
+    if not name:
+        raise Sharing("the leader has no memory to share")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(b"\0" + name)
+        channel = Channel.connect(connection, group.secret, timeout_s)
+        channel.send(json.dumps(group.index).encode())
+        channel.settimeout(timeout_s)
+        channel.recv()
+        socket.send_fds(connection, [b"b"], [bell])
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1 + len(group.ranks))
+    if len(descriptors) != 1 + len(group.ranks):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise EOFError("the leader closed the connection before it handed over the segment")
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    memory, *bells = descriptors
+    os.close(bells[group.index])  # a duplicate of the own one
+    bells[group.index] = bell
+    return memory, bells
+
+
+@contextmanager
+def _listening(name: str, backlog: int) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(b"\0" + name.encode())
+        listener.listen(backlog)
+        yield listener

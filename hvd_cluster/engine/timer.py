@@ -1,0 +1,60 @@
+"""A timer that a poll can wait for: setting it off costs one system call and wakes nobody before its time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+
+_CLOEXEC, _NONBLOCK, _CLOCK_MONOTONIC = os.O_CLOEXEC, os.O_NONBLOCK, 1
+
+
+class _Times(ctypes.Structure):
+    """Linux's struct itimerspec."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+# os.timerfd_create came with Python 3.13. The calls return at once, so they keep the interpreter lock.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+class Timer:
+    """A Linux timerfd with one fixed delay.
+
+    Args:
+        delay_s: from :meth:`start` until :attr:`descriptor` is readable; at least a nanosecond.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        self.descriptor: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        seconds, nanoseconds = divmod(max(1, round(delay_s * 1e9)), 1_000_000_000)
+        self._times = _Times(0, 0, seconds, nanoseconds)
+        self._reference = ctypes.byref(self._times)
+        self._runs = False
+
+    def start(self) -> None:
+        """Run from now on, unless it runs already: then it goes off when that start's time has come."""
+        # Setting a timer takes 20 us on a virtual machine, and a stream of small operations need not do so each time.
+        if not self._runs:
+            self._runs = True
+            _libc.timerfd_settime(self.descriptor, 0, self._reference, None)
+
+    def silence(self) -> None:
+        """Take note that the time has come."""
+        self._runs = False
+        with suppress(BlockingIOError):
+            os.read(self.descriptor, 8)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
