@@ -65,8 +65,9 @@ class Settings:
 
     #: Bytes of one fused bucket; 0 turns fusion off.
     fusion_threshold_bytes: int = _knob("HOROVOD_FUSION_THRESHOLD", 128 * MIB, _at_least_zero_int)
-    #: Milliseconds that small requests may wait for company before they are negotiated.
-    cycle_time_ms: float = _knob("HOROVOD_CYCLE_TIME", 1.0, _at_least_zero)
+    #: Milliseconds that requests nobody waits for yet may wait for company before they are negotiated; None lets the
+    #: engine choose: 1 between hosts, and 5 within one, where what is negotiated takes cores from the computation.
+    cycle_time_ms: float | None = _knob("HOROVOD_CYCLE_TIME", None, _at_least_zero)
     #: Number of requests whose signature is remembered, so that they travel as a short id; 0 turns the cache off.
     cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int)
     #: Keep grouped requests out of buckets of other requests.
@@ -104,6 +105,8 @@ class Settings:
         wrong: list[str] = []
         for knob in fields(self):
             value = getattr(self, knob.name)
+            if value is None:
+                continue
             try:
                 knob.metadata["parse"](str(value))
             except ValueError as error:
@@ -142,7 +145,7 @@ class Settings:
         All of them: a default that beat this process's environment must beat it in the worker too, who inherits it.
         """
         return {
-            knob.metadata["env"]: str(int(value)) if isinstance(value, bool) else str(value)
+            knob.metadata["env"]: "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
             for knob in fields(self)
             for value in (getattr(self, knob.name),)
         }

@@ -10,7 +10,7 @@ from hvd_cluster.settings import MIB, Settings
 def test_defaults_are_horovods() -> None:
     settings = Settings.from_env({})
     assert settings == Settings()
-    assert (settings.fusion_threshold_bytes, settings.cycle_time_ms, settings.cache_capacity) == (128 * MIB, 1.0, 1024)
+    assert (settings.fusion_threshold_bytes, settings.cycle_time_ms, settings.cache_capacity) == (128 * MIB, None, 1024)
     assert (settings.start_timeout_s, settings.spark_start_timeout_s, settings.stall_warning_s) == (30.0, 600.0, 60.0)
 
 

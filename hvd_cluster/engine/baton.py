@@ -20,7 +20,6 @@ from hvd_cluster.errors import HorovodInternalError
 class Drivable(Protocol):
     """What is driven. Only the holder of the baton calls this."""
 
-    @property
     def is_over(self) -> bool:
         """Nothing is left to be driven."""
 
@@ -99,13 +98,13 @@ class Baton:
         self._holder = me
         is_working = True
         try:
-            if self._is_finished or handle.is_settled:
+            if self._is_finished or handle.settled():
                 return
             try:
                 while True:
                     is_working = True
                     self._engine.work(is_waited_for=True)
-                    if handle.is_settled or self._engine.is_over:
+                    if handle.settled() or self._engine.is_over():
                         break
                     is_working = False
                     if self._engine.expect() or not self._engine.may_sleep():
@@ -136,7 +135,7 @@ class Baton:
         try:
             deadline_s = self._engine.deadline_s()
             is_earlier = deadline_s is not None and (self._wakes_s is None or deadline_s < self._wakes_s)
-            if is_earlier or self._engine.is_over:
+            if is_earlier or self._engine.is_over():
                 self._engine.ring()
             else:
                 self._engine.rest()
@@ -171,10 +170,10 @@ class Baton:
     def _drive(self) -> bool:
         """Do what there is to do; True when everything is over."""
         try:
-            while not self._engine.is_over:
+            while not self._engine.is_over():
                 self._engine.hear(self._poll.poll(0))
                 self._engine.work(is_waited_for=False)
-                if not self._engine.is_over and self._engine.may_sleep():
+                if not self._engine.is_over() and self._engine.may_sleep():
                     self._wakes_s = self._engine.deadline_s()
                     return False
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence leaves all other ranks waiting

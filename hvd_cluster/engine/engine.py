@@ -24,10 +24,11 @@ from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.world import World
-from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+_CYCLE_MS, _LOCAL_CYCLE_MS = 1.0, 5.0
 
 
 class Engine:
@@ -48,7 +49,10 @@ class Engine:
         self._numbers_lock = threading.RLock()
         self._alone: _Alone | None = None
         self._baton: Baton | None = None
-        self._mailbox = Mailbox(settings.cycle_time_ms / 1000)
+        cycle_time_ms = settings.cycle_time_ms
+        if cycle_time_ms is None:
+            cycle_time_ms = _LOCAL_CYCLE_MS if len(set(world.host_keys)) == 1 else _CYCLE_MS
+        self._mailbox = Mailbox(cycle_time_ms / 1000)
         if world.topology.size == 1:
             self._alone = _Alone(world, settings)
             return
@@ -85,7 +89,7 @@ class Engine:
         members = self.process_sets.get(request.process_set_id)
         if members is None:
             raise ValueError("Process set does not exist or has not been registered.")
-        if self._rank not in members:
+        if request.process_set_id and self._rank not in members:
             raise ValueError(
                 f"{request.signature.kind.value.capitalize()}: Rank {self._rank} is not a member of the provided "
                 "process set."

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 
 import torch
 
+from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
 from hvd_cluster.engine.mailbox import Mailbox
-from hvd_cluster.engine.negotiation import Bucket, Close, Entry, JoinDone, Negotiator, Recall, Refuse, Up
+from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
-from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
 from hvd_cluster.engine.stall import Message as StallMessage
 from hvd_cluster.engine.stall import Question, StallInspector
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
@@ -84,9 +84,7 @@ class Loop:
             lambda: self._settings.fusion_threshold_bytes,
             settings.disable_group_fusion,
         )
-        self._host = share_host(
-            world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check
-        )
+        self._host = share_host(world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check)
         self._ballot = None if self._host is None else self._host.ballot
         if self._ballot is not None:
             ballot = self._ballot
@@ -96,6 +94,15 @@ class Loop:
         )
         for process_set_id in sorted(process_sets):
             self.transports.build(process_set_id)
+        self._agreement = Agreement(
+            self._negotiator,
+            self._ballot,
+            is_root=self._is_root,
+            quorum=lambda process_set_id: len(process_sets[process_set_id]),
+            pending=lambda: mailbox.pending().values(),
+            send_up=lambda message: self._neighbours.send_up(("up", message)),
+            send_down=lambda entries, is_last: self._neighbours.send_down(("close" if is_last else "log", entries)),
+        )
         self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
         #: Queues of removed process sets, until what was decided before the removal is done.
         self._draining: dict[int, ExecutionQueue] = {}
@@ -111,10 +118,6 @@ class Loop:
         )
         self._finished: deque[tuple[Execution, Step]] = deque()
         self._is_cycle_over = False
-        #: What the log of the host had no room for.
-        self._uncast: list[Request] = []
-        self._unappended: tuple[Entry, ...] = ()
-        self._unrecalled: tuple[set[int], bool] | None = None
         self._most_looks = _MOST_LOOKS if spares_cores(world.topology.size) else 0
         self._usual_looks = 0
         self._join_handle: Handle | None = None
@@ -124,7 +127,6 @@ class Loop:
 
     # ---- what the baton asks for ------------------------------------------------------------------------------------
 
-    @property
     def is_over(self) -> bool:
         """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
         if self._mailbox.has_ended and self._closing_since_s is None:
@@ -146,12 +148,12 @@ class Loop:
                 self._take_message(rank, message)
         if self._mailbox.has_commands:
             self._take_commands()
-        if self._uncast or self._unrecalled or ((is_waited_for or self._is_cycle_over) and self._mailbox.has_submitted):
+        if (is_waited_for or self._is_cycle_over) and self._mailbox.has_submitted:
             self._negotiate()
         self._is_cycle_over = False
         if self._finished:
             self._take_finished()
-        self._settle()
+        self._agreement.settle(self._carry_out)
         if self._recorder.enabled:
             self._timeline.flush()
         if self._neighbours.has_sent:
@@ -181,8 +183,7 @@ class Loop:
         stall_s = None
         if self._mailbox.has_pending or self._stall.is_asking:
             stall_s = self._stall.next_check_s(list(self._mailbox.pending().values()))
-        is_full = self._uncast or self._unappended or self._unrecalled
-        retry_s = time.monotonic() + _RETRY_S if is_full else None
+        retry_s = time.monotonic() + _RETRY_S if self._agreement.is_held_up else None
         times = (self._timeline.next_flush_s, stall_s, farewell_s, retry_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
@@ -258,11 +259,9 @@ class Loop:
                 self._negotiate()
                 self._join_handle, self._join_device = argument
                 self._stall.note_join()
-                if self._ballot is not None:
-                    self._recall(set(), suspend=True)
-                self._negotiator.join()
+                self._agreement.join()
             elif name == "leave":
-                self._negotiator.leave(self._rank)
+                self._agreement.leave(self._rank)
             elif name == "timeline":
                 self._neighbours.send_down(("timeline", argument))
                 self._set_timeline(*argument)
@@ -270,55 +269,11 @@ class Loop:
                 raise RuntimeError(argument)
 
     def _negotiate(self) -> None:
-        """Tell the other ranks what was submitted: by a vote where the log has an id for it, else by a report."""
         self._recorder.mark_cycle()
         requests = self._mailbox.take_submitted()
         if requests:
             self._stall.note(requests[-1].name)
-        if self._unrecalled is not None:
-            (ids, suspend), self._unrecalled = self._unrecalled, None
-            self._recall(ids, suspend=suspend)
-        if self._uncast:
-            requests, self._uncast = self._uncast + requests, []
-        if self._ballot is None or self._settings.cache_capacity == 0:
-            for request in requests:
-                self._negotiator.submit(request.key, request.signature)
-        else:
-            self._vote(requests)
-
-    def _vote(self, requests: list[Request]) -> None:
-        ballot, negotiator, process_sets = self._ballot, self._negotiator, self._process_sets
-        assert ballot is not None
-        votes: list[Vote] = []
-        voting: dict[int, Request] = {}
-        for request in requests:
-            id = negotiator.id_of(request.key, request.signature)
-            if id is None:
-                negotiator.submit(request.key, request.signature)
-            else:
-                votes.append(Vote(id, len(process_sets[request.process_set_id])))
-                voting[id] = request
-        for start in range(0, len(votes), MOST_VOTES):
-            cast = ballot.cast(votes[start : start + MOST_VOTES])
-            if cast is None:
-                self._uncast = [voting[vote.id] for vote in votes[start:]]
-                return
-            for vote in votes[start : start + MOST_VOTES]:
-                voting[vote.id].epoch = cast.epoch
-            for id in cast.refused:
-                voting[id].epoch = -1
-                negotiator.submit(voting[id].key, voting[id].signature)
-
-    def _recall(self, ids: set[int], *, suspend: bool) -> None:
-        assert self._ballot is not None
-        if not self._ballot.recall(sorted(ids), suspend=suspend):
-            self._unrecalled = (ids, suspend)
-
-    def _vote_anew(self, epoch: int) -> None:
-        again = [request for request in self._mailbox.pending().values() if 0 <= request.epoch < epoch]
-        for request in again:
-            request.epoch = -1
-        self._vote(again)
+            self._agreement.submit(requests)
 
     def _take_finished(self) -> None:
         finished = []
@@ -338,62 +293,22 @@ class Loop:
     def _all_queues(self) -> list[ExecutionQueue]:
         return [*self._queues.values(), *self._draining.values()]
 
-    # ---- agreement --------------------------------------------------------------------------------------------------
+    # ---- decisions --------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Send up what is ready below, or decide on it; apply what was decided."""
-        ballot = self._ballot
-        if not self._is_root:
-            message = self._negotiator.take_up() if self._negotiator.has_news else None
-            if message is not None:
-                self._neighbours.send_up(("up", message))
-            if ballot is not None:
-                self._read(ballot)
-        elif ballot is None:
-            # Applying may free a name that was waiting to be negotiated.
-            while entries := self._negotiator.take_log():
-                self._apply(entries)
-        else:
-            while True:
-                self._read(ballot)
-                if not self._negotiator.has_news and not self._unappended:
-                    break
-                contested = {id for id in self._negotiator.take_contested() if ballot.may_be_voted_for(id)}
-                if contested and self._unrecalled is None:
-                    self._recall(contested, suspend=False)
-                    continue
-                self._unappended = self._unappended or self._negotiator.take_log()
-                if not self._unappended or not ballot.append(self._unappended):
-                    break
-                self._unappended = ()
-
-    def _read(self, ballot: Ballot) -> None:
-        # Carrying out what is read takes time, in which more may be written.
-        while ballot.has_news:
-            for entries in ballot.read():
-                self._apply(entries)
-
-    def _apply(self, entries: tuple[Entry, ...]) -> None:
-        """One log message: forward it, then do what it says."""
-        if self._ballot is None:
-            is_last = any(isinstance(entry, Close) for entry in entries)
-            self._neighbours.send_down(("close" if is_last else "log", entries))
-        for decision in self._negotiator.apply(entries):
-            if isinstance(decision, Bucket):
-                self._execute(decision)
-            elif isinstance(decision, Refuse):
-                request = self._mailbox.decide(decision.key)
-                if request is not None:
-                    request.handle.fail(HorovodInternalError(decision.text))
-            elif isinstance(decision, Recall):
-                self._vote_anew(decision.epoch)
-            elif isinstance(decision, JoinDone):
-                self._mailbox.unjoin()
-                if self._join_handle is not None:
-                    handle, self._join_handle = self._join_handle, None
-                    handle.succeed(decision.last_rank)
-            else:
-                self._close(decision)
+    def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, Bucket):
+            self._execute(decision)
+        elif isinstance(decision, Refuse):
+            request = self._mailbox.decide(decision.key)
+            if request is not None:
+                request.handle.fail(HorovodInternalError(decision.text))
+        elif isinstance(decision, JoinDone):
+            self._mailbox.unjoin()
+            if self._join_handle is not None:
+                handle, self._join_handle = self._join_handle, None
+                handle.succeed(decision.last_rank)
+        elif isinstance(decision, Close):
+            self._close(decision)
 
     def _execute(self, bucket: Bucket) -> None:
         process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
@@ -402,12 +317,11 @@ class Loop:
             return
         if self._rank not in self._process_sets[process_set_id]:
             return
+        mine = self._mailbox.decide_all([key for key, _ in bucket.requests])
         # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
-        requests = self._deciding = [
-            request or _zeros(key, signature, self._join_device)
-            for request, (key, signature) in zip(
-                self._mailbox.decide_all([key for key, _ in bucket.requests]), bucket.requests, strict=True
-            )
+        self._deciding = requests = [
+            request if request is not None else _zeros(key, signature, self._join_device)
+            for request, (key, signature) in zip(mine, bucket.requests, strict=True)
         ]
         if self._recorder.enabled:
             now_s = time.monotonic()
@@ -415,7 +329,8 @@ class Loop:
                 for name in request.tensor_names:
                     phase = f"NEGOTIATE_{request.signature.kind.name}"
                     self._recorder.span(name, phase, request.submitted_s, now_s)
-        device = next((tensor.device for request in requests for tensor in request.inputs), _CPU)
+        inputs = requests[0].inputs
+        device = inputs[0].device if inputs else _CPU
         transport = self.transports[process_set_id, device]
         queue = self._queues[process_set_id]
         if queue or not carry_out_at_once(requests, transport, self._recorder):
@@ -458,7 +373,7 @@ class Loop:
             self._neighbours.receive(rank)
         except NeighbourGone as gone:
             if self._ballot is not None:
-                self._read(self._ballot)  # the end may stand there
+                self._agreement.settle(self._carry_out)  # the end may stand there
             # An end without a farewell, while something all had agreed on is under way, is no end in good order.
             is_expected = self._closing_since_s is not None and (
                 self._neighbours.has_said_bye(rank) or not any(self._all_queues())
@@ -469,10 +384,9 @@ class Loop:
     def _take_message(self, rank: int, message: Message) -> None:
         kind, content = message
         if kind == "up":
-            up: Up = content
-            self._negotiator.hear(rank, up)
+            self._agreement.hear(rank, content)
         elif kind in ("log", "close"):
-            self._apply(content)
+            self._agreement.apply(content, self._carry_out)
         elif kind == "bye":
             self._neighbours.note_bye(rank)
         elif kind == "events":

@@ -113,8 +113,7 @@ class Handle:
         self._error = error
         self._blocked.release()
 
-    @property
-    def is_settled(self) -> bool:
+    def settled(self) -> bool:
         """True once the outcome is known, even if a GPU still works on it."""
         return not self._blocked.locked()
 

@@ -19,6 +19,7 @@ _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
 _lock = threading.Lock()
 
+_PREFIXES = {kind: kind.value for kind in Kind}
 #: Ranks may differ in the first dimension of these.
 _OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 _MOVED_DTYPES = frozenset(
@@ -83,24 +84,25 @@ def submit(
     is_open = kind in _OPEN_KINDS
     metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
     signature = Signature(kind, metas, op, root, float(prescale), float(postscale))
-    number = engine.next_number(set_id, kind.value) if name is None else -1
+    prefix = _PREFIXES[kind]
+    number = engine.next_number(set_id, prefix) if name is None else -1
     handle = Handle(engine.drive)
     request = Request(
-        name=f"{kind.value}.noname.{number}" if name is None else f"{kind.value}.{name}",
-        process_set_id=set_id,
-        signature=signature,
-        inputs=data,
-        outputs=data if in_place else [],
-        finish=finish,
-        handle=handle,
-        splits=splits,
+        f"{prefix}.noname.{number}" if name is None else f"{prefix}.{name}",
+        set_id,
+        signature,
+        data,
+        data if in_place else [],
+        finish,
+        handle,
+        splits,
         ready_event=_recorded_event(data),
     )
     try:
         engine.submit(request, is_waited_for=is_waited_for)
     except (ValueError, HorovodInternalError):
         if name is None:
-            engine.return_number(set_id, kind.value, number)
+            engine.return_number(set_id, prefix, number)
         raise
     return keep(handle)
 

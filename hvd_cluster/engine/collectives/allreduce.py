@@ -84,7 +84,7 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
 
 
 def reduce_at_once(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:
-    """The results, if the transport can reduce this bucket directly, in this thread; None if it takes :func:`allreduce`."""
+    """The results, if the transport can reduce this bucket directly; None if it takes :func:`allreduce`."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
         return None

@@ -182,6 +182,8 @@ class Ballot:
             for entry in entries:
                 if isinstance(entry, Define):
                     self._open(entry.id)
+                elif isinstance(entry, Forget) and not self._count(entry.id):
+                    self._shut(entry.id)
                 elif isinstance(entry, JoinDone):
                     self._header[_IS_SUSPENDED] = 0
                 elif isinstance(entry, Close):
@@ -323,7 +325,7 @@ class Ballot:
         self._plans.clear()
 
     def _encoded(self, ids: tuple[int, ...]) -> bytes:
-        """The buckets for ``ids``: for each its length and its ids. A training step asks for the same ones each time."""
+        """The buckets for ``ids``: for each its length and its ids. A training step asks for the same ones again."""
         payload = self._plans.get(ids)
         if payload is None:
             words: list[int] = []

@@ -9,9 +9,9 @@ import torch
 from torch.distributed import is_nccl_available
 
 from hvd_cluster.engine.host import Host, spares_cores
+from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.gloo import GlooTransport
-from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.transports.transport import Transport
 from hvd_cluster.engine.world import World

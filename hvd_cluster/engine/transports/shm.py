@@ -132,7 +132,9 @@ class ShmTransport(Transport):
         self._slot_bytes = _slot_bytes(num_ranks)
         num_semaphores = Barrier.num_semaphores(num_ranks)
         # The leader initialises them before any rank learns that the segment is ready; see select.py.
-        self._semaphores = Semaphores(memory, offset, num_semaphores, create=index == 0, most_tries=_MOST_TRIES if spins else 0)
+        self._semaphores = Semaphores(
+            memory, offset, num_semaphores, create=index == 0, most_tries=_MOST_TRIES if spins else 0
+        )
         self._barrier = Barrier(self._semaphores, 0, index, num_ranks)
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
         self._memory = memory

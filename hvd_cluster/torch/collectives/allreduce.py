@@ -191,16 +191,18 @@ def _submit_allreduce(
     if not tensors:
         return keep_finished([])
     is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
-    if is_scaled and any(getattr(tensor, "dtype", None) == torch.bool for tensor in tensors):
+    if is_scaled and torch.bool in [getattr(tensor, "dtype", None) for tensor in tensors]:
         raise ValueError("bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max")
     if op == ReduceOp.ADASUM:
         _check_adasum(tensors, process_set)
     originals = list(tensors)
-
-    def finish(results: list[torch.Tensor]) -> Any:
-        given = originals if in_place else results
-        return given if as_list else given[0]
-
+    if in_place:
+        value = originals if as_list else originals[0]
+        finish: Callable[[list[torch.Tensor]], Any] = lambda _: value  # noqa: E731 - one of three
+    elif as_list:
+        finish = _all
+    else:
+        finish = _first
     return submit(
         Kind.ALLREDUCE,
         originals,
@@ -213,6 +215,14 @@ def _submit_allreduce(
         finish=finish,
         is_waited_for=is_waited_for,
     )
+
+
+def _all(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    return results
+
+
+def _first(results: list[torch.Tensor]) -> torch.Tensor:
+    return results[0]
 
 
 class _Allreduce(torch.autograd.Function):

@@ -28,7 +28,5 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank has come here. Operations submitted before are not waited for."""
-    handle = submit(
-        Kind.BARRIER, [], process_set=process_set, name=None, finish=lambda _: None, is_waited_for=True
-    )
+    handle = submit(Kind.BARRIER, [], process_set=process_set, name=None, finish=lambda _: None, is_waited_for=True)
     synchronize(handle)
