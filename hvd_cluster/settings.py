@@ -93,6 +93,8 @@ class Settings:
     dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag)
     #: The job may lose and gain workers.
     elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
+    #: Seconds that an elastic job waits for enough slots, and its workers for the next world.
+    elastic_timeout_s: float = _knob("HOROVOD_ELASTIC_TIMEOUT", 600.0, _above_zero)
     #: Seconds that a launcher waits for all workers to report.
     start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
     #: The same on Spark, where executors may have to be allocated first.
