@@ -2,8 +2,8 @@
 
 Every rank runs the real Negotiator, and the real Neighbours encode and sign what it says; only sockets and clock are
 simulated. "Network" counts hops and bytes alone; "with CPU" adds what the code took on this machine (processor time of
-the thread) and what the system calls of one message cost here. A cycle begins when all ranks submit at once and ends when
-the last of them has read the decision.
+the thread) and what the system calls of one message cost here. A cycle begins when all ranks submit at once and ends
+when the last of them has read the decision.
 """
 
 from __future__ import annotations
@@ -318,9 +318,14 @@ def sizes(costs: Costs, ranks_per_host: int = 8) -> Report:
         ("", "ranks", "requests", "network", "with CPU", "first time", "messages a rank, most (mean)", "bytes, most"),
         rows,
         [
-            f'"Hosts in the tree": the ranks of a host agree through shared memory ({microseconds(SHARED_MEMORY_S)} are '
-            "added for it) and its leader alone speaks to other hosts. System calls of one message here: "
-            f"{microseconds(costs.send_s)} to send, {microseconds(costs.receive_s)} to receive."
+            (
+                '"Hosts in the tree": the ranks of a host agree through shared memory '
+                f"({microseconds(SHARED_MEMORY_S)} are added for it) and its leader alone speaks to other hosts."
+            ),
+            (
+                f"System calls of one message here: {microseconds(costs.send_s)} to send, "
+                f"{microseconds(costs.receive_s)} to receive."
+            ),
         ],
     )
 
