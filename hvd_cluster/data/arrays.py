@@ -19,7 +19,7 @@ _RAGGED_REMEDY = "pad or cut them to one length"
 
 
 def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
-    """The values of a numeric, bool, list or vector column.
+    """The values of a numeric, bool, time, list or vector column.
 
     Args:
         array: a ``pyarrow.Array`` (not chunked) of n rows, in any type that :func:`hvd_cluster.data.schema.column_of`
@@ -30,7 +30,7 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
         Shape (n, *shape), dtype ``column.dtype``. It may share the array's memory: writing to it writes there.
 
     Raises:
-        DataError: there are nulls, lists of unequal length, or integers that do not fit; the text names the column.
+        DataError: there are nulls, lists of unequal length, or numbers that do not fit; the text names the column.
     """
     if array.null_count:
         raise DataError(nulls_text(column.name, array.null_count))
@@ -120,6 +120,8 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if types.is_boolean(array.type):
         # Arrow packs eight into a byte.
         return view(array.cast("uint8")).view(np.bool_).astype(column.dtype, copy=False)
+    if column.unit and types.is_temporal(array.type):
+        return _times(types, array, column)
     if types.is_decimal(array.type):
         array = array.cast("float64")
     elif not (types.is_integer(array.type) or types.is_floating(array.type)):
@@ -133,6 +135,33 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
                 "double"
             ) from error
     return view(array).astype(column.dtype, copy=False)
+
+
+def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
+    """Moments, dates and lengths of time as counts of the column's unit; finer digits are cut off."""
+    pyarrow = load_pyarrow()
+    if types.is_date(array.type):
+        array = array.cast(pyarrow.date32()).cast(pyarrow.int32()).cast(pyarrow.int64())
+        return view(array)
+    if array.type.unit != column.unit:
+        make = next(
+            make
+            for kind, make in (
+                (types.is_timestamp, lambda unit: pyarrow.timestamp(unit, array.type.tz)),
+                (types.is_duration, pyarrow.duration),
+                (types.is_time, {"s": pyarrow.time32, "ms": pyarrow.time32}.get(column.unit, pyarrow.time64)),
+            )
+            if kind(array.type)
+        )
+        try:
+            array = array.cast(make(column.unit), safe=False)
+        except ValueError as error:
+            raise DataError(
+                f"column {column.name!r} holds times that do not fit counts of {column.unit!r}: {error}"
+            ) from error
+    return view(array.cast(pyarrow.int32()) if array.type.bit_width == 32 else array.view(pyarrow.int64())).astype(
+        np.int64, copy=False
+    )
 
 
 class _Memory:

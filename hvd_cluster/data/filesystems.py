@@ -86,6 +86,22 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
 
 
+def as_filesystem(filesystem: Any) -> Any:
+    """A ``pyarrow.fs.FileSystem`` of what a user may have: one of these, one of fsspec, or a Store.
+
+    Raises:
+        DataError: it is none of them.
+    """
+    fs = load_pyarrow("pyarrow.fs")
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem
+    if isinstance(getattr(filesystem, "fs", None), fs.FileSystem):
+        return filesystem.fs
+    if hasattr(filesystem, "protocol") and hasattr(filesystem, "cat_file"):
+        return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+    raise DataError(f"{type(filesystem).__name__} is no filesystem: give one of pyarrow.fs or fsspec, or a Store")
+
+
 def is_local(filesystem: Any) -> bool:
     """Whether paths of this pyarrow filesystem are paths of the operating system."""
     return str(filesystem.type_name) == "local"

@@ -166,7 +166,7 @@ class _Materializer:
         """Row groups where they are; through a copy where a validation column mixes the parts."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
-        folder = parquet.ParquetFolder(store, path, self.columns)
+        folder = parquet.ParquetFolder(store.fs, [store.get_localized_path(path)], self.columns)
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
         if isinstance(self.validation, str):

@@ -8,35 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from hvd_cluster.data.schema import Column, Schema
-from hvd_cluster.data.shards import Block, ShardPlan
+from hvd_cluster.data.shards import ShardPlan
 
 Batch = dict[str, torch.Tensor]
 
 
-def remaining_blocks(plan: ShardPlan, start_step: int) -> list[Block]:
-    """The plan's blocks that hold rows of steps from ``start_step`` on."""
-    start = start_step * plan.batch_size
-    return [block for block in plan.blocks if block.first + (block.rows - 1) * plan.num_slots >= start]
-
-
-def weave(
-    plan: ShardPlan, blocks: Sequence[Block], take: Callable[[], Batch], schema: Schema, start_step: int = 0
-) -> Iterator[Batch]:
+def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
     """Cut blocks into batches.
 
     Args:
         plan: the rank's plan.
-        blocks: what :func:`remaining_blocks` says.
-        take: called once for each of them, in their order, for its rows: name -> tensor of shape ``(block.rows, ...)``.
+        take: called once for each of its blocks, in their order, for its rows: name -> tensor of shape
+            ``(block.rows, ...)``.
         schema: the columns.
-        start_step: the first step to yield.
 
     Yields:
         The batch of each step: views of a block's tensors where its rows lie in one block, else copies.
     """
     slots = [_Slot() for _ in range(plan.num_slots)]
-    coming = iter(blocks)
-    for step in range(start_step, plan.steps):
+    coming = iter(plan.blocks)
+    for step in range(plan.steps):
         start = step * plan.batch_size
         stop = start + plan.rows_in(step)
         parts: list[Batch | None] = []
@@ -45,8 +36,7 @@ def weave(
             rows = range(start + (slot - start) % plan.num_slots, stop, plan.num_slots)
             while rows and buffer.end <= rows[-1]:
                 block = next(coming)
-                skipped = max(0, -(-(start_step * plan.batch_size - block.first) // plan.num_slots))
-                slots[block.slot].add(take(), block.rows, skipped)
+                slots[block.slot].add(take(), block.rows)
                 slots[block.slot].end = block.first + block.rows * plan.num_slots
             parts.append(buffer.cut(len(rows), schema.names) if rows else None)
         if start == stop:
@@ -65,10 +55,8 @@ class _Slot:
         self._blocks: deque[tuple[Batch, int]] = deque()  # tensors, and their number of rows
         self._begin = 0  # the first row of the first block that has not been taken
 
-    def add(self, tensors: Batch, rows: int, skipped: int) -> None:
-        """Take in a block, whose first ``skipped`` rows are not wanted."""
-        if skipped:
-            self._begin = skipped
+    def add(self, tensors: Batch, rows: int) -> None:
+        """Take in a block."""
         self._blocks.append((tensors, rows))
 
     def cut(self, count: int, names: Sequence[str]) -> Batch:
