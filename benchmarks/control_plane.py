@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.report import Report
+from benchmarks.report import Report, Reports
 from hvd_cluster.engine import tree
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.neighbours import Neighbours
@@ -350,16 +350,6 @@ def fan_outs(costs: Costs, ranks_per_host: int = 8) -> Report:
         ("fan-out", "512 ranks, 1 request", "512 ranks, 64", "4096 ranks, 1 request", "4096 ranks, 64"),
         rows,
     )
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Several tables of one module."""
-
-    parts: list[Report]
-
-    def markdown(self) -> str:
-        return "\n".join(part.markdown() for part in self.parts)
 
 
 def measure() -> Reports:

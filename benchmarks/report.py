@@ -1,9 +1,10 @@
-"""A table of a benchmark that compares more than two contenders, or none."""
+"""Tables of a benchmark that compares more than two contenders, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,20 @@ class Report:
         for note in self.notes:
             lines += ["", note]
         return "\n".join(lines) + "\n"
+
+
+class Part(Protocol):
+    """What stands in benchmarks/README.md: a :class:`Report`, or :class:`benchmarks.measure.Table`."""
+
+    def markdown(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Several tables of one module."""
+
+    parts: Sequence[Part]
+
+    def markdown(self) -> str:
+        """The tables, one below the other."""
+        return "\n".join(part.markdown() for part in self.parts)
