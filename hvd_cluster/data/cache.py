@@ -167,7 +167,7 @@ def _mapped(path: Path) -> Any:
     try:
         table = ipc.open_file(pyarrow.memory_map(str(path))).read_all()
         os.utime(path)  # the time of its last use
-    except FileNotFoundError:
+    except OSError:  # not there yet; if it cannot be written either, that is what will be said
         return None
     except pyarrow.ArrowInvalid:  # the machine went down while its disk still held back some of it
         path.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,8 +38,13 @@ class RawTensor:
         """One value; shape ``self.shape``."""
         return np.frombuffer(value, self.dtype).reshape(self.shape)
 
-    def all(self, array: Any, name: str) -> npt.NDArray[Any]:
+    def all(self, array: Any, name: str, where: Callable[[int], str]) -> npt.NDArray[Any]:
         """All values of a ``pyarrow.Array`` of binary, large binary or fixed-size binary; shape (n, *self.shape).
+
+        Args:
+            array: n values, no nulls.
+            name: the column's name, for messages.
+            where: the place of value i, for messages.
 
         Raises:
             DataError: a value has another number of bytes, or the column is not binary.
@@ -55,8 +62,8 @@ class RawTensor:
         wrong = np.flatnonzero(lengths != num_bytes)
         if len(wrong):
             raise DataError(
-                f"column {name!r} holds values of {int(lengths[wrong[0]])} bytes, but {self.dtype.name} of shape "
-                f"{self.shape} takes {num_bytes}"
+                f"column {name!r} holds a value of {int(lengths[wrong[0]])} bytes in {where(int(wrong[0]))}, but "
+                f"{self.dtype.name} of shape {self.shape} takes {num_bytes}"
             )
         data = np.frombuffer(array.buffers()[-1], np.uint8, count=len(array) * num_bytes, offset=start)
         return data.view(self.dtype).reshape((len(array), *self.shape))
@@ -74,6 +81,8 @@ def first_column(name: str, fn: Decode, values: Any, where: str) -> Column:
     Raises:
         DataError: the function failed, or returned what no tensor can be made of.
     """
+    if isinstance(fn, RawTensor):
+        return column_of_value(name, np.zeros(fn.shape, fn.dtype), where, "RawTensor")
     value = call_decode(fn, values.slice(0, 1).to_pylist()[0], name, where)
     return column_of_value(name, value, where, "the decode function")
 
@@ -103,7 +112,11 @@ def decoded(
     if values.null_count:
         raise DataError(nulls_text(column.name, values.null_count))
     if isinstance(fn, RawTensor):
-        parts = [fn.all(chunk, column.name) for chunk in values.chunks]
+        begins = itertools.accumulate((len(chunk) for chunk in values.chunks), initial=0)
+        parts = [
+            fn.all(chunk, column.name, functools.partial(_moved, where, begin))
+            for chunk, begin in zip(values.chunks, begins, strict=False)
+        ]
         return torch.from_numpy(np.concatenate(parts).astype(column.dtype, copy=False))
     rows = np.empty((len(values), *column.shape), dtype=column.dtype)
     for index, value in enumerate(value for chunk in values.chunks for value in chunk):
@@ -118,3 +131,7 @@ def decoded(
             )
         rows[index] = array
     return torch.from_numpy(rows)
+
+
+def _moved(where: Callable[[int], str], by: int, index: int) -> str:
+    return where(by + index)
