@@ -138,8 +138,10 @@ def _of_series(series: Any, field: Any) -> Any:
         return values.copy() if fits else values.astype(field.numpy_dtype, copy=True)
     first = next((value for value in values if value is not None), None)
     if isinstance(first, (np.ndarray, list, tuple)):
-        rows = [None if value is None else np.asarray(value) for value in values]
-        if any(row is None or row.shape != rows[0].shape for row in rows):
+        if any(value is None for value in values):
+            return objects(values)
+        rows = [np.asarray(value) for value in values]
+        if any(row.shape != rows[0].shape for row in rows):
             return objects(rows)
         stacked = np.stack(rows)
         if None not in field.shape and stacked[0].size == int(np.prod(field.shape)):

@@ -6,7 +6,8 @@ told of it: a class that a data set's metadata names is never imported.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+import functools
 import io
 import zipfile
 import zlib
@@ -89,7 +90,7 @@ class ScalarCodec(DataframeColumnCodec):
         if isinstance(value, (np.generic, np.ndarray)) and not isinstance(value, np.datetime64):
             value = value.item()
         try:
-            return _SCALARS[type(kind)](value, kind)
+            return _SCALARS[type(kind)](value)
         except (TypeError, ValueError, InvalidOperation, OverflowError) as error:
             raise DataError(f"field {name!r} is stored as {kind!r}, which cannot hold {value!r}: {error}") from error
 
@@ -192,7 +193,7 @@ class CompressedImageCodec(DataframeColumnCodec):
         return f"CompressedImageCodec({self.image_codec!r}, {self._quality})"
 
 
-def register_codec(codec: type[DataframeColumnCodec], name: str = "") -> type[DataframeColumnCodec]:
+def register_codec(codec: Any, name: str = "") -> Any:
     """Let data sets name a codec class of yours; can be used as a decorator.
 
     Args:
@@ -208,15 +209,14 @@ def register_codec(codec: type[DataframeColumnCodec], name: str = "") -> type[Da
     return codec
 
 
-def _integer(value: Any, kind: spark_types.SparkType) -> int:
+def _integer(bits: int, value: Any) -> int:
     number = int(value)
-    bits = {"byte": 8, "short": 16, "integer": 32, "long": 64}[kind.type_name]
     if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
         raise ValueError(f"it has {bits} bits")
     return number
 
 
-def _text(value: Any, kind: spark_types.SparkType) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -224,42 +224,42 @@ def _text(value: Any, kind: spark_types.SparkType) -> str:
     return value
 
 
-def _binary(value: Any, kind: spark_types.SparkType) -> bytes:
+def _binary(value: Any) -> bytes:
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError(f"it is a {type(value).__name__}, not bytes")
     return bytes(value)
 
 
-def _decimal(value: Any, kind: spark_types.SparkType) -> Decimal:
+def _decimal(value: Any) -> Decimal:
     return value if isinstance(value, Decimal) else Decimal(str(value))
 
 
-def _moment(value: Any, kind: spark_types.SparkType) -> datetime.datetime:
+def _moment(value: Any) -> dt.datetime:
     if isinstance(value, np.datetime64):
         value = value.astype("datetime64[us]").item()
-    if not isinstance(value, datetime.datetime):
+    if not isinstance(value, dt.datetime):
         raise TypeError(f"it is a {type(value).__name__}, not a datetime")
     return value
 
 
-def _day(value: Any, kind: spark_types.SparkType) -> datetime.date:
+def _day(value: Any) -> dt.date:
     if isinstance(value, np.datetime64):
         value = value.astype("datetime64[D]").item()
-    if isinstance(value, datetime.datetime):
+    if isinstance(value, dt.datetime):
         return value.date()
-    if not isinstance(value, datetime.date):
+    if not isinstance(value, dt.date):
         raise TypeError(f"it is a {type(value).__name__}, not a date")
     return value
 
 
 _SCALARS: dict[type[spark_types.SparkType], Any] = {
-    spark_types.BooleanType: lambda value, kind: bool(value),
-    spark_types.ByteType: _integer,
-    spark_types.ShortType: _integer,
-    spark_types.IntegerType: _integer,
-    spark_types.LongType: _integer,
-    spark_types.FloatType: lambda value, kind: float(value),
-    spark_types.DoubleType: lambda value, kind: float(value),
+    spark_types.BooleanType: bool,
+    spark_types.ByteType: functools.partial(_integer, 8),
+    spark_types.ShortType: functools.partial(_integer, 16),
+    spark_types.IntegerType: functools.partial(_integer, 32),
+    spark_types.LongType: functools.partial(_integer, 64),
+    spark_types.FloatType: float,
+    spark_types.DoubleType: float,
     spark_types.StringType: _text,
     spark_types.BinaryType: _binary,
     spark_types.DateType: _day,

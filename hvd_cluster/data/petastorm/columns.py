@@ -25,8 +25,8 @@ def decoded(array: Any, field: UnischemaField) -> Values:
         field: what it says.
 
     Returns:
-        An array of shape (n, ...) where the values are numbers, times or bools without nulls; else a list of n scalars,
-        arrays, str, bytes, ``Decimal`` or None. Floating-point nulls are NaN.
+        An array of shape (n, ...) where the values are numbers, times or bools without nulls; else a list of n
+        scalars, arrays, str, bytes, ``Decimal`` or None. Floating-point nulls are NaN.
 
     Raises:
         DecodeFieldError: a value is damaged, or not what the field says.
@@ -99,8 +99,8 @@ def plain(array: Any) -> Values:
 
     Returns:
         Shape (n,) or, for lists of equal lengths, (n, length, ...), in memory of its own. Integers with nulls become
-        float64, with NaN; bools with nulls, texts with nulls, bytes, decimals and dates are objects; texts without nulls
-        are of NumPy's ``str_``. Lists of unequal lengths, or with nulls, are n objects: arrays, or None.
+        float64, with NaN; bools with nulls, texts with nulls, bytes, decimals and dates are objects; texts without
+        nulls are of NumPy's ``str_``. Lists of unequal lengths, or with nulls, are n objects: arrays, or None.
     """
     types = load_pyarrow("pyarrow.types")
     array = _combined(array)
@@ -133,7 +133,7 @@ def _lists(array: Any) -> npt.NDArray[Any]:
     lengths = compute.unique(compute.list_value_length(array)).to_pylist()
     if array.null_count or len(lengths) > 1 or not len(array):
         if not len(array):
-            return np.empty((0, 0), dtype=plain(array.flatten()).dtype if len(lengths) else object)
+            return np.empty((0, 0), dtype=object)
         return objects([None if not item.is_valid else plain(item.values) for item in array])
     elements = plain(array.flatten())
     values = elements if isinstance(elements, np.ndarray) else objects(elements)

@@ -80,14 +80,15 @@ def make_reader(
         num_epochs: passes; None for no end.
         cur_shard, shard_count: which share of the row groups to read.
         shard_seed: deals the row groups; default is ``seed``.
-        cache_type: "null", or "local-disk" to keep what was read in ``cache_location``, up to ``cache_size_limit`` bytes,
-            until the reader's end (or longer with ``cache_extra_settings={"cleanup": False}``).
+        cache_type: "null", or "local-disk" to keep what was read in ``cache_location``, up to ``cache_size_limit``
+            bytes, until the reader's end (or longer with ``cache_extra_settings={"cleanup": False}``).
         transform_spec: a function over each row, run in the reader's threads.
         filters: pyarrow's filters, ``[(column, operator, value), ...]`` or a list of such lists; rows that do not match
             are not given.
         storage_options: arguments for the fsspec filesystem of the URL.
         filesystem: a pyarrow or fsspec filesystem to use instead.
-        pyarrow_serialize, cache_row_size_estimate, hdfs_driver, zmq_copy_buffers, convert_early_to_numpy: not looked at.
+        pyarrow_serialize, cache_row_size_estimate, hdfs_driver, zmq_copy_buffers, convert_early_to_numpy: not looked
+            at.
 
     Raises:
         DataError: an argument makes no sense, or there is no Parquet.
@@ -195,8 +196,8 @@ def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischem
         schema_fields = list(schema.fields.values())
     if isinstance(schema_fields, (str, UnischemaField)) or not isinstance(schema_fields, Sequence):
         raise DataError(
-            f"schema_fields is a {type(schema_fields).__name__}: give a list of UnischemaFields and regular expressions "
-            "(windows over time, NGram, are not served)"
+            f"schema_fields is a {type(schema_fields).__name__}: give a list of UnischemaFields and regular "
+            "expressions (windows over time, NGram, are not served)"
         )
     view = schema.create_schema_view(schema_fields)
     if not view.fields:

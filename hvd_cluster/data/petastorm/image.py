@@ -1,4 +1,4 @@
-"""Images between compressed bytes and arrays, through Pillow; 16-bit colour, which Pillow lacks, through our own PNG."""
+"""Images between compressed bytes and arrays, through Pillow; 16 bits a channel through our own PNG."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _value(value: Any) -> Any:
                 raise inert.UntrustedPickleError("an index has a key of no dtype") from error
             if scalar.kind in "biufSU" and scalar.names is None and scalar.itemsize == len(content):
                 return np.frombuffer(content, scalar)[0].item()
-    if inert.made(value) in {"numpy.str_", "numpy.bytes_"} and len(value.args) == 1:
-        if isinstance(value.args[0], (str, bytes)):
-            return value.args[0]
+    text = value.args[0] if inert.made(value) in {"numpy.str_", "numpy.bytes_"} and value.args else None
+    if isinstance(text, (str, bytes)):
+        return text
     raise inert.UntrustedPickleError("an index has a key that is no plain value")

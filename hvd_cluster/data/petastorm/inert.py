@@ -1,8 +1,8 @@
 """Unpickles what may be hostile into values that can do nothing: no class that a pickle names is ever looked up.
 
 A pickle is a program: it names callables and calls them. Here every name that is on a list becomes an :class:`Inert`
-class made for this one reading, and calling it, or giving its instances a state, records what was asked and does nothing else.
-Even a pickle that patches what it names patches only that. What reads the result (``schema_pickle.py``,
+class made for this one reading, and calling it, or giving its instances a state, records what was asked and does
+nothing else. Even a pickle that patches what it names patches only that. What reads the result (``schema_pickle.py``,
 ``index_pickle.py``) takes from the records what it knows, and refuses the rest.
 """
 
@@ -37,7 +37,7 @@ class Inert:
     #: What its state was set to; None if it was not.
     state: Any
 
-    def __new__(cls, *args: Any, **kargs: Any) -> Inert:
+    def __new__(cls, *args: Any, **_: Any) -> Inert:
         self = super().__new__(cls)
         self.args = args
         self.state = None
@@ -64,9 +64,8 @@ class InertMapping(Inert):
 
     def __new__(cls, *args: Any, **kargs: Any) -> InertMapping:
         self = super().__new__(cls, *args, **kargs)
-        assert isinstance(self, InertMapping)
-        self.items = []
-        return self
+        vars(self)["items"] = []
+        return self  # type: ignore[return-value]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items.append((key, value))
@@ -127,7 +126,7 @@ def _check_opcodes(data: bytes) -> None:
             if opcode.name in _REFUSED:
                 raise UntrustedPickleError(f"it uses the opcode {opcode.name}")
             # A number larger than the pickle would make the unpickler reserve memory for that many values.
-            if opcode.name in {"PUT", "BINPUT", "LONG_BINPUT"} and not 0 <= int(arg) <= len(data):
+            if opcode.name in {"PUT", "BINPUT", "LONG_BINPUT"} and not 0 <= int(arg or 0) <= len(data):
                 raise UntrustedPickleError(f"it numbers a value {arg}")
     except UntrustedPickleError:
         raise

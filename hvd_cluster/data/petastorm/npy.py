@@ -27,10 +27,8 @@ def load(data: bytes) -> npt.NDArray[Any]:
     """
     if data[:6] != _MAGIC or len(data) < 12:
         raise ValueError("it does not begin as an array of NumPy's does")
-    if data[6] == 1:
-        end = 10 + int.from_bytes(data[8:10], "little")
-    else:
-        end = 12 + int.from_bytes(data[8:12], "little")
+    start = 10 if data[6] == 1 else 12  # version 1 has two bytes for the header's length, later ones four
+    end = start + int.from_bytes(data[8:start], "little")
     if end > len(data):
         raise ValueError("its header is cut short")
     shape, fortran_order, dtype = _header(data[:end])

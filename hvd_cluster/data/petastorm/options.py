@@ -19,7 +19,7 @@ _MAX_THREADS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions:
-    """What ``make_reader`` and ``make_batch_reader`` were told, under petastorm's names; their docstrings say what is what."""
+    """What ``make_reader`` and ``make_batch_reader`` were told, under petastorm's names, which they document."""
 
     schema_fields: Any
     reader_pool_type: str
@@ -29,9 +29,9 @@ class ReaderOptions:
     shuffle_rows: bool
     shuffle_row_groups: bool
     shuffle_row_drop_partitions: int
-    predicate: PredicateBase | None
+    predicate: Any
     rowgroup_selector: RowGroupSelectorBase | None
-    num_epochs: int | None
+    num_epochs: Any
     cur_shard: int | None
     shard_count: int | None
     shard_seed: int | None
@@ -39,7 +39,7 @@ class ReaderOptions:
     cache_location: Any
     cache_size_limit: int | None
     cache_extra_settings: Mapping[str, Any] | None
-    transform_spec: TransformSpec | None
+    transform_spec: Any
     filters: Any
 
     @classmethod
@@ -69,9 +69,11 @@ class ReaderOptions:
             wrong.append(f"cache_type is {self.cache_type!r}: it is 'null' or 'local-disk'")
         if self.cache_type == "local-disk" and not (self.cache_location and self.cache_size_limit):
             wrong.append("cache_type 'local-disk' needs cache_location and cache_size_limit")
-        for name in ("workers_count", "results_queue_size", "shuffle_row_drop_partitions"):
-            if getattr(self, name) < 1:
-                wrong.append(f"{name} is {getattr(self, name)}: give at least 1")
+        wrong.extend(
+            f"{name} is {getattr(self, name)}: give at least 1"
+            for name in ("workers_count", "results_queue_size", "shuffle_row_drop_partitions")
+            if getattr(self, name) < 1
+        )
         if self.predicate is not None and not isinstance(self.predicate, PredicateBase):
             wrong.append(f"predicate is {self.predicate!r}: give an instance of a class derived from PredicateBase")
         if self.transform_spec is not None and not isinstance(self.transform_spec, TransformSpec):

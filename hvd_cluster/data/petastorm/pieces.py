@@ -93,7 +93,7 @@ class PieceTable:
             columns: what will be read, which is what sizes count.
             num_slices: parts to cut each into.
         """
-        found = []
+        found: list[Piece] = []
         number = 0
         for path, footer in self._footers.items():
             leaves = _leaves(footer, set(columns))
@@ -128,8 +128,8 @@ class PieceTable:
 
         def of(name: str) -> Statistics:
             if name in folders:
-                nulls = piece.rows if folders[name] is None else 0
-                return Statistics(rows=piece.rows, nulls=nulls, low=folders[name], high=folders[name])
+                constant_nulls = piece.rows if folders[name] is None else 0
+                return Statistics(rows=piece.rows, nulls=constant_nulls, low=folders[name], high=folders[name])
             found = group.column(places[name]).statistics if name in places else None
             if found is None:
                 return Statistics(rows=piece.rows)
@@ -208,16 +208,15 @@ def parquet_files(location: Location) -> list[tuple[str, str]]:
     fs = load_pyarrow("pyarrow.fs")
     found: list[tuple[str, str]] = []
     for path in location.paths:
-        info = location.filesystem.get_file_info(path)
-        if info.type == fs.FileType.File:
-            found.append((path, _below(path, location) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]))
+        if location.filesystem.get_file_info(path).type == fs.FileType.File:
+            found.append((path, _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]))
             continue
         selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-        for info in location.filesystem.get_file_info(selector):
-            below = info.path[len(path) :].strip("/")
+        for entry in location.filesystem.get_file_info(selector):
+            below = entry.path[len(path) :].strip("/")
             hidden = any(part[0] in "_." and "=" not in part for part in below.split("/"))
-            if info.type == fs.FileType.File and info.path.endswith(_SUFFIXES) and not hidden:
-                found.append((info.path, below))
+            if entry.type == fs.FileType.File and entry.path.endswith(_SUFFIXES) and not hidden:
+                found.append((entry.path, below))
     if not found:
         raise DataError(f"there is no Parquet at {location.text!r}: no file there ends in .parquet")
     return sorted(found)
@@ -230,7 +229,7 @@ def _text(below: str, name: str) -> str | None:
     return None if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
 
 
-def _below(path: str, location: Location) -> str:
+def _below(path: str) -> str:
     """A listed file's path from its first ``key=value`` folder on: that much of it is data."""
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts[:-1]) if "=" in part), len(parts) - 1)

@@ -1,4 +1,7 @@
-"""PNG with 16 bits a channel, grey or colour (https://www.w3.org/TR/png-3/), which Pillow reads as 8 bits or not at all."""
+"""PNG with 16 bits a channel, grey or colour, which Pillow reads as 8 bits or not at all.
+
+The format is that of https://www.w3.org/TR/png-3/.
+"""
 
 from __future__ import annotations
 

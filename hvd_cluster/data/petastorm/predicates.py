@@ -151,8 +151,8 @@ class in_reduce(PredicateBase):
 class in_pseudorandom_split(_RowPredicate):
     """One part of a split that depends on a field's value alone: the same rows as petastorm puts there.
 
-    The MD5 of the value's text, as a number modulo ``sys.maxsize``, falls on one of the intervals that the fractions cut
-    [0, 1) into. MD5 only scatters here; it protects nothing.
+    The MD5 of the value's text, as a number modulo ``sys.maxsize``, falls on one of the intervals that the fractions
+    cut [0, 1) into. MD5 only scatters here; it protects nothing.
 
     Args:
         fraction_list: lengths of the intervals; their sum is 1 at most, and what is left belongs to no part.

@@ -1,4 +1,4 @@
-"""Reader: the rows or batches of a petastorm data set or of any Parquet, as an iterator over our own reading threads."""
+"""Reader: the rows or batches of a petastorm data set, or of any Parquet, as an iterator over our reading threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PREFETCH_BYTES = 256 * 1024 * 1024
 class Reader:
     """Rows, or batches of rows, of a data set: an iterator and a context manager.
 
-    Made by ``make_reader`` and ``make_batch_reader`` (``factories.py``). The order is a pure function of the data set, the seed and
-    the number of the pass, whatever the number of threads. Threads start with the first row asked for, and end with
-    :meth:`stop`, at the end of the ``with`` block, after the last row, or when the reader is dropped.
+    Made by ``make_reader`` and ``make_batch_reader`` (``factories.py``). The order is a pure function of the data set,
+    the seed and the number of the pass, whatever the number of threads. Threads start with the first row asked for, and
+    end with :meth:`stop`, at the end of the ``with`` block, after the last row, or when the reader is dropped.
 
     Args:
         chunks: reads a piece.
@@ -90,13 +90,13 @@ class Reader:
                 column if not isinstance(column, list) else objects(column)
                 for column in (chunk.columns[name] for name in self.schema.fields)
             )
-            return self.schema.row_type._make(values)  # type: ignore[attr-defined]
+            return self.schema.row_type._make(values)
         while True:
             for row in self._rows:
                 return row
             chunk = self.next_chunk()
             columns = [chunk.columns[name] for name in self.schema.fields]
-            self._rows = map(self.schema.row_type._make, zip(*columns, strict=True))  # type: ignore[attr-defined]
+            self._rows = map(self.schema.row_type._make, zip(*columns, strict=True))
 
     def next(self) -> Any:
         """The same as ``next(reader)``."""

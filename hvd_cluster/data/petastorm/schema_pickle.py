@@ -66,9 +66,8 @@ def loads(data: bytes) -> Unischema:
         return _schema(inert.load(data, _ADMITTED | set(registered_codecs), {_ORDERED}))
     except (inert.UntrustedPickleError, DataError) as error:
         raise PetastormMetadataError(
-            f"the pickled schema is refused: {error}. Only petastorm's own classes, NumPy's dtypes and Spark's leaf types "
-            "are read; a codec of your own needs hvd_cluster.data.petastorm.codecs.register_codec first. Where the data "
-            "set is not yours, do not load it with pickle"
+            f"the pickled schema is refused: {error}. Only petastorm's own classes, NumPy's dtypes and Spark's leaf "
+            "types are read; a codec of your own needs hvd_cluster.data.petastorm.codecs.register_codec first"
         ) from error
 
 

@@ -114,7 +114,7 @@ class DecimalType(SparkType):
 
     type_name = "decimal"
 
-    def __init__(self, precision: int = 10, scale: int = 0) -> None:
+    def __init__(self, precision: Any = 10, scale: Any = 0) -> None:
         if not (isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and scale <= precision):
             raise DataError(f"there is no DecimalType({precision!r}, {scale!r}): 38 digits at most, scale <= precision")
         self.precision = precision

@@ -20,8 +20,8 @@ class TransformSpec:
     """A function run in the reader's threads, and the fields that it changes.
 
     Args:
-        func: with ``make_reader``, row as a dict -> row as a dict; with ``make_batch_reader``, pandas DataFrame of a row
-            group -> DataFrame. None to pick fields only.
+        func: with ``make_reader``, row as a dict -> row as a dict; with ``make_batch_reader``, pandas DataFrame of a
+            row group -> DataFrame. None to pick fields only.
         edit_fields: fields that the function makes or changes: UnischemaFields or what :func:`edit_field` returns.
         removed_fields: names of fields to leave out.
         selected_fields: names of the fields to keep, in that order; not together with ``removed_fields``.

@@ -146,11 +146,11 @@ class Unischema:
 
 def _row_type(schema_name: str, names: tuple[str, ...]) -> type[Any]:
     type_name = schema_name if schema_name.isidentifier() else "Row"
-    plain = namedtuple(type_name, names, rename=True)  # type: ignore[misc]  # noqa: PYI024 - names are known at run time
+    plain = namedtuple(type_name, names, rename=True)  # type: ignore[misc]
     if plain._fields == names:
         return plain
 
-    class Renamed(plain):  # type: ignore[misc, valid-type]
+    class Renamed(plain):
         __slots__ = ()
 
         def __new__(cls, *args: Any, **kargs: Any) -> Any:
