@@ -59,3 +59,24 @@ def to_tf_dataset(
     if map_batch is not None:
         dataset = dataset.map(map_batch)
     return dataset.prefetch(prefetch) if prefetch else dataset
+
+
+def of_iterator(items: Callable[[], Iterator[Any]], structure: Callable[..., Any], fields: dict[str, Any]) -> Any:
+    """A ``tf.data.Dataset`` of what a Python iterator gives.
+
+    Args:
+        items: begins an iteration; gives what ``structure`` makes, of NumPy values.
+        structure: makes an item, and the description of one, of keyword arguments: ``dict``, or a namedtuple's type.
+        fields: name -> (dtype's name, shape with None for lengths that differ).
+
+    Raises:
+        MissingExtraError: TensorFlow is not installed.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
+    signature = structure(
+        **{name: tf.TensorSpec(shape, tf.dtypes.as_dtype(dtype)) for name, (dtype, shape) in fields.items()}
+    )
+    return tf.data.Dataset.from_generator(items, output_signature=signature)
