@@ -15,6 +15,7 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_UNITS = ("s", "ms", "us", "ns")
 _RAGGED_REMEDY = "pad or cut them to one length"
 
 
@@ -40,7 +41,7 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if column.kind is Kind.VECTOR and types.is_struct(array.type):
         from hvd_cluster.data.vectors import dense
 
-        return dense(array, column)
+        return _converted(dense(array, column), column)
     n = len(array)
     expected = column.shape
     if len(expected) > 1 and list_depth(array.type) == 1:
@@ -134,34 +135,45 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
                 f"column {column.name!r} holds unsigned integers that do not fit {column.dtype}: {error}; cast it to "
                 "double"
             ) from error
-    return view(array).astype(column.dtype, copy=False)
+    return _converted(view(array), column)
+
+
+def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
+    """Values in the column's dtype; a finite one that becomes infinite is an error."""
+    if values.dtype == column.dtype:
+        return values
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(column.dtype)
+    except FloatingPointError as error:
+        raise DataError(
+            f"column {column.name!r} holds values beyond the range of {column.dtype}: leave them as they are"
+        ) from error
 
 
 def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
     """Moments, dates and lengths of time as counts of the column's unit; finer digits are cut off."""
     pyarrow = load_pyarrow()
     if types.is_date(array.type):
-        array = array.cast(pyarrow.date32()).cast(pyarrow.int32()).cast(pyarrow.int64())
-        return view(array)
-    if array.type.unit != column.unit:
-        make = next(
-            make
-            for kind, make in (
-                (types.is_timestamp, lambda unit: pyarrow.timestamp(unit, array.type.tz)),
-                (types.is_duration, pyarrow.duration),
-                (types.is_time, {"s": pyarrow.time32, "ms": pyarrow.time32}.get(column.unit, pyarrow.time64)),
-            )
-            if kind(array.type)
-        )
+        array = array.cast(pyarrow.date32())
+    elif array.type.unit != column.unit:
+        finer = _UNITS.index(column.unit) > _UNITS.index(array.type.unit)
         try:
-            array = array.cast(make(column.unit), safe=False)
+            array = array.cast(_in_unit(types, array.type, column.unit), safe=finer)
         except ValueError as error:
-            raise DataError(
-                f"column {column.name!r} holds times that do not fit counts of {column.unit!r}: {error}"
-            ) from error
-    return view(array.cast(pyarrow.int32()) if array.type.bit_width == 32 else array.view(pyarrow.int64())).astype(
-        np.int64, copy=False
-    )
+            raise DataError(f"column {column.name!r} holds times that do not fit {column.unit!r}: {error}") from error
+    counts = array.view(pyarrow.int32() if array.type.bit_width == 32 else pyarrow.int64())
+    return view(counts).astype(np.int64, copy=False)
+
+
+def _in_unit(types: Any, arrow_type: Any, unit: str) -> Any:
+    """The type of a time, counted in another unit."""
+    pyarrow = load_pyarrow()
+    if types.is_timestamp(arrow_type):
+        return pyarrow.timestamp(unit, arrow_type.tz)
+    if types.is_duration(arrow_type):
+        return pyarrow.duration(unit)
+    return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
 
 
 class _Memory:

@@ -148,12 +148,13 @@ class ParquetFolder:
 
     def _footer(self, path: str) -> Any:
         parquet = load_pyarrow("pyarrow.parquet")
+
+        def read() -> Any:
+            with self._filesystem.open_input_file(path) as stream:
+                return parquet.read_metadata(stream)
+
         try:
-            return retried(
-                lambda: parquet.read_metadata(path, filesystem=self._filesystem),
-                self._filesystem,
-                f"reading the footer of {path}",
-            )
+            return retried(read, self._filesystem, f"reading the footer of {path}")
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is not a whole Parquet file: {error}") from error
 

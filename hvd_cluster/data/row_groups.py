@@ -117,9 +117,8 @@ class RowGroupTables:
     def _parquet(self, path: str, indices: Sequence[int], names: Sequence[str]) -> tuple[pa.Table, list[int]]:
         parquet = load_pyarrow("pyarrow.parquet")
         # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
-        with parquet.ParquetFile(
-            path, filesystem=self._filesystem, metadata=self._footers.get(path), pre_buffer=True
-        ) as file:
+        with self._filesystem.open_input_file(path) as stream:
+            file = parquet.ParquetFile(stream, metadata=self._footers.get(path), pre_buffer=True)
             footer = self._footers[path] = file.metadata
             table = file.read_row_groups(indices, columns=list(names), use_threads=False)
             return table, [footer.row_group(index).num_rows for index in indices]

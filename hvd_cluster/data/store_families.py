@@ -12,7 +12,6 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
-
 #: Where Databricks mounts DBFS and Unity Catalog's volumes on every machine of a cluster.
 _MOUNTS = ("/dbfs/", "/Volumes/")
 
@@ -114,8 +113,8 @@ class DBFSLocalStore(Store):
     @staticmethod
     def matches_dbfs(path: str) -> bool:
         """Whether the path is in one of the spellings of DBFS or of a volume."""
-        return path.startswith(("dbfs:/", *_MOUNTS, *(f"file:{mount}" for mount in _MOUNTS))) or path.startswith(
-            tuple(f"file://{mount}" for mount in _MOUNTS)
+        return path.startswith(
+            ("dbfs:/", *(scheme + mount for scheme in ("", "file:", "file://") for mount in _MOUNTS))
         )
 
     @staticmethod

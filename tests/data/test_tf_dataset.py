@@ -1,4 +1,4 @@
-"""A reader under TensorFlow's loops, in a process of its own: TensorFlow's import leaves variables and threads behind."""
+"""A reader under TensorFlow's loops, in a process of its own: TensorFlow's import leaves variables behind."""
 
 from __future__ import annotations
 
