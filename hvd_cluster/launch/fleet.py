@@ -190,14 +190,25 @@ class Fleet:
             job_id: the job.
             generation: the world's number in an elastic job.
         """
-        site, chief = self._sites[name], self._sites[first]
+        chief = self._sites[first]
         return placement.topology(
-            rendezvous=join_address(site.rendezvous, self.server.port),
+            rendezvous=self.rendezvous(name),
             secret=self.secret,
-            master=join_address(chief.address, chief.master_port),
+            master=join_address(self._seen_from_elsewhere(chief, chief.address), chief.master_port),
             job_id=job_id,
             generation=generation,
         )
+
+    def rendezvous(self, name: str) -> str:
+        """Where workers of that host find the job's store."""
+        site = self._sites[name]
+        return join_address(self._seen_from_elsewhere(site, site.rendezvous), self.server.port)
+
+    def _seen_from_elsewhere(self, site: _Site, address: str) -> str:
+        """``address``, unless it is this host's loopback and there are other hosts by now."""
+        if site.remote is None and address == LOOPBACK and not site.interface:
+            return next((r.launcher_address for r in self._remotes.values() if r.launcher_address), address)
+        return address
 
     def environment(self, name: str) -> dict[str, str | None]:
         """The variables by which a worker on that host takes the interface that the others reach."""
@@ -246,11 +257,7 @@ class Fleet:
 
     def _add_local(self, host: Host) -> None:
         port = self._stack.enter_context(ReservedPort("0.0.0.0" if self._listener is not None else LOOPBACK))
-        address = LOOPBACK
-        if self._listener is not None:
-            used = [remote.launcher_address for remote in self._remotes.values() if remote.launcher_address]
-            address = next(iter(used), LOOPBACK)
-        self._sites[host.name] = _Site(host, machine_key(), interface_addresses(), port.port, address, address)
+        self._sites[host.name] = _Site(host, machine_key(), interface_addresses(), port.port, LOOPBACK, LOOPBACK)
 
     def _connect_remotes(self, hosts: Sequence[Host]) -> None:
         assert self._listener is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.elastic_spec import ElasticSpec
+from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import fill, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host, run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles, printer

@@ -17,7 +17,7 @@ from hvd_cluster.launch.cli.build import build_report
 from hvd_cluster.launch.cli.config import apply_config
 from hvd_cluster.launch.cli.parser import build_parser
 from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
-from hvd_cluster.launch.elastic_spec import ElasticSpec
+from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, RankFiles
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hvd_cluster.launch.allocation import find_allocation
 from hvd_cluster.launch.cli.knobs import knob_environment
-from hvd_cluster.launch.elastic_spec import ElasticSpec
+from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host
 from hvd_cluster.launch.placement import Seat, place

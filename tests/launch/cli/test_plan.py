@@ -6,7 +6,7 @@ import pytest
 
 from hvd_cluster.launch.cli.main import parse_args
 from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
-from hvd_cluster.launch.elastic_spec import ElasticSpec
+from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host
 
 SLURM = {
