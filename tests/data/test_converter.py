@@ -52,9 +52,9 @@ def test_a_worker_that_reads_everything_is_warned(
     parquet: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     converter = make_spark_converter(parquet)
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    assert Topology.from_env().size == 2
+    topology = Topology(rank=1, size=2, local_rank=1, local_size=2, cross_rank=0, cross_size=1)
+    for name, value in topology.to_env().items():
+        monkeypatch.setenv(name, value)
     with caplog.at_level(logging.WARNING), converter.make_torch_dataloader(num_epochs=1):
         pass
     assert "rank 1 of 2" in caplog.text
