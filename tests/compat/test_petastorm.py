@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,9 @@ def test_the_real_petastorm_comes_first(tmp_path: Path, shim: bool) -> None:
 def test_what_is_not_served_is_named(tmp_path: Path) -> None:
     code = "import hvd_cluster.compat\ntry:\n    import petastorm.ngram\nexcept ImportError as error:\n    print(error)"
     assert "no such path of petastorm's" in printed(code, tmp_path)
+
+
+def test_the_migration_guide_lists_every_path() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+    listed = set(re.findall(r"^\| `petastorm\.?([\w.]*)` \|", guide, flags=re.MULTILINE))
+    assert listed == set(PETASTORM_TABLE)
