@@ -94,7 +94,7 @@ class Settings:
     autotune_warmup_samples: int = _knob("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 1, _at_least_zero_int)
     #: Training steps that each choice is measured for.
     autotune_steps_per_sample: int = _knob("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 3, _at_least_one_int)
-    #: Choices that are measured at most.
+    #: Measurements at most, of one choice each.
     autotune_max_samples: int = _knob("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 11, _at_least_one_int)
     #: Accepted, and without effect: a model of the costs takes the place of a Gaussian process.
     autotune_noise: float = _knob("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, _share)

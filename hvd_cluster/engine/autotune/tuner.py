@@ -1,10 +1,11 @@
-"""The search: look at a few parameters, compute which would be best, try those, keep the best that was measured."""
+"""The search: look at a few parameters, compute which would be best, try those, and let the best of them compete."""
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from hvd_cluster.engine.autotune.cost_model import TransportCost
@@ -23,6 +24,8 @@ _FRACTIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _CYCLES_MS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.75, 2.5, 3.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0)
 #: And these multiples of the best so far.
 _NEAR = (0.7, 0.85, 1.2, 1.4)
+#: So many of the best are measured once more at the end: the best of noisy measurements is often only the luckiest.
+_FINALISTS = 3
 #: Less than this is not worth another sample.
 _WORTHWHILE = 0.0005
 
@@ -49,7 +52,7 @@ class Tuner:
         frozen: of :data:`THRESHOLD` and :data:`CYCLE`, what the user has set and must stay.
         warmup_samples: samples that only teach the pattern of a step.
         steps_per_sample: steps that each choice is measured for; their median counts.
-        max_samples: choices that are measured at most.
+        max_samples: measurements at most, those of the finalists included.
         on_sample: called with each sample.
         on_end: called with the best one.
     """
@@ -77,6 +80,9 @@ class Tuner:
         self._must_skip = 1
         self._buckets: list[tuple[int, int, float]] = []
         self._samples: list[Sample] = []
+        #: Seconds of every step that was measured with these parameters.
+        self._times: dict[Parameters, list[float]] = {}
+        self._finalists: list[Parameters] | None = None
         #: The search is over; :meth:`observe` has nothing more to say.
         self.is_done = self._frozen >= {THRESHOLD, CYCLE}
 
@@ -129,54 +135,71 @@ class Tuner:
         if self._warmup_samples > 0:
             self._warmup_samples -= 1
             return None
-        step_s = statistics.median(step.took_s for step in steps)
+        took = self._times.setdefault(self._current, [])
+        took += [step.took_s for step in steps]
+        step_s = statistics.median(took[-len(steps) :])
         num_bytes = statistics.median(sum(n for n, _ in step.arrivals.values()) for step in steps)
         sample = Sample(self._current, step_s, num_bytes / max(step_s, 1e-9) / 1e6)
         self._samples.append(sample)
         self._on_sample(sample)
         logger.info("autotune: %s gives steps of %.2f ms", self._current, step_s * 1e3)
-        following = self._explore() or self._exploit()
+        following = self._next()
         if following is None:
-            return self._end()
+            return self._end(num_bytes)
+        if following == self._current:
+            return None
         self._must_skip = 1
         self._current = following
         return following
 
-    def _end(self) -> Parameters | None:
-        best = min(self._samples, key=lambda sample: sample.step_s)
+    def _next(self) -> Parameters | None:
+        """What to measure next; None when it is decided."""
+        if self._finalists is None:
+            following = self._explore() or self._exploit()
+            if following is not None:
+                return following
+            count = min(_FINALISTS, len(self._times), self._max_samples - len(self._samples))
+            self._finalists = sorted(self._times, key=self._median_s)[:count] if count > 1 else []
+        return self._finalists.pop(0) if self._finalists else None
+
+    def _end(self, num_bytes: float) -> Parameters | None:
+        winner = min(self._times, key=self._median_s)
+        step_s = self._median_s(winner)
         self.is_done = True
-        self._on_end(best)
-        logger.info("autotune: the best is %s, with steps of %.2f ms", best.parameters, best.step_s * 1e3)
-        return None if best.parameters == self._current else best.parameters
+        self._on_end(Sample(winner, step_s, num_bytes / max(step_s, 1e-9) / 1e6))
+        logger.info("autotune: the best is %s, with steps of %.2f ms", winner, step_s * 1e3)
+        return None if winner == self._current else winner
+
+    def _median_s(self, parameters: Parameters) -> float:
+        return statistics.median(self._times[parameters])
 
     def _explore(self) -> Parameters | None:
         """The parameters whose buckets differ most in size, so that the costs can be told apart."""
         arrivals = self._watcher.pattern().arrivals
         total = sum(num_bytes for _, num_bytes, _ in arrivals)
         span_ms = arrivals[-1][0] * 1000
-        tried = {sample.parameters for sample in self._samples}
         for threshold, cycle_ms in ((total // 16, 0.0), (total, span_ms / 4)):
             wanted = self._thawed(Parameters(int(threshold), round(min(100.0, cycle_ms), 3)))
-            if wanted not in tried and len(self._samples) < min(3, self._max_samples):
+            if wanted not in self._times and len(self._samples) < min(3, self._max_samples):
                 return wanted
         return None
 
     def _exploit(self) -> Parameters | None:
         """What the model holds for the best of what was not tried; None when that is not worth trying."""
-        if len(self._samples) >= self._max_samples:
+        reserved = _FINALISTS if self._max_samples > 2 * _FINALISTS else 0
+        if len(self._samples) >= self._max_samples - reserved:
             return None
         pattern, cost = self._watcher.pattern(), TransportCost.fit(self._buckets)
-        tried = {sample.parameters: sample.step_s for sample in self._samples}
-        winner = min(tried, key=lambda parameters: tried[parameters])
+        winner = min(self._times, key=self._median_s)
         total = sum(num_bytes for _, num_bytes, _ in pattern.arrivals)
-        candidates = self._candidates(total, winner) - set(tried)
+        candidates = self._candidates(total, winner) - set(self._times)
         if not candidates:
             return None
-        predicted = {parameters: pattern.step_s(parameters, cost) for parameters in candidates}
+        error = _Error([(tried, self._median_s(tried) / pattern.step_s(tried, cost)) for tried in self._times])
+        predicted = {p: pattern.step_s(p, cost) * error.factor(p) for p in candidates}
         # Of equal ones, that which asks for least: the smallest buffers, the shortest wait.
         best = min(predicted, key=lambda p: (round(predicted[p], 7), p.cycle_time_ms, p.fusion_threshold_bytes))
-        # The model may be off as a whole: compare what it says of both.
-        gain = 1 - predicted[best] / max(pattern.step_s(winner, cost), 1e-9)
+        gain = 1 - predicted[best] / max(pattern.step_s(winner, cost) * error.factor(winner), 1e-9)
         return best if gain > _WORTHWHILE else None
 
     def _candidates(self, total_bytes: int, winner: Parameters) -> set[Parameters]:
@@ -191,3 +214,33 @@ class Tuner:
             self._initial.fusion_threshold_bytes if THRESHOLD in self._frozen else wanted.fusion_threshold_bytes,
             self._initial.cycle_time_ms if CYCLE in self._frozen else wanted.cycle_time_ms,
         )
+
+
+class _Error:
+    """What the model does not know, such as buckets that slow backward down: measured / predicted, near what was tried.
+
+    A smooth surface through the samples: close to one of them its own ratio, far from all of them their median.
+    """
+
+    #: Distance at which a sample's word is worth 0.6; factors of two of the threshold and the cycle time.
+    _REACH = 1.5
+    #: Weight of the median.
+    _PRIOR = 0.2
+
+    def __init__(self, ratios: Sequence[tuple[Parameters, float]]) -> None:
+        self._known = [(*_position(parameters), math.log(ratio)) for parameters, ratio in ratios]
+        self._median = statistics.median(ratio for *_, ratio in self._known)
+
+    def factor(self, parameters: Parameters) -> float:
+        """By which to multiply the model's prediction."""
+        x, y = _position(parameters)
+        total, weights = self._PRIOR * self._median, self._PRIOR
+        for there_x, there_y, ratio in self._known:
+            weight = math.exp(-((x - there_x) ** 2 + (y - there_y) ** 2) / (2 * self._REACH**2))
+            total += weight * ratio
+            weights += weight
+        return math.exp(total / weights)
+
+
+def _position(parameters: Parameters) -> tuple[float, float]:
+    return math.log2(parameters.fusion_threshold_bytes + MIB / 64), math.log2(parameters.cycle_time_ms + 0.25)
