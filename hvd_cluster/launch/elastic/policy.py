@@ -107,28 +107,21 @@ class Decision:
 
 def decide(view: View) -> Decision:
     """The next decision; see the rules at the top of this file."""
-    wanted, unwanted = _sorted_out(view)
     holders = [worker for worker in view.workers if worker.rank is not None]
     if view.is_finished:
         left = tuple(worker.key for worker in view.workers if worker.phase is Phase.WAITING)
         # Before the first world there is nothing to join: programs that never call init() just end.
         new = [worker.key for worker in view.workers if worker.phase is Phase.STARTING]
-        stop = tuple(new) if view.generation >= 0 else ()
-        return Decision(step=Step.WAIT, leave=left, stop=stop)
+        return Decision(step=Step.WAIT, leave=left, stop=tuple(new) if view.generation >= 0 else ())
     if view.generation >= 0 and not holders:
         return Decision(
             step=Step.RAISE,
             text="No hosts from previous set remaining, unable to broadcast state: all workers that held the state of "
             "the job have ended. Start it again from your last checkpoint.",
         )
-    stop = _to_stop(view, wanted, unwanted)
+    wanted, unwanted = _sorted_out(view, holders)
+    stop = _to_stop(view, unwanted)
     leave = tuple(w.key for w in unwanted if w.phase is Phase.WAITING and w.key not in stop)
-    if view.generation >= 0 and _spares(wanted, unwanted, stop):
-        # The last ones that hold the state go on where they are, on a host that takes no new workers.
-        stop = tuple(key for key in stop if all(w.key != key or w.rank is None for w in unwanted))
-        kept = [w for w in unwanted if w.rank is not None and w.host in view.blacklisted]
-        wanted, unwanted = [*wanted, *kept], [w for w in unwanted if w not in kept]
-        leave = tuple(key for key in leave if all(w.key != key for w in kept))
     start = _to_start(view, wanted)
     if view.generation < 0:
         return _first_world(view, wanted, start, stop, leave)
@@ -139,14 +132,20 @@ def decide(view: View) -> Decision:
     return _intact(view, wanted, members, unwanted, start, stop, leave)
 
 
-def _sorted_out(view: View) -> tuple[list[WorkerView], list[WorkerView]]:
-    """The workers that may stay where they are, and those that are to go; of a host, those of low rank stay."""
+def _sorted_out(view: View, holders: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
+    """The workers that may stay where they are, and those that are to go; those of low rank stay first.
+
+    The last ones that hold the state may stay on hosts that have failed.
+    """
+    spared = {w.key for w in holders} if all(w.host in view.blacklisted for w in holders) else set()
     taken: Counter[str] = Counter()
     wanted: list[WorkerView] = []
     unwanted: list[WorkerView] = []
     for worker in sorted(view.workers, key=_seniority):
         taken[worker.host] += 1
-        (wanted if taken[worker.host] <= view.hosts.get(worker.host, 0) else unwanted).append(worker)
+        has_room = view.max_num_proc is None or len(wanted) < view.max_num_proc
+        fits = has_room and (worker.key in spared or taken[worker.host] <= view.hosts.get(worker.host, 0))
+        (wanted if fits else unwanted).append(worker)
     return wanted, unwanted
 
 
@@ -154,17 +153,9 @@ def _seniority(worker: WorkerView) -> tuple[bool, int, int]:
     return worker.rank is None, worker.rank or 0, worker.key
 
 
-def _to_stop(view: View, wanted: list[WorkerView], unwanted: list[WorkerView]) -> tuple[int, ...]:
+def _to_stop(view: View, unwanted: list[WorkerView]) -> tuple[int, ...]:
     """Workers that may not even finish their step: those of failed hosts, and new ones that are not needed."""
-    most = view.max_num_proc
-    surplus = [w.key for w in wanted[most:] if w.rank is None] if most is not None else []
-    return tuple(w.key for w in unwanted if w.host in view.blacklisted or w.rank is None) + tuple(surplus)
-
-
-def _spares(wanted: list[WorkerView], unwanted: list[WorkerView], stop: tuple[int, ...]) -> bool:
-    """Whether stopping the workers of failed hosts would end the last that hold the state."""
-    holders = [w for w in (*wanted, *unwanted) if w.rank is not None]
-    return bool(holders) and all(w.key in stop for w in holders)
+    return tuple(w.key for w in unwanted if w.host in view.blacklisted or w.rank is None)
 
 
 def _to_start(view: View, wanted: list[WorkerView]) -> tuple[str, ...]:
