@@ -73,7 +73,11 @@ def test_the_real_petastorm_comes_first(tmp_path: Path, shim: bool) -> None:
     (tmp_path / "site" / "petastorm" / "__init__.py").write_text("__version__ = 'real'\n")
     (tmp_path / "site" / "petastorm" / "codecs.py").write_text("NdarrayCodec = 'real'\n")
     entries = [*([shim_folder()] if shim else []), str(tmp_path / "site")]
-    code = "import hvd_cluster.compat, petastorm\nfrom petastorm.codecs import NdarrayCodec\nprint(petastorm.__version__, NdarrayCodec)"
+    code = """
+import hvd_cluster.compat, petastorm
+from petastorm.codecs import NdarrayCodec
+print(petastorm.__version__, NdarrayCodec)
+"""
     assert printed(code, tmp_path, PYTHONPATH=os.pathsep.join(entries)) == "real real"
 
 

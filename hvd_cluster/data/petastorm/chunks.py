@@ -24,8 +24,8 @@ from hvd_cluster.errors import DataError
 class Chunk:
     """Rows, column by column."""
 
-    #: Field name -> n values.
-    columns: dict[str, Values]
+    #: Field name -> n values; on their way through a loader tensors too.
+    columns: dict[str, Any]
     #: n.
     rows: int
 

@@ -77,7 +77,8 @@ class LoaderBase:
         self._num_passes += 1
         # With the reader's seed, so that a seeded reader makes the batches repeatable too.
         random = np.random.default_rng([self.reader.seed, self._num_passes])
-        for batch in batches(_chunks(self.reader), self.batch_size, self.shuffling_queue_capacity, random):
+        chunks = (self._prepared(chunk) for chunk in _chunks(self.reader))
+        for batch in batches(chunks, self.batch_size, self.shuffling_queue_capacity, random):
             yield self._made(batch)
 
     def __enter__(self) -> LoaderBase:
@@ -86,6 +87,10 @@ class LoaderBase:
     def __exit__(self, *exc: object) -> None:
         self.reader.stop()
         self.reader.join()
+
+    def _prepared(self, chunk: Chunk) -> Chunk:
+        """The rows of a row group, before they are cut into batches."""
+        return chunk
 
     def _made(self, batch: Chunk) -> Any:
         raise NotImplementedError
@@ -115,11 +120,15 @@ class DataLoader(LoaderBase):
         super().__init__(reader, batch_size, shuffling_queue_capacity)
         self.collate_fn = collate_fn
 
+    def _prepared(self, chunk: Chunk) -> Chunk:
+        return _with_tensors(chunk, torch.as_tensor) if self.collate_fn is decimal_friendly_collate else chunk
+
     def _made(self, batch: Chunk) -> Any:
         if self.collate_fn is decimal_friendly_collate:
+            listed = {name: _listed(values) for name, values in batch.columns.items()}
             return {
-                name: values if _is_text(values) else torch.as_tensor(_array(name, values))
-                for name, values in ((name, _listed(values)) for name, values in batch.columns.items())
+                name: values if _is_text(values) else _tensor(name, values, torch.as_tensor)
+                for name, values in listed.items()
             }
         columns = {name: _widened(values) for name, values in batch.columns.items()}
         return self.collate_fn([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
@@ -130,7 +139,7 @@ class BatchedDataLoader(LoaderBase):
 
     Args:
         reader, batch_size, shuffling_queue_capacity: as for all loaders.
-        transform_fn: array of a batch's field -> tensor; default is ``torch.as_tensor``.
+        transform_fn: array of rows of a field -> tensor of as many; default is ``torch.as_tensor``.
 
     Raises:
         TypeError: (while iterating) a field has no tensor: text, bytes, decimals, times, None.
@@ -146,6 +155,9 @@ class BatchedDataLoader(LoaderBase):
     ) -> None:
         super().__init__(reader, batch_size, shuffling_queue_capacity)
         self.transform_fn = transform_fn or torch.as_tensor
+
+    def _prepared(self, chunk: Chunk) -> Chunk:
+        return _with_tensors(chunk, self.transform_fn)
 
     def _made(self, batch: Chunk) -> dict[str, torch.Tensor]:
         return _tensors(batch, self.transform_fn)
@@ -232,8 +244,23 @@ def _chunks(reader: Reader) -> Iterator[Chunk]:
         yield chunk
 
 
+def _with_tensors(chunk: Chunk, transform_fn: TransformFn) -> Chunk:
+    """Columns of numbers as tensors, a row group at a time; what has to wait for its batch stays as it is."""
+    columns = {
+        name: transform_fn(_array(name, values))
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biufc"
+        else values
+        for name, values in chunk.columns.items()
+    }
+    return Chunk(columns, chunk.rows)
+
+
 def _tensors(batch: Chunk, transform_fn: TransformFn) -> dict[str, torch.Tensor]:
-    return {name: transform_fn(_array(name, values)) for name, values in batch.columns.items()}
+    return {name: _tensor(name, values, transform_fn) for name, values in batch.columns.items()}
+
+
+def _tensor(name: str, values: Any, transform_fn: TransformFn) -> torch.Tensor:
+    return values if isinstance(values, torch.Tensor) else transform_fn(_array(name, values))
 
 
 def _listed(values: Values) -> Values:

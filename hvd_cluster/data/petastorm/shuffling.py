@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hvd_cluster.data.petastorm.chunks import Chunk
-from hvd_cluster.data.petastorm.columns import Values
 from hvd_cluster.errors import DataError
 
 
@@ -16,7 +16,7 @@ def batches(chunks: Iterator[Chunk], batch_size: int, capacity: int, random: np.
     """Batches of ``batch_size`` rows; the last one may have fewer.
 
     Args:
-        chunks: rows.
+        chunks: rows; columns may be tensors too.
         batch_size: rows of a batch.
         capacity: rows to draw from; 0 keeps the order. The first batch comes when the buffer holds that many.
         random: draws.
@@ -25,11 +25,25 @@ def batches(chunks: Iterator[Chunk], batch_size: int, capacity: int, random: np.
     needed = max(capacity, batch_size)
     for chunk in chunks:
         buffer.add(chunk)
-        while buffer.rows >= needed:
-            yield buffer.drawn(batch_size, random) if capacity else buffer.cut(batch_size)
-    while buffer.rows:
-        count = min(batch_size, buffer.rows)
-        yield buffer.drawn(count, random) if capacity else buffer.cut(count)
+        if buffer.rows >= needed:
+            # All batches that this chunk makes possible in one draw: the same as one after the other, and faster.
+            count = ((buffer.rows - needed) // batch_size + 1) * batch_size
+            yield from _split(buffer.drawn(count, random) if capacity else buffer.cut(count), batch_size)
+    if buffer.rows:
+        rest = buffer.rows
+        yield from _split(buffer.drawn(rest, random) if capacity else buffer.cut(rest), batch_size)
+
+
+def _split(chunk: Chunk, batch_size: int) -> Iterator[Chunk]:
+    starts = range(0, chunk.rows, batch_size)
+    columns = [
+        values.split(batch_size)
+        if isinstance(values, torch.Tensor)
+        else [values[start : start + batch_size] for start in starts]
+        for values in chunk.columns.values()
+    ]
+    for start, batch in zip(starts, zip(*columns, strict=True), strict=True):
+        yield Chunk(dict(zip(chunk.columns, batch, strict=True)), min(batch_size, chunk.rows - start))
 
 
 class _Buffer:
@@ -72,7 +86,7 @@ class _Buffer:
         holes = np.sort(picked[picked < rest])
         tail = np.setdiff1d(np.arange(rest, whole.rows), picked, assume_unique=True)
         for values in whole.columns.values():
-            if isinstance(values, np.ndarray):
+            if not isinstance(values, list):
                 values[holes] = values[tail]
             else:
                 for hole, place in zip(holes.tolist(), tail.tolist(), strict=True):
@@ -85,8 +99,8 @@ class _Buffer:
 
 def taken(chunk: Chunk, rows: Any) -> Chunk:
     """Some rows, in an order given by their numbers."""
-    columns: dict[str, Values] = {
-        name: values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
+    columns: dict[str, Any] = {
+        name: [values[row] for row in rows.tolist()] if isinstance(values, list) else values[rows]
         for name, values in chunk.columns.items()
     }
     return Chunk(columns, len(rows))
@@ -104,14 +118,18 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     return Chunk(columns, sum(chunk.rows for chunk in chunks))
 
 
-def _joined(name: str, parts: list[Values]) -> Values:
+def _joined(name: str, parts: list[Any]) -> Any:
+    if all(isinstance(part, torch.Tensor) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(parts)
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and len({part.shape[1:] for part in arrays}) == 1:
         try:
             return np.concatenate(arrays)
         except (TypeError, ValueError) as error:
             raise DataError(f"field {name!r} holds different things in different row groups: {error}") from error
-    return [value for part in parts for value in part]
+    # Rows of unequal shapes, or with None in some row groups only: one by one.
+    rows = (part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts)
+    return [value for part in rows for value in part]
 
 
 def _slice(chunk: Chunk, start: int, stop: int) -> Chunk:

@@ -96,7 +96,7 @@ def test_an_array_of_objects_is_not_unpickled() -> None:
             TimestampType(),
             np.datetime64,
             np.datetime64("2020-02-03T04:05:06"),
-            dt.datetime(2020, 2, 3, 4, 5, 6),
+            dt.datetime.fromisoformat("2020-02-03T04:05:06"),
             np.datetime64("2020-02-03T04:05:06"),
         ),
     ],

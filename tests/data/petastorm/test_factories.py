@@ -190,7 +190,7 @@ def test_no_matching_row_is_an_end_and_not_a_wait_for_ever(url: str) -> None:
 
 
 def odd() -> PredicateBase:
-    return in_lambda(["id"], lambda id: id % 2 == 1)
+    return in_lambda(["id"], lambda number: number % 2 == 1)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def odd() -> PredicateBase:
         (odd(), list(range(1, ROWS, 2))),
         (in_negate(odd()), list(range(0, ROWS, 2))),
         (in_reduce([odd(), in_set(range(6), "id")], all), [1, 3, 5]),
-        (in_lambda(["id"], lambda id, limit: id < limit, state_arg=4), [0, 1, 2, 3]),
+        (in_lambda(["id"], lambda number, limit: number < limit, state_arg=4), [0, 1, 2, 3]),
     ],
 )
 def test_predicates_mean_the_same_for_rows_and_for_batches(

@@ -224,7 +224,7 @@ def ours() -> tuple[Unischema, list[dict[str, Any]]]:
             "colour16": random.randint(0, 65536, (8, 6, 3)).astype(np.uint16),
             "jpeg": (np.add.outer(np.arange(16), np.arange(16))[..., None] * np.array([1, 2, 4])).astype(np.uint8),
             "day": np.datetime64("2024-02-28") + i,
-            "moment": dt.datetime(2024, 2, 28, 1, 2, i, 345678),
+            "moment": dt.datetime.fromisoformat(f"2024-02-28T01:02:{i:02d}.345678"),
             "small": 65000 + i,
         }
         for i in range(12)

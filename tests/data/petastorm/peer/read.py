@@ -9,8 +9,8 @@ import warnings
 
 warnings.simplefilter("ignore")
 
-import numpy as np
-from petastorm import make_reader
+import numpy as np  # noqa: E402
+from petastorm import make_reader  # noqa: E402
 
 
 def main():

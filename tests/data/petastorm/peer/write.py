@@ -17,17 +17,17 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
-import numpy as np
-from petastorm import TransformSpec, make_batch_reader, make_reader
-from petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
-from petastorm.etl.dataset_metadata import materialize_dataset
-from petastorm.etl.rowgroup_indexers import FieldNotNullIndexer, SingleFieldIndexer
-from petastorm.etl.rowgroup_indexing import build_rowgroup_index
-from petastorm.predicates import in_lambda, in_negate, in_pseudorandom_split, in_reduce, in_set
-from petastorm.selectors import IntersectIndexSelector, SingleIndexSelector, UnionIndexSelector
-from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
-from pyspark.sql import SparkSession
-from pyspark.sql.types import (
+import numpy as np  # noqa: E402 - the warnings and variables above are for these imports
+from petastorm import TransformSpec, make_batch_reader, make_reader  # noqa: E402
+from petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec  # noqa: E402
+from petastorm.etl.dataset_metadata import materialize_dataset  # noqa: E402
+from petastorm.etl.rowgroup_indexers import FieldNotNullIndexer, SingleFieldIndexer  # noqa: E402
+from petastorm.etl.rowgroup_indexing import build_rowgroup_index  # noqa: E402
+from petastorm.predicates import in_lambda, in_negate, in_pseudorandom_split, in_reduce, in_set  # noqa: E402
+from petastorm.selectors import IntersectIndexSelector, SingleIndexSelector, UnionIndexSelector  # noqa: E402
+from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row  # noqa: E402
+from pyspark.sql import SparkSession  # noqa: E402
+from pyspark.sql.types import (  # noqa: E402
     BooleanType,
     ByteType,
     DateType,
@@ -102,7 +102,7 @@ def everything(i):
         # Smooth, so that the encoder has a use for each of PNG's row filters.
         "colour16": (smooth[:16, :9] * 97 + random.randint(0, 9, (16, 9, 3))).astype(np.uint16),
         "jpeg": (smooth % 256).astype(np.uint8),
-        "moment": dt.datetime(2020, 1, 2, i, 2, 3, 456789),
+        "moment": dt.datetime.fromisoformat(f"2020-01-02T{i:02d}:02:03.456789"),
         "day": None if i % 3 == 1 else dt.date(2020, 2, 1 + i),
     }
 
@@ -132,7 +132,7 @@ def write_plain(spark, url):
             f"name {i}",
             [i / 4, 1.0],
             decimal.Decimal(i) / 4,
-            dt.datetime(2021, 3, 4, 5, i),
+            dt.datetime.fromisoformat(f"2021-03-04T05:{i:02d}:00"),
             dt.date(2021, 3, 1 + i),
         )
         for i in range(ROWS)
