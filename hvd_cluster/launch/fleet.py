@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _CALL_BACK_TIMEOUT_S = 10.0
 _END_GRACE_S = 8.0
+_TRY_AGAIN_S = 1.0
 _PROBE_TIMEOUT_S = 30.0
 
 
@@ -118,7 +119,7 @@ class Fleet:
             if host.name in local:
                 self._add_local(host)
         if others:
-            self._connect_remotes(others)
+            self._connect_remotes(others, patient=True)
             self._probe()
         self._sites = {host.name: self._sites[host.name] for host in hosts}
 
@@ -149,7 +150,7 @@ class Fleet:
             if is_local(host.name):
                 self._add_local(host)
             else:
-                self._connect_remotes([host])
+                self._connect_remotes([host], patient=False)
         except LaunchError as error:
             return str(error)
         return ""
@@ -259,36 +260,45 @@ class Fleet:
         port = self._stack.enter_context(ReservedPort("0.0.0.0" if self._listener is not None else LOOPBACK))
         self._sites[host.name] = _Site(host, machine_key(), interface_addresses(), port.port, LOOPBACK, LOOPBACK)
 
-    def _connect_remotes(self, hosts: Sequence[Host]) -> None:
-        assert self._listener is not None
-        own = interface_addresses()
-        # Those of the wanted interfaces first; this host may have none of them.
-        addresses = list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK]))
-        greeting = Greeting(
-            name="",
-            addresses=addresses,
-            port=self._listener.getsockname()[1],
-            secret=self.secret.hex(),
-            cwd=str(Path.cwd()),
-            sys_path=sys.path,
-        )
-        began_s = time.monotonic()
+    def _connect_remotes(self, hosts: Sequence[Host], *, patient: bool) -> None:
+        """Start the agents of other hosts.
+
+        Args:
+            hosts: theirs.
+            patient: try again where a host is not up yet, as long as there is time.
+        """
+        timeout_s = self._options.connect_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        greeting = self._greeting()
         for host in hosts:
             logger.info("connecting to %s", host.name)
-            try:
-                self._remotes[host.name] = RemoteHost(
-                    host, replace(greeting, name=host.name), self._options, self._notify
-                )
-            except OSError as error:
-                raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
-        remotes = [self._remotes[host.name] for host in hosts]
-        timeout_s = self._options.connect_timeout_s
-        with self._changed:
-            self._changed.wait_for(
-                lambda: all(remote.hello or remote.gone for remote in remotes),
+            self._call_agent(host, greeting)
+        names = [host.name for host in hosts]
+
+        def late() -> list[RemoteHost]:
+            """Hosts that are gone but may yet come."""
+            return [r for name in names if (r := self._remotes[name]).may_come] if patient else []
+
+        def settled() -> bool:
+            return bool(late()) or all(self._remotes[name].hello or self._remotes[name].gone for name in names)
+
+        told: set[str] = set()
+        while True:
+            with self._changed:
                 # A little more than ssh has, so that ssh gets to say what is wrong.
-                max(0.0, began_s + timeout_s + 2 - time.monotonic()),
-            )
+                self._changed.wait_for(settled, max(0.0, deadline_s + 2 - time.monotonic()))
+            again = late()
+            if not again or time.monotonic() + _TRY_AGAIN_S >= deadline_s:
+                break
+            for remote in again:
+                if remote.host.name not in told:
+                    told.add(remote.host.name)
+                    logger.warning("%s\nTrying again for %.0f s.", remote.gone, deadline_s - time.monotonic())
+            time.sleep(_TRY_AGAIN_S)
+            for remote in again:
+                remote.close(0.0)
+                self._call_agent(remote.host, greeting)
+        remotes = [self._remotes[name] for name in names]
         wrong = [
             remote.gone
             or f"{remote.host.name}: no answer within {timeout_s:g} s; --start-timeout sets how long to wait"
@@ -311,6 +321,25 @@ class Fleet:
                 hello.address,
                 remote=remote,
             )
+
+    def _greeting(self) -> Greeting:
+        assert self._listener is not None
+        own = interface_addresses()
+        return Greeting(
+            name="",
+            # Those of the wanted interfaces first; this host may have none of them.
+            addresses=list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK])),
+            port=self._listener.getsockname()[1],
+            secret=self.secret.hex(),
+            cwd=str(Path.cwd()),
+            sys_path=sys.path,
+        )
+
+    def _call_agent(self, host: Host, greeting: Greeting) -> None:
+        try:
+            self._remotes[host.name] = RemoteHost(host, replace(greeting, name=host.name), self._options, self._notify)
+        except OSError as error:
+            raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
 
     def _probe(self) -> None:
         """Find for each machine the address at which the others reach it."""

@@ -145,6 +145,8 @@ class RemoteHost:
         self.launcher_address = ""
         #: Why the host cannot be used (any more); empty while it can.
         self.gone = ""
+        #: It is gone because it is perhaps not up yet.
+        self.may_come = False
         self._options = options
         self._on_change = on_change
         self._lock = threading.Lock()
@@ -274,6 +276,7 @@ class RemoteHost:
 
     def _ssh_ended(self, exit_code: int) -> None:
         if self._channel is None:
+            self.may_come = ssh.may_pass(exit_code, self._ssh.tail.text())
             self._lose(ssh.ending(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
         else:
             self._channel.close()  # the reader says so to the workers

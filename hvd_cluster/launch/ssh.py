@@ -9,6 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+#: What ssh says of a host that is not up yet; in Kubernetes its name is not known before.
+_PASSING = (
+    *("Connection refused", "Connection reset", "Connection timed out", "Connection closed", "No route to host"),
+    *("Could not resolve hostname", "kex_exchange_identification"),
+)
 _NOT_FOUND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
 
 
@@ -59,6 +64,11 @@ class Ssh:
             return {}
         told = subprocess.run([ssh, "-G", host], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         return {"StrictHostKeyChecking": "accept-new"} if "stricthostkeychecking ask" in told.stdout else {}
+
+
+def may_pass(exit_code: int, output: str) -> bool:
+    """Whether that failure may pass by itself: a pod or a machine that is still on its way up. Pure."""
+    return exit_code == _SSH_FAILED and any(text in output for text in _PASSING)
 
 
 def ending(host: str, exit_code: int, output: str, python: str) -> str:

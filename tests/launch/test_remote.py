@@ -51,6 +51,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(hosts: MakeHo
     assert result.returncode == 2
     assert "could not connect to some hosts via ssh" in result.stderr
     assert f"  {nobody}: ssh could not connect" in result.stderr
+    assert "No route to host" in result.stderr or "timed out" in result.stderr
     assert f"  {made[0].address}:" not in result.stderr
     assert made[0].processes() == []
 
