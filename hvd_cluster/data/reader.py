@@ -174,7 +174,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
         self._window_bytes = window_bytes
+        #: Where the iteration that goes on began, its plan, and how many steps of it have been handed out.
         self._position = Position(epoch=epoch)
+        self._plan_taken: shards.ShardPlan | None = None
+        self._steps_taken = 0
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         thread there is a window in three forms (bytes of the file, Arrow, tensors), for each lane of this rank two.
         """
         window = max(self._window_rows, *(group.rows for group in self._split.row_groups)) * self._row_bytes
-        num_slots = self.plan(self._position.epoch).num_slots
+        num_slots = self.plan(0).num_slots
         waiting = max(self._prefetch_bytes, window)
         return waiting + (3 * self._num_threads + 2 * num_slots) * window
 
@@ -219,11 +222,23 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     @property
     def position(self) -> Position:
         """What comes next: behind the last batch that iteration has handed out."""
-        return self._position
+        if not self._steps_taken or self._plan_taken is None:
+            return self._position
+        start = self._position
+        return Position(
+            epoch=start.epoch,
+            row=min(self._plan_taken.position_at(self._steps_taken), self.rows),
+            lanes=start.lanes or self._split.lanes,
+            window_rows=start.window_rows or self._window_rows,
+        )
+
+    def _go_to(self, position: Position) -> None:
+        """Set the position; what iterations before have taken counts no longer."""
+        self._position, self._plan_taken, self._steps_taken = position, None, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch: the next iteration goes through it."""
-        self._position = Position(epoch=epoch)
+        self._go_to(Position(epoch=epoch))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """What is left of the epoch, and then the position is the beginning of the next one.
@@ -242,17 +257,12 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
                 f"the DataLoader has num_workers={worker.num_workers}, which would each read everything: set it to 0, "
                 "and num_threads of the reader instead"
             )
-        start = self._position
-        plan = self._plan(start)
-        for step, batch in enumerate(self._batches(plan)):
-            self._position = Position(
-                epoch=start.epoch,
-                row=min(plan.position_at(step + 1), self.rows),
-                lanes=start.lanes or self._split.lanes,
-                window_rows=start.window_rows or self._window_rows,
-            )
+        self._go_to(self.position)
+        plan = self._plan_taken = self._plan(self._position)
+        for batch in self._batches(plan):
+            self._steps_taken += 1
             yield batch if self._arrays == "torch" else {name: tensor.numpy() for name, tensor in batch.items()}
-        self._position = Position(epoch=start.epoch + 1)
+        self._go_to(Position(epoch=self._position.epoch + 1))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of any epoch, whatever the position is; it stays.
@@ -281,7 +291,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what the order depends on, as plain values; the same on every rank after as many steps."""
-        position = self._position
+        position = self.position
         return {
             "epoch": position.epoch,
             "row": position.row,
@@ -312,11 +322,13 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
                 f"the state belongs to another order of rows: {'; '.join(differences)}. Give the reader the same data, "
                 "filters, seed and shuffle as before"
             )
-        self._position = Position(
-            epoch=int(state["epoch"]),
-            row=int(state["row"]),
-            lanes=state["lanes"],
-            window_rows=state["window_rows"],
+        self._go_to(
+            Position(
+                epoch=int(state["epoch"]),
+                row=int(state["row"]),
+                lanes=state["lanes"],
+                window_rows=state["window_rows"],
+            )
         )
 
     @functools.cached_property

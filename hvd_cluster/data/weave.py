@@ -12,6 +12,9 @@ from hvd_cluster.data.shards import ShardPlan
 
 Batch = dict[str, torch.Tensor]
 
+#: Batches whose views are made at once: one call per column for all of them.
+_BATCHES_AT_ONCE = 64
+
 
 def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
     """Cut blocks into batches.
@@ -25,6 +28,48 @@ def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterato
     Yields:
         The batch of each step: views of a block's tensors where its rows lie in one block, else copies.
     """
+    return _cut(plan, take, schema) if plan.num_slots == 1 else _woven(plan, take, schema)
+
+
+def _cut(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
+    """The batches of one lane: its blocks follow each other."""
+    names, batch_size = schema.names, plan.batch_size
+    pieces: list[Batch] = []  # of a batch that goes on in the next block
+    waiting = steps = 0
+    for block in plan.blocks:
+        tensors = take()
+        begin = 0
+        if waiting:
+            begin = min(batch_size - waiting, block.rows)
+            pieces.append({name: tensors[name][:begin] for name in names})
+            waiting += begin
+            if waiting == batch_size:
+                yield _joined(pieces, names)
+                pieces, waiting, steps = [], 0, steps + 1
+        while block.rows - begin >= batch_size:
+            count = min(_BATCHES_AT_ONCE, (block.rows - begin) // batch_size)
+            views = [_batches_of(tensors[name], begin, count, batch_size) for name in names]
+            for values in zip(*views, strict=True):
+                yield dict(zip(names, values, strict=True))
+            begin, steps = begin + count * batch_size, steps + count
+        if begin < block.rows:
+            pieces.append({name: tensors[name][begin:] for name in names})
+            waiting += block.rows - begin
+    if waiting:
+        yield _joined(pieces, names)
+        steps += 1
+    for _ in range(steps, plan.steps):
+        yield {column.name: _empty(column) for column in schema}
+
+
+def _batches_of(tensor: torch.Tensor, begin: int, count: int, batch_size: int) -> Sequence[torch.Tensor]:
+    """Views of ``count`` batches; one unbind is half the time of as many slices."""
+    rows = tensor[begin : begin + count * batch_size]
+    return rows.view(count, batch_size, *rows.shape[1:]).unbind() if rows.is_contiguous() else rows.split(batch_size)
+
+
+def _woven(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
+    """The batches of several lanes, which give their rows in turn."""
     slots = [_Slot() for _ in range(plan.num_slots)]
     coming = iter(plan.blocks)
     for step in range(plan.steps):
@@ -41,10 +86,8 @@ def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterato
             parts.append(buffer.cut(len(rows), schema.names) if rows else None)
         if start == stop:
             yield {column.name: _empty(column) for column in schema}
-        elif plan.num_slots == 1 and parts[0] is not None:
-            yield parts[0]
         else:
-            yield {name: _woven(parts, name, start, stop) for name in schema.names}
+            yield {name: _rows_in_turn(parts, name, start, stop) for name in schema.names}
 
 
 class _Slot:
@@ -71,12 +114,16 @@ class _Slot:
             if stop == rows:
                 self._blocks.popleft()
                 self._begin = 0
-        if len(pieces) == 1:
-            return pieces[0]
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in names}
+        return _joined(pieces, names)
 
 
-def _woven(parts: Sequence[Batch | None], name: str, start: int, stop: int) -> torch.Tensor:
+def _joined(pieces: Sequence[Batch], names: Sequence[str]) -> Batch:
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in names}
+
+
+def _rows_in_turn(parts: Sequence[Batch | None], name: str, start: int, stop: int) -> torch.Tensor:
     """Rows of several lanes in turn; row m of the rank comes from lane ``m % len(parts)``."""
     some = next(part[name] for part in parts if part is not None)
     rows = some.new_empty((stop - start, *some.shape[1:]))
