@@ -71,6 +71,7 @@ TABLE: Mapping[str, Row] = {
     "common.process_sets": Row(module="hvd_cluster.engine.process_sets"),
     "common.util": Row(names=_from("hvd_cluster.engine.basics", "gloo_built", "mpi_built")),
     "runner": Row(names=_RUN),
+    "runner.elastic.discovery": Row(module="hvd_cluster.launch.elastic.discovery"),
     "runner.launch": Row(
         module="hvd_cluster.launch.cli.main", names={"run_commandline": "hvd_cluster.launch.cli.main:main"}
     ),
