@@ -5,9 +5,10 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
+MATRIX := petastorm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean
+.PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +44,22 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: ## other Spark and Python versions
-	@echo "test-matrix: nothing yet: the second environments (Spark 3.5, petastorm, other Pythons) come with later work."
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow
+
+# A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
+matrix-petastorm: $(READY) .venv-petastorm/.ready
+	@$(PYTEST) tests/data/petastorm -m "slow and not spark"
+
+.venv-%/.ready: tests/matrix/%.txt
+	@for python in $$(sed -n 's/^# python: //p' $<); do \
+		python$$python -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$$python')" 2>/dev/null && break; \
+		python=; \
+	done; \
+	[ -n "$$python" ] || { echo "No Python $$(sed -n 's/^# python: //p' $<) was found for $(@D)"; exit 1; }; \
+	echo "Making $(@D) with Python $$python."; \
+	rm -rf $(@D) && python$$python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 notebooks: ## the notebooks, executed
 	@echo "notebooks: nothing yet: they come with later work."
@@ -56,7 +71,7 @@ bench: $(READY) ## ours and the peers in one run; writes benchmarks/README.md
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks
 
 clean: ## forget the environment and every cache
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # One install command, so that pip sees the package, its extras and the pins together.
 $(READY): pyproject.toml constraints.txt

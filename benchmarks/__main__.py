@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.measure import conditions
 
-NAMES = ["allreduce", "small_tensors", "training_step"]
+NAMES = ["allreduce", "small_tensors", "training_step", "startup", "commit"]
 
 
 def main(names: list[str]) -> None:

@@ -16,7 +16,8 @@
     ├── HorovodVersionMismatchError kept for programs that catch it; never raised here
     └── MissingExtraError           an optional dependency is not installed
     ConnectionError
-    └── AuthenticationError         a peer does not hold the job's secret
+    ├── AuthenticationError         a peer does not hold the job's secret
+    └── StaleWorldError             this process belongs to a world of an elastic job that is over
 """
 
 from __future__ import annotations
@@ -106,6 +107,10 @@ class WorkerFailedError(LaunchError):
 
 class AuthenticationError(ConnectionError):
     """A peer could not prove that it holds the job's secret."""
+
+
+class StaleWorldError(ConnectionError):
+    """This process belongs to a generation of an elastic job that is over: it is refused, not mixed in."""
 
 
 class MissingExtraError(ImportError):

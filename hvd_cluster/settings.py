@@ -38,6 +38,20 @@ def _at_least_zero(text: str) -> float:
     return value
 
 
+def _at_least_one_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be >= 1")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("must be in [0, 1]")
+    return value
+
+
 def _above_zero(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -72,6 +86,19 @@ class Settings:
     cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int)
     #: Keep grouped requests out of buckets of other requests.
     disable_group_fusion: bool = _knob("HOROVOD_DISABLE_GROUP_FUSION", False, _flag)
+    #: Find the fusion threshold and the cycle time while the job trains; what is set explicitly stays.
+    autotune: bool = _knob("HOROVOD_AUTOTUNE", False, _flag)
+    #: Where rank 0 writes what autotune has tried; empty for nowhere.
+    autotune_log: str = _knob("HOROVOD_AUTOTUNE_LOG", "", str)
+    #: Samples that only teach what a step is like. Horovod's defaults for this and the next two (3, 10, 20) need more
+    #: than 200 steps; ours, with one step disregarded after each change, at most 48.
+    autotune_warmup_samples: int = _knob("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 1, _at_least_zero_int)
+    #: Training steps that each choice is measured for.
+    autotune_steps_per_sample: int = _knob("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 3, _at_least_one_int)
+    #: Measurements at most, of one choice each.
+    autotune_max_samples: int = _knob("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 11, _at_least_one_int)
+    #: Accepted, and without effect: a model of the costs takes the place of a Gaussian process.
+    autotune_noise: float = _knob("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", 0.8, _share)
     #: Seconds for connecting a transport and for one collective of it.
     gloo_timeout_s: float = _knob("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, _above_zero)
     #: Network interface for the data sockets; empty lets the rendezvous choose the one that reaches the driver.
@@ -94,6 +121,8 @@ class Settings:
     dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag)
     #: The job may lose and gain workers.
     elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
+    #: Seconds that an elastic job waits for enough slots, and its workers for the next world.
+    elastic_timeout_s: float = _knob("HOROVOD_ELASTIC_TIMEOUT", 600.0, _above_zero)
     #: Seconds that a launcher waits for all workers to report.
     start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
     #: The same on Spark, where executors may have to be allocated first.
@@ -138,6 +167,12 @@ class Settings:
             raise ValueError("cannot read these settings from the environment: " + "; ".join(wrong))
         values.update({name: value for name, value in overrides.items() if value is not None})
         return cls(**values)
+
+    @classmethod
+    def given(cls, environ: Mapping[str, str] | None = None) -> frozenset[str]:
+        """Names of the settings that the environment states, default or not: autotune leaves them alone."""
+        environ = os.environ if environ is None else environ
+        return frozenset(knob.name for knob in fields(cls) if environ.get(knob.metadata["env"], "").strip())
 
     def to_env(self) -> dict[str, str]:
         """The variables that carry these settings to a worker.

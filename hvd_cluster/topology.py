@@ -43,6 +43,8 @@ class Topology:
     generation: int = 0
     #: Distinguishes jobs that run side by side.
     job_id: str = ""
+    #: Names this process in an elastic job, in which ranks change; empty in others.
+    worker: str = ""
     #: "host:port" for torch.distributed's own rendezvous (MASTER_ADDR, MASTER_PORT), on the host of rank 0.
     master: str = ""
     #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, or "" for nobody.
@@ -90,6 +92,7 @@ class Topology:
             "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
             "HOROVOD_GENERATION": self.generation,
             "HOROVOD_JOB_ID": self.job_id,
+            "HOROVOD_WORKER": self.worker,
             SECRET_VARIABLE: self.secret.hex(),
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
@@ -150,6 +153,7 @@ def _ours(environ: Mapping[str, str]) -> Topology:
         secret=bytes.fromhex(environ.get(SECRET_VARIABLE, "")),
         generation=int(environ.get("HOROVOD_GENERATION", "0")),
         job_id=environ.get("HOROVOD_JOB_ID", ""),
+        worker=environ.get("HOROVOD_WORKER", ""),
         master=_master(environ),
         launcher="hvd_cluster",
     )

@@ -30,6 +30,7 @@ ONE_OF_EACH = [
     WorkerFailedError("Traceback ...", rank=3, exit_code=-9),
     MissingExtraError("pyarrow", "data", "to read Parquet"),
     errors.AuthenticationError("no proof"),
+    errors.StaleWorldError("generation 2 is over"),
 ]
 
 

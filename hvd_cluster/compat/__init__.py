@@ -3,6 +3,8 @@
 ``horovod`` is then a module of its own (``horovod.__version__`` is "0.28.1"); the paths below it forward to ours by
 :mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses: two libraries cannot answer
 for one name, and half of a program on each would wait for the other for ever.
+
+Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.data.petastorm`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def _install() -> None:
             "(pip uninstall horovod), or import hvd_cluster's own names, such as hvd_cluster.torch, without compat."
         )
     serve("horovod", first=True)
+    # petastorm's own package, where it is installed and imports, comes before ours.
+    serve("petastorm", first=False)
 
 
 _install()

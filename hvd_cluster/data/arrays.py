@@ -15,11 +15,12 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_UNITS = ("s", "ms", "us", "ns")
 _RAGGED_REMEDY = "pad or cut them to one length"
 
 
 def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
-    """The values of a numeric, bool, list or vector column.
+    """The values of a numeric, bool, time, list or vector column.
 
     Args:
         array: a ``pyarrow.Array`` (not chunked) of n rows, in any type that :func:`hvd_cluster.data.schema.column_of`
@@ -30,7 +31,7 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
         Shape (n, *shape), dtype ``column.dtype``. It may share the array's memory: writing to it writes there.
 
     Raises:
-        DataError: there are nulls, lists of unequal length, or integers that do not fit; the text names the column.
+        DataError: there are nulls, lists of unequal length, or numbers that do not fit; the text names the column.
     """
     if array.null_count:
         raise DataError(nulls_text(column.name, array.null_count))
@@ -40,7 +41,7 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if column.kind is Kind.VECTOR and types.is_struct(array.type):
         from hvd_cluster.data.vectors import dense
 
-        return dense(array, column)
+        return _converted(dense(array, column), column)
     n = len(array)
     expected = column.shape
     if len(expected) > 1 and list_depth(array.type) == 1:
@@ -120,6 +121,8 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if types.is_boolean(array.type):
         # Arrow packs eight into a byte.
         return view(array.cast("uint8")).view(np.bool_).astype(column.dtype, copy=False)
+    if column.unit and types.is_temporal(array.type):
+        return _times(types, array, column)
     if types.is_decimal(array.type):
         array = array.cast("float64")
     elif not (types.is_integer(array.type) or types.is_floating(array.type)):
@@ -132,7 +135,45 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
                 f"column {column.name!r} holds unsigned integers that do not fit {column.dtype}: {error}; cast it to "
                 "double"
             ) from error
-    return view(array).astype(column.dtype, copy=False)
+    return _converted(view(array), column)
+
+
+def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
+    """Values in the column's dtype; a finite one that becomes infinite is an error."""
+    if values.dtype == column.dtype:
+        return values
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(column.dtype)
+    except FloatingPointError as error:
+        raise DataError(
+            f"column {column.name!r} holds values beyond the range of {column.dtype}: leave them as they are"
+        ) from error
+
+
+def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
+    """Moments, dates and lengths of time as counts of the column's unit; finer digits are cut off."""
+    pyarrow = load_pyarrow()
+    if types.is_date(array.type):
+        array = array.cast(pyarrow.date32())
+    elif array.type.unit != column.unit:
+        finer = _UNITS.index(column.unit) > _UNITS.index(array.type.unit)
+        try:
+            array = array.cast(_in_unit(types, array.type, column.unit), safe=finer)
+        except ValueError as error:
+            raise DataError(f"column {column.name!r} holds times that do not fit {column.unit!r}: {error}") from error
+    counts = array.view(pyarrow.int32() if array.type.bit_width == 32 else pyarrow.int64())
+    return view(counts).astype(np.int64, copy=False)
+
+
+def _in_unit(types: Any, arrow_type: Any, unit: str) -> Any:
+    """The type of a time, counted in another unit."""
+    pyarrow = load_pyarrow()
+    if types.is_timestamp(arrow_type):
+        return pyarrow.timestamp(unit, arrow_type.tz)
+    if types.is_duration(arrow_type):
+        return pyarrow.duration(unit)
+    return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
 
 
 class _Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,10 +92,7 @@ class Census:
     def complete(self, schema: Schema) -> Schema:
         """The schema with the lengths that were seen in place of UNKNOWN ones."""
         return Schema(
-            tuple(
-                Column(column.name, column.kind, column.dtype, self.shape(column.name) or column.shape)
-                for column in schema
-            )
+            tuple(dataclasses.replace(column, shape=self.shape(column.name) or column.shape) for column in schema)
         )
 
     def to_json(self) -> dict[str, Any]:

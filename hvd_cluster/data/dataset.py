@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hvd_cluster.data.filters import RowFilter
+from hvd_cluster.data.hive import Partition
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.data.store import Store
 
@@ -13,18 +15,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows of one Parquet row group: all of it, or one contiguous piece."""
+    """Rows of one row group of a file: all of it, or one contiguous piece."""
 
     #: Path of the file inside the store's filesystem.
     path: str
     #: Index of the row group in the file.
     index: int
-    #: Number of rows meant, >= 1.
+    #: Number of rows meant, >= 1; only those that the split's filter lets through.
     rows: int
     #: The first row meant, counted from the row group's own first row.
     start: int = 0
-    #: Bytes of these rows as Parquet holds them before compression; 0 when not known.
+    #: Bytes of these rows before compression; 0 when not known.
     size_bytes: int = 0
+    #: Columns that the file's folders name (``key=value``) and their values.
+    partition: Partition = ()
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,17 @@ class Split:
     #: Streams that the epoch's order is woven from, so that this many ranks (or a divisor or multiple of it) each read
     #: a part of the row groups only; see :mod:`hvd_cluster.data.shards`.
     lanes: int = 1
+    #: Which rows of the row groups are there; None for all.
+    row_filter: RowFilter | None = None
+
+    def with_lanes(self, lanes: int) -> Split:
+        """The same rows for another number of streams."""
+        return self if lanes == self.lanes else replace(self, lanes=lanes)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Parquet files in a store, their schema, and how they split."""
+    """Files in a store, their schema, and how they split."""
 
     #: The store whose filesystem holds the files.
     store: Store
@@ -52,7 +62,8 @@ class Dataset:
     train: Split
     #: What to validate on, if anything.
     validation: Split | None = None
-    #: Folders inside the store's filesystem that were written for this data set; empty for Parquet used in place.
+    #: Folders inside the store's filesystem that were written for this data set and are its own; empty for Parquet used
+    #: in place and for what other data sets may use too.
     folders: tuple[str, ...] = ()
 
     def remove(self) -> None:

@@ -17,7 +17,10 @@ from hvd_cluster.data.optional import load_fsspec, load_pyarrow
 from hvd_cluster.errors import DataError
 
 #: Uploads to these become visible as a whole when the stream closes, and a rename is a copy: no temporary name.
-OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "adl"})
+OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "adl"})
+
+#: Hadoop's names of what pyarrow calls otherwise.
+_SYNONYMS = {"s3a": "s3", "s3n": "s3"}
 
 #: Families that pyarrow opens itself, in C++ and outside the GIL; everything else goes through fsspec.
 _ARROW_SCHEMES = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
@@ -70,12 +73,16 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     scheme = scheme_of(url)
     if scheme == "file":
         return fs.LocalFileSystem(), url
-    if scheme in _ARROW_SCHEMES and not storage_options:
+    family = _SYNONYMS.get(scheme, scheme)
+    if family in _ARROW_SCHEMES and not storage_options:
         try:
-            filesystem, inner = fs.FileSystem.from_uri(url)
-        except (OSError, ValueError, NotImplementedError) as error:
+            filesystem, inner = fs.FileSystem.from_uri(family + url[len(scheme) :])
+        except (NotImplementedError, load_pyarrow().ArrowInvalid):
+            pass  # this build of pyarrow does without it: fsspec may know it
+        except (OSError, ValueError) as error:
             raise DataError(f"cannot open {url!r}: {error}") from error
-        return filesystem, inner
+        else:
+            return filesystem, inner
     fsspec = load_fsspec()
     try:
         filesystem, inner = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
@@ -84,6 +91,22 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     except ValueError as error:
         raise DataError(f"cannot open {url!r}: {error}; known schemes are those of pyarrow.fs and fsspec") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def as_filesystem(filesystem: Any) -> Any:
+    """A ``pyarrow.fs.FileSystem`` of what a user may have: one of these, one of fsspec, or a Store.
+
+    Raises:
+        DataError: it is none of them.
+    """
+    fs = load_pyarrow("pyarrow.fs")
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem
+    if isinstance(getattr(filesystem, "fs", None), fs.FileSystem):
+        return filesystem.fs
+    if hasattr(filesystem, "protocol") and hasattr(filesystem, "cat_file"):
+        return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+    raise DataError(f"{type(filesystem).__name__} is no filesystem: give one of pyarrow.fs or fsspec, or a Store")
 
 
 def is_local(filesystem: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data import census, parquet, schema_spark
+from hvd_cluster.data import census, content_address, manifest, parquet, retention, schema_spark
 from hvd_cluster.data import validation as validation_rule
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.filesystems import normalize
@@ -18,8 +18,10 @@ from hvd_cluster.data.folders import DatasetFolders
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.pandas_table import to_table
 from hvd_cluster.data.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
+from hvd_cluster.data.progress import FinishedParts, Progress, counted
 from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
 from hvd_cluster.data.spark_batches import map_batches, quoted
+from hvd_cluster.data.spark_plans import PLANS
 from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.errors import DataError
 
@@ -47,6 +49,9 @@ def materialize(
     seed: int = 0,
     dataset_id: str | None = None,
     allow_ragged: bool = False,
+    float32: bool = False,
+    reuse: bool = False,
+    progress: Progress | None = None,
 ) -> Dataset:
     """Make data ready to train on.
 
@@ -66,7 +71,15 @@ def materialize(
         partitions_per_process: row groups (Spark: partitions at most) for each of them.
         seed: of the draw by ratio.
         dataset_id: name of the folders; default is a new one, so that two fits never meet.
-        allow_ragged: lists in a column may differ in length; only a ``transformation_fn`` can use them then.
+        allow_ragged: lists in a column may differ in length; only a ``transformation_fn`` or padding can use them then.
+        float32: write (and read, where Parquet is used in place) float64 as float32.
+        reuse: name the folders by what the data holds and how it was asked for, and write nothing where they are there
+            already. pandas and Arrow data is the same if its bytes are, in any process; Parquet if its files have not
+            changed; a Spark DataFrame if Spark says within this session that it has the same plan
+            (``DataFrame.sameSemantics``) and its input files have not changed: a plan that draws at random or calls out
+            gives then the rows that it gave the first time. ``Dataset.remove`` leaves such folders to others;
+            :func:`hvd_cluster.data.retention.remove_older_than` takes them away.
+        progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.progress.ProgressBar`.
 
     Returns:
         The data set. ``Dataset.store`` is the store to read it with: for Parquet in place it may differ from ``store``.
@@ -87,6 +100,9 @@ def materialize(
         raise DataError(f"the validation column {validation!r} cannot be a feature, label or weight too")
     writer = _Materializer(store, list(dict.fromkeys(columns)), validation, num_proc, partitions_per_process, seed)
     writer.allow_ragged = allow_ragged
+    writer.float32 = float32
+    writer.reuse = reuse and dataset_id is None
+    writer.progress = progress
     writer.dataset_id = dataset_id or uuid.uuid4().hex
     package = type(data).__module__.split(".")[0]
     if isinstance(data, str) or hasattr(data, "__fspath__"):
@@ -107,6 +123,9 @@ class _Materializer:
     """One call of `materialize`: its arguments, and a method for each kind of data."""
 
     allow_ragged = False
+    float32 = False
+    reuse = False
+    progress: Progress | None = None
     dataset_id = ""
 
     def __init__(
@@ -133,6 +152,11 @@ class _Materializer:
     def from_spark(self, frame: Any) -> Dataset:
         """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
         schema = self._schema_and_validation_column(frame.schema)
+        selected = frame.select(*map(quoted, self.read_columns))
+        if self.reuse:
+            written = self._named(PLANS.address(selected, self.store, self._options))
+            if written is not None:
+                return written
         plan = self._plan(schema, MAX_GROUP_ROWS)
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,42 +169,53 @@ class _Materializer:
 
         with DatasetFolders(self.store, plan.folders) as folders:
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
-            selected = frame.select(*map(quoted, self.read_columns)).coalesce(self.num_groups)
-            collected = map_batches(selected, write, "report string").collect()
+            parts = selected.coalesce(self.num_groups)
+            with FinishedParts(plan, self.progress):
+                collected = map_batches(parts, write, "report string").collect()
             answers = [json.loads(row["report"]) for row in collected]
             errors = sorted({answer["error"] for answer in answers if "error" in answer})
             census.require(errors)
-            return self._dataset(plan, schema, [PartReport.from_json(answer) for answer in answers], folders)
+            return self._dataset(plan, [PartReport.from_json(answer) for answer in answers], folders)
 
     def from_table(self, table: pa.Table) -> Dataset:
         """This process writes."""
         if not table.num_rows:
             raise DataError(NO_ROWS_TEXT)
         schema = self._arrow_schema(table.schema)
+        table = table.select(self.read_columns)
+        if self.reuse:
+            written = self._named(content_address.of_table(table, self._options))
+            if written is not None:
+                return written
         plan = self._plan(schema, max(_MIN_GROUP_ROWS, -(-table.num_rows // self.num_groups)))
         with DatasetFolders(self.store, plan.folders) as folders:
-            batches = table.select(self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
-            return self._dataset(plan, schema, [self._written(plan, batches)], folders)
+            batches = table.to_batches(max_chunksize=MAX_GROUP_ROWS)
+            return self._dataset(plan, [self._written(plan, batches, table.num_rows)], folders)
 
     def from_parquet(self, path: str) -> Dataset:
         """Row groups where they are; through a copy where a validation column mixes the parts."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
-        folder = parquet.ParquetFolder(store, path, self.columns)
+        folder = parquet.ParquetFolder(store.fs, [store.get_localized_path(path)], self.columns)
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
         if isinstance(self.validation, str):
-            return self._copied(folder)
+            return self._copied(folder, store)
         seen = folder.census()
         census.require(seen.problems(allow_ragged=self.allow_ragged))
         train: Sequence[RowGroup] = folder.row_groups
         held_out: Sequence[RowGroup] = []
         if self.validation is not None:
             train, held_out = parquet.held_out(folder.row_groups, self.validation, self.seed)
-        return self._checked(Dataset(store, seen.complete(folder.schema), self._split(train), self._split(held_out)))
+        schema = self._narrowed(seen.complete(folder.schema))
+        return self._checked(Dataset(store, schema, self._split(train), self._split(held_out)))
 
-    def _copied(self, folder: parquet.ParquetFolder) -> Dataset:
+    def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
         schema = self._arrow_schema(folder.arrow_schema)
+        if self.reuse:
+            written = self._named(content_address.of_files(source, folder.paths, self._options))
+            if written is not None:
+                return written
         plan = self._plan(schema, MAX_GROUP_ROWS)
         batches = (
             batch
@@ -188,11 +223,31 @@ class _Materializer:
             for batch in folder.read(group, self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
         )
         with DatasetFolders(self.store, plan.folders) as folders:
-            return self._dataset(plan, schema, [self._written(plan, batches)], folders)
+            return self._dataset(plan, [self._written(plan, batches, folder.rows)], folders)
 
-    def _written(self, plan: PartPlan, batches: Any) -> PartReport:
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What decides, besides the data, what is written."""
+        names = ("columns", "validation", "num_proc", "num_groups", "seed", "allow_ragged", "float32")
+        return {name: getattr(self, name) for name in names}
+
+    def _named(self, address: str) -> Dataset | None:
+        """Take the address for the name of the folders; the data set that is there already, if it is whole."""
+        self.dataset_id = address
+        folder = self.store.get_train_data_path(address)
+        dataset = manifest.load(self.store, folder) if self.store.exists(f"{folder}/{parquet.SUCCESS}") else None
+        if dataset is not None:
+            retention.mark_used(self.store, folder)
+            logger.info("the data is in %s already", folder)
+        elif self.store.exists(folder):
+            # Somebody writes it at this moment, or died while doing so: do not wait, and leave it to them.
+            self.dataset_id = uuid.uuid4().hex
+            self.reuse = False
+        return dataset
+
+    def _written(self, plan: PartPlan, batches: Any, rows: int) -> PartReport:
         try:
-            return write_part(plan, 0, batches)
+            return write_part(plan, 0, counted(batches, self.progress, rows))
         except OSError as error:
             raise DataError(unwritable_text(plan.train_folder, error)) from error
 
@@ -218,7 +273,7 @@ class _Materializer:
     def _plan(self, schema: Schema, group_rows: int) -> PartPlan:
         return PartPlan(
             store=self.store,
-            schema=schema,
+            schema=self._narrowed(schema),
             train_folder=self.store.get_localized_path(self.store.get_train_data_path(self.dataset_id)),
             validation_folder=self.store.get_localized_path(self.store.get_val_data_path(self.dataset_id)),
             validation=self.validation,
@@ -227,7 +282,7 @@ class _Materializer:
             allow_ragged=self.allow_ragged,
         )
 
-    def _dataset(self, plan: PartPlan, schema: Schema, reports: list[PartReport], folders: DatasetFolders) -> Dataset:
+    def _dataset(self, plan: PartPlan, reports: list[PartReport], folders: DatasetFolders) -> Dataset:
         reports.sort(key=lambda report: report.part)
         seen = census.Census()
         for report in reports:
@@ -237,9 +292,19 @@ class _Materializer:
         census.require(seen.problems(allow_ragged=self.allow_ragged))
         train = self._split([group for report in reports for group in report.train])
         held_out = self._split([group for report in reports for group in report.validation])
-        dataset = self._checked(Dataset(self.store, seen.complete(schema), train, held_out, plan.folders))
+        own = () if self.reuse else plan.folders
+        dataset = self._checked(Dataset(self.store, seen.complete(plan.schema), train, held_out, own))
+        if self.reuse:
+            manifest.save(dataset, plan.train_folder)
         folders.complete({group.path for group in (*train.row_groups, *held_out.row_groups)})
+        if self.progress is not None:
+            self.progress(train.rows + held_out.rows, train.rows + held_out.rows)
         return dataset
+
+    def _narrowed(self, schema: Schema) -> Schema:
+        if not self.float32:
+            return schema
+        return Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in schema))
 
     def _split(self, row_groups: Sequence[RowGroup]) -> Split:
         return Split(tuple(row_groups), sum(group.rows for group in row_groups), lanes=self.num_proc)

@@ -1,22 +1,33 @@
-"""Parquet in a store -> batches of tensors, in an order that (seed, epoch) alone decides."""
+"""Parquet -> batches of tensors, in an order that (seed, epoch) alone decides, from any position in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
-from hvd_cluster.data import row_transform, shards
-from hvd_cluster.data.dataset import Split
+from hvd_cluster.data import shards
+from hvd_cluster.data.blocks import BlockReader
+from hvd_cluster.data.column_rules import ColumnRules, Decode
+from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.read_ahead import ReadAhead
-from hvd_cluster.data.row_group_reader import RowGroupReader, place_of
+from hvd_cluster.data.row_group_reader import RowGroupReader
+from hvd_cluster.data.row_groups import RowGroupTables
 from hvd_cluster.data.row_transform import RowTransform
 from hvd_cluster.data.schema import Schema
-from hvd_cluster.data.shards import Block, Remainder, RowRange
-from hvd_cluster.data.store import Store
-from hvd_cluster.data.weave import Batch, remaining_blocks, weave
+from hvd_cluster.data.shards import REMAINDERS, Remainder
+from hvd_cluster.data.source import open_source
+from hvd_cluster.data.weave import Batch, weave
 from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import os
+
+    from hvd_cluster.data.cache import RowGroupCache
 
 #: Rows that are shuffled among each other at a time: as many as take WINDOW_BYTES (a size that processor caches
 #: like), and at least WINDOW_ROWS (for rows as large as images), but no more than take MAX_WINDOW_BYTES.
@@ -27,111 +38,234 @@ MAX_WINDOW_BYTES = 128 * 1024 * 1024
 PREFETCH_BYTES = 256 * 1024 * 1024
 
 
-class ParquetReader:
-    """Batches of tensors from the row groups of a split.
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a reader stands: what comes next. The same on all ranks that have taken as many steps."""
 
-    The order of rows is a pure function of the split, the schema, ``seed`` and ``epoch``: neither the number of threads
-    nor the bounds of read-ahead change it, and :mod:`hvd_cluster.data.shards` says how ranks share it.
+    #: Number of the epoch.
+    epoch: int
+    #: Rows of the epoch that all ranks together have taken.
+    row: int = 0
+    #: What the order of this epoch was made with, besides the seed; None for what the reader takes by itself.
+    lanes: int | None = None
+    window_rows: int | None = None
 
-    Memory: decoded rows that wait or are in use take at most ``prefetch_bytes`` plus two windows for each lane that
-    this rank reads; while a window is being decoded it takes up to three times its size, in each thread. A window has
+
+class ParquetReader(IterableDataset[dict[str, Any]]):
+    """Batches of tensors from Parquet files: iterate over it once for each epoch.
+
+    ::
+
+        reader = ParquetReader("s3://bucket/train", ["x", "y"], batch_size=256, rank=hvd.rank(), size=hvd.size())
+        for epoch in range(10):
+            for batch in reader:
+                loss = loss_fn(model(batch["x"]), batch["y"])
+
+    The order of rows is a pure function of the data, the columns, ``seed`` and the epoch (and of ``lanes``): neither
+    the number of threads nor the bounds of read-ahead change it, and :mod:`hvd_cluster.data.shards` says how ranks
+    share it. ``state_dict()`` tells the position after the last batch that was handed out; a reader that loads it goes
+    on from there, also with another number of ranks, batch size, or number of threads, without losing or repeating a
+    row of the epoch.
+
+    Memory: :attr:`memory_bytes` is the bound. While they wait, rows take at most ``prefetch_bytes``; a window has
     ``window_bytes``, or the size of the largest row group where that is larger.
 
+    It may be the ``dataset`` of a ``torch.utils.data.DataLoader(reader, batch_size=None)``, for its ``pin_memory``; as
+    the reader has threads of its own, ``num_workers`` stays 0. Every tensor has ``__dlpack__``: JAX, TensorFlow and
+    CuPy take it without a copy.
+
     Args:
-        split: what to read.
-        schema: the columns to read.
-        store: serves the paths of the split.
+        source: path or URL of a Parquet file or folder, a list of such, or a :class:`Dataset` (of which its training
+            part is read). Folders named ``key=value`` are columns. A :class:`Split` is read with its ``Schema`` as
+            ``columns`` and its ``Store`` as ``filesystem``.
+        columns: the columns to read; None for all.
+        filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None goes by the URL.
         batch_size: rows per rank and step.
         rank, size: this rank, and the number of ranks.
         seed: chooses the order together with the epoch.
+        epoch: number of the first epoch, any integer.
         shuffle: whether to permute rows; False keeps the order of the data (in each lane).
-        remainder: what happens to the rows that do not fill the last global batch: "drop", "pad" or "partial".
+        remainder: what happens to the rows that do not fill the last global batch: "drop" leaves them out, "pad" fills
+            the batch up with rows seen before, "partial" hands them out in smaller, perhaps empty batches, "uneven"
+            does so without the empty ones, so that some ranks have one step less (and call ``hvd.join``).
+        filters: which rows to read: a list of ``(column, operator, value)``, or of such lists, of which one must hold;
+            see :func:`hvd_cluster.data.filters.parse`. Row groups that their statistics rule out are not read. Each
+            rank counts the matching rows when the reader is made.
+        shapes: column -> shape of one row, for lists of as many numbers in all.
+        pad: column -> number that fills up lists shorter than the shape; longer ones are cut.
+        fill_nulls: column -> what stands in place of nulls. Nulls elsewhere are an error, which names them.
+        drop_nulls: columns whose nulls leave out the row; True for all.
+        decode: column -> function from one value (str, bytes, ...) to a number, array or tensor, run in the reader's
+            threads, on the rows of this rank only. See also :class:`hvd_cluster.data.decoding.RawTensor`.
         transformation_fn: function from row (dict of NumPy scalars, arrays, str, bytes) to row (dict of numbers, arrays
             or tensors), run in the reader's threads; the columns of the first row it returns become the batches'
             columns.
+        arrays: "torch" for tensors, "numpy" for arrays, in the batches that iteration gives.
+        cache: a :class:`~hvd_cluster.data.cache.MemoryCache` or :class:`~hvd_cluster.data.cache.DiskCache` that keeps
+            what was read.
         num_threads: threads that read ahead.
-        prefetch_bytes: bound of decoded rows that wait.
+        prefetch_bytes: bound of rows that wait.
         window_bytes: size of the rows that are shuffled among each other, a part of what decides the order; None for
             16 MiB, and up to 128 MiB where rows are large.
+        lanes: streams that the order is woven from, a part of what decides the order too; None for ``size``, so that
+            every rank reads its own row groups only. Give a number to have one order for any number of ranks.
+        storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
 
     Raises:
-        DataError: the split is empty, or there are string or binary columns and no ``transformation_fn``.
+        DataError: there is no data, a file is damaged, a column is missing or cannot be a tensor, or arguments
+            contradict each other.
     """
 
     def __init__(
         self,
-        split: Split,
-        schema: Schema,
-        store: Store,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset | Split,
+        columns: Sequence[str] | Schema | None = None,
+        filesystem: Any = None,
         *,
         batch_size: int,
         rank: int = 0,
         size: int = 1,
         seed: int = 0,
+        epoch: int = 0,
         shuffle: bool = True,
         remainder: Remainder = "drop",
+        filters: Any = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        pad: Mapping[str, Any] | None = None,
+        fill_nulls: Mapping[str, Any] | None = None,
+        drop_nulls: bool | Collection[str] = False,
+        decode: Mapping[str, Decode] | None = None,
         transformation_fn: RowTransform | None = None,
+        arrays: Literal["torch", "numpy"] = "torch",
+        cache: RowGroupCache | None = None,
         num_threads: int = 2,
         prefetch_bytes: int = PREFETCH_BYTES,
         window_bytes: int | None = None,
+        lanes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not split.rows:
-            raise DataError(f"there are no rows to read in {store.prefix!r}")
-        if batch_size < 1 or num_threads < 1:
-            raise DataError(f"batch_size is {batch_size} and num_threads {num_threads}: both must be at least 1")
+        _check(batch_size, rank, size, remainder, arrays, num_threads, lanes)
+        rules = ColumnRules(shapes=shapes or {}, fill=fill_nulls or {}, pad=pad or {}, decode=decode or {})
+        opened = open_source(
+            source,
+            columns,
+            filesystem,
+            rules,
+            lanes=lanes,
+            size=size,
+            filters=filters,
+            drop_nulls=drop_nulls,
+            storage_options=storage_options,
+        )
         if transformation_fn is None:
-            schema.require_tensors()
-        self._split = split
-        self._schema = schema
-        self._row_groups = RowGroupReader(store, schema)
+            Schema(tuple(column for column in opened.schema if column.name not in rules.decode)).require_tensors()
+        tables = RowGroupTables(opened.filesystem, opened.schema.names, opened.split.row_filter, cache)
+        self._split = opened.split
+        self._input = opened.schema
+        self._blocks = BlockReader(
+            opened.split, RowGroupReader(tables, opened.schema, rules), opened.schema, rules, transformation_fn
+        )
         self._batch_size = batch_size
         self._rank, self._size = rank, size
         self._seed = seed
         self._shuffle = shuffle
         self._remainder = remainder
-        self._transform = transformation_fn
+        self._arrays = arrays
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
-        self._row_bytes = _row_bytes(split, schema)
-        if window_bytes is None:
-            window_bytes = min(max(WINDOW_BYTES, WINDOW_ROWS * self._row_bytes), MAX_WINDOW_BYTES)
-        self._window_rows = max(1, window_bytes // self._row_bytes)
-        self._output_schema: Schema | None = None
+        self._window_bytes = window_bytes
+        #: Where the iteration that goes on began, its plan, and how many steps of it have been handed out.
+        self._position = Position(epoch=epoch)
+        self._plan_taken: shards.ShardPlan | None = None
+        self._steps_taken = 0
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch, over all ranks."""
+        return self._split.rows
 
     @property
     def steps(self) -> int:
-        """Batches per epoch, the same on every rank."""
-        return shards.num_steps(self._split.rows, self._batch_size, self._size, self._remainder)
+        """Batches per epoch, the same on every rank; with "uneven", those of this rank."""
+        if self._remainder == "uneven":
+            return -(-len(range(self._rank, self.rows, self._size)) // self._batch_size)
+        return shards.num_steps(self.rows, self._batch_size, self._size, self._remainder)
+
+    def __len__(self) -> int:
+        return self.steps
 
     @property
     def schema(self) -> Schema:
-        """The columns of the batches. With a ``transformation_fn`` it is learned from the split's first row.
+        """The columns of the batches; what functions make is learned from the data's first row.
 
         Raises:
-            DataError: the first row cannot be read or transformed.
+            DataError: the first row cannot be read, decoded or transformed.
         """
-        if self._output_schema is None and self._transform is not None:
-            first = RowRange(self._split.row_groups[0], 0, 1)
-            table, place = self._row_groups.table(first), place_of(first)
-            _, self._output_schema = row_transform.apply(self._transform, table, self._schema, None, place)
-        return self._output_schema or self._schema
+        return self._blocks.schema
 
-    def plan(self, epoch: int) -> shards.ShardPlan:
-        """What this rank reads in an epoch: its steps, and which rows are padding."""
-        return shards.plan(
-            self._split,
-            self._rank,
-            self._size,
-            self._batch_size,
-            seed=self._seed,
-            epoch=epoch,
-            shuffle=self._shuffle,
-            remainder=self._remainder,
-            window_rows=self._window_rows,
+    @property
+    def memory_bytes(self) -> int:
+        """Bound of the memory that an epoch takes, without a cache: rows that wait, windows in use and in decoding.
+
+        Rows count in the larger of the sizes that they have in files before compression, and in batches. For each
+        thread there is a window in three forms (bytes of the file, Arrow, tensors), for each lane of this rank two.
+        """
+        window = max(self._window_rows, *(group.rows for group in self._split.row_groups)) * self._row_bytes
+        num_slots = self.plan(0).num_slots
+        waiting = max(self._prefetch_bytes, window)
+        return waiting + (3 * self._num_threads + 2 * num_slots) * window
+
+    # --- iteration --------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """What comes next: behind the last batch that iteration has handed out."""
+        if not self._steps_taken or self._plan_taken is None:
+            return self._position
+        start = self._position
+        return Position(
+            epoch=start.epoch,
+            row=min(self._plan_taken.position_at(self._steps_taken), self.rows),
+            lanes=start.lanes or self._split.lanes,
+            window_rows=start.window_rows or self._window_rows,
         )
 
+    def _go_to(self, position: Position) -> None:
+        """Set the position; what iterations before have taken counts no longer."""
+        self._position, self._plan_taken, self._steps_taken = position, None, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch: the next iteration goes through it."""
+        self._go_to(Position(epoch=epoch))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """What is left of the epoch, and then the position is the beginning of the next one.
+
+        An iteration that is left early is continued by the next. Two at a time make no sense.
+
+        Yields:
+            Column name -> tensor or array of shape ``(rows, *column.shape)``.
+
+        Raises:
+            DataError: as :meth:`epoch`; or several worker processes of a DataLoader each have a copy of the reader.
+        """
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise DataError(
+                f"the DataLoader has num_workers={worker.num_workers}, which would each read everything: set it to 0, "
+                "and num_threads of the reader instead"
+            )
+        self._go_to(self.position)
+        plan = self._plan_taken = self._plan(self._position)
+        for batch in self._batches(plan):
+            self._steps_taken += 1
+            yield batch if self._arrays == "torch" else {name: tensor.numpy() for name, tensor in batch.items()}
+        self._go_to(Position(epoch=self._position.epoch + 1))
+
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch.
+        """The batches of any epoch, whatever the position is; it stays.
 
         Closing the iterator, or dropping it, ends its threads.
 
@@ -146,60 +280,128 @@ class ParquetReader:
         Raises:
             DataError: data cannot be read, or is not what the schema says; file and row group are named.
         """
-        plan = self.plan(epoch)
-        blocks = remaining_blocks(plan, start_step)
-        if start_step >= plan.steps:
+        begin = start_step * self._batch_size * self._size
+        yield from self._batches(self._plan(Position(epoch=epoch, row=begin)))
+
+    def plan(self, epoch: int) -> shards.ShardPlan:
+        """What this rank reads in an epoch: its steps, and which rows are padding."""
+        return self._plan(Position(epoch=epoch))
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the order depends on, as plain values; the same on every rank after as many steps."""
+        position = self.position
+        return {
+            "epoch": position.epoch,
+            "row": position.row,
+            "lanes": position.lanes,
+            "window_rows": position.window_rows,
+            **self._identity,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the reader that made the state stood.
+
+        The rest of the epoch keeps the order that it had, so every row that is left comes once, on whatever number of
+        ranks; later epochs are those that this reader has by itself.
+
+        Args:
+            state: what :meth:`state_dict` returned, on any rank, with any rank, size, batch size and remainder.
+
+        Raises:
+            DataError: it is the state of other data or of another order; all differences are named.
+        """
+        differences = [
+            f"{name} was {state.get(name)!r} and is {value!r}"
+            for name, value in self._identity.items()
+            if state.get(name) != value
+        ]
+        if differences:
+            raise DataError(
+                f"the state belongs to another order of rows: {'; '.join(differences)}. Give the reader the same data, "
+                "filters, seed and shuffle as before"
+            )
+        self._go_to(
+            Position(
+                epoch=int(state["epoch"]),
+                row=int(state["row"]),
+                lanes=state["lanes"],
+                window_rows=state["window_rows"],
+            )
+        )
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What must not have changed when a position is taken up again."""
+        cuts = ",".join(f"{group.rows}" for group in self._split.row_groups)
+        return {
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "rows": self.rows,
+            "row_groups_crc": zlib.crc32(cuts.encode()),
+        }
+
+    # --- within -----------------------------------------------------------------------------------------------------
+
+    def _plan(self, position: Position) -> shards.ShardPlan:
+        return shards.plan(
+            self._split if position.lanes is None else self._split.with_lanes(position.lanes),
+            self._rank,
+            self._size,
+            self._batch_size,
+            seed=self._seed,
+            epoch=position.epoch,
+            shuffle=self._shuffle,
+            remainder=self._remainder,
+            window_rows=position.window_rows or self._window_rows,
+            begin=position.row,
+        )
+
+    def _batches(self, plan: shards.ShardPlan) -> Iterator[Batch]:
+        if not plan.steps:
             return
         output = self.schema  # once, before the threads need it
-        row_bytes = max(self._row_bytes, output.row_bytes)
+        blocks = plan.blocks
         ahead: ReadAhead[Batch] = ReadAhead(
-            lambda index, stopped: self._block(blocks[index], output, stopped),
-            [block.window_rows * row_bytes for block in blocks],
+            lambda index, stopped: self._blocks.read(blocks[index], stopped),
+            [block.window_rows * self._row_bytes for block in blocks],
             self._num_threads,
             self._prefetch_bytes,
         )
         try:
-            yield from weave(plan, blocks, ahead.take, output, start_step)
+            yield from weave(plan, ahead.take, output)
         finally:
             ahead.close()
 
-    def _block(self, block: Block, output: Schema, stopped: Callable[[], bool]) -> Batch:
-        """Read a window, and pick and order this rank's rows of it."""
-        if self._transform is not None:
-            return self._transformed_block(block, self._transform, output, stopped)
-        tensors = self._row_groups.tensors(block.ranges)
-        if block.seeds is None and block.stride == 1:
-            rows = slice(block.offset, block.offset + block.rows)
-            return {name: tensor[rows] for name, tensor in tensors.items()}
-        order = torch.from_numpy(block.order())
-        return {name: tensors.pop(name).index_select(0, order) for name in output.names}
+    @functools.cached_property
+    def _row_bytes(self) -> int:
+        """Bytes of a row: what the schemas say, or what the files hold where that is more (strings)."""
+        stored = sum(group.size_bytes for group in self._split.row_groups) // self.rows
+        return max(1, self._input.row_bytes, self.schema.row_bytes, stored)
 
-    def _transformed_block(
-        self, block: Block, transform: RowTransform, output: Schema, stopped: Callable[[], bool]
-    ) -> Batch:
-        """The same through the user's function, which sees the rows that this rank takes and no others."""
-        order = block.order()
-        kept = np.sort(order)  # the rows taken, in the order of the window
-        parts: list[Batch] = []
-        begin = 0
-        for piece in block.ranges:
-            if stopped():
-                return {}
-            first, last = np.searchsorted(kept, [begin, begin + piece.rows])
-            rows = kept[first:last] - begin
-            begin += piece.rows
-            if len(rows):
-                table = self._row_groups.table(piece).take(rows)
-                numbers = (rows + piece.row_group.start + piece.start).tolist()
-                place = place_of(piece)
-                part, _ = row_transform.apply(transform, table, self._schema, output, place, numbers, stopped)
-                parts.append(part)
-        if stopped():
-            return {}
-        positions = torch.from_numpy(np.searchsorted(kept, order))
-        return {name: torch.cat([part.pop(name) for part in parts]).index_select(0, positions) for name in output.names}
+    @functools.cached_property
+    def _window_rows(self) -> int:
+        window_bytes = self._window_bytes
+        if window_bytes is None:
+            window_bytes = min(max(WINDOW_BYTES, WINDOW_ROWS * self._row_bytes), MAX_WINDOW_BYTES)
+        return max(1, window_bytes // self._row_bytes)
 
 
-def _row_bytes(split: Split, schema: Schema) -> int:
-    """Bytes of a decoded row: what the schema says, or what the files hold where that is more (strings)."""
-    return max(1, schema.row_bytes, sum(group.size_bytes for group in split.row_groups) // split.rows)
+def _check(
+    batch_size: int, rank: int, size: int, remainder: str, arrays: str, num_threads: int, lanes: int | None
+) -> None:
+    """Refuse what makes no sense, all at once."""
+    problems = []
+    if batch_size < 1 or num_threads < 1:
+        problems.append(f"batch_size is {batch_size} and num_threads {num_threads}: both must be at least 1")
+    if not 0 <= rank < size:
+        problems.append(f"rank is {rank} of size {size}: ranks go from 0 to size - 1")
+    if remainder not in REMAINDERS:
+        problems.append(f"remainder is {remainder!r}: it is one of {', '.join(REMAINDERS)}")
+    if arrays not in {"torch", "numpy"}:
+        problems.append(f"arrays is {arrays!r}: it is 'torch' or 'numpy'")
+    if lanes is not None and lanes < 1:
+        problems.append(f"lanes is {lanes}: it must be at least 1")
+    if problems:
+        raise DataError("\n".join(problems))

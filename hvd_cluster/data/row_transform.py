@@ -43,6 +43,7 @@ def apply(
     place: str,
     numbers: Sequence[int] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    decode: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Schema]:
     """Run a transform over a batch and stack what it returns.
 
@@ -54,6 +55,7 @@ def apply(
         place: where the rows come from, for messages.
         numbers: the number of each row, for messages; None counts from 0.
         stopped: asked before each row; when true, the rows so far are all there is.
+        decode: column -> function that its values pass through before ``transform`` sees them.
 
     Returns:
         The tensors, each of shape ``(n, *column.shape)``, and the schema of the returned columns.
@@ -66,6 +68,8 @@ def apply(
         if stopped():
             break
         where = f"row {number} of {place}"
+        for name, function in (decode or {}).items():
+            row[name] = call_decode(function, row[name], name, where)
         try:
             result = transform(row)
         except Exception as error:
@@ -73,7 +77,7 @@ def apply(
         if not isinstance(result, Mapping):
             raise DataError(f"transformation_fn returned {type(result).__name__} for {where}: return a dict")
         if output is None:
-            output = Schema(tuple(_column_of_value(name, value, where) for name, value in result.items()))
+            output = Schema(tuple(column_of_value(name, value, where) for name, value in result.items()))
         for name, value in _checked(result, output, where).items():
             collected.setdefault(name, []).append(value)
     if output is None:
@@ -86,6 +90,16 @@ def apply(
     return tensors, output
 
 
+def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: str) -> Any:
+    """What a decode function makes of a value; its exceptions become a DataError that names column and row."""
+    try:
+        return function(value)
+    except Exception as error:
+        raise DataError(
+            f"the decode function of column {name!r} failed on {where}: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str, npt.NDArray[Any]]:
     """The row's values as arrays of the shapes and dtypes of the first row."""
     if set(result) != set(output.names):
@@ -95,7 +109,7 @@ def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str,
         )
     values: dict[str, npt.NDArray[Any]] = {}
     for column in output:
-        value = _array(result[column.name])
+        value = as_array(result[column.name])
         # Python's numbers have no width of their own: an int is fine where the first row had a float, not the reverse.
         fits = value.dtype.kind in "biuf" and np.can_cast(value.dtype, column.dtype, casting="same_kind")
         if value.shape != column.shape or not fits:
@@ -107,13 +121,24 @@ def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str,
     return values
 
 
-def _column_of_value(name: Any, value: Any, where: str) -> Column:
+def column_of_value(name: Any, value: Any, where: str, function: str = "transformation_fn") -> Column:
+    """The column that a value which a user's function returned belongs to.
+
+    Args:
+        name: the column's name.
+        value: number, array or tensor.
+        where: the row, for messages.
+        function: what returned it, for messages.
+
+    Raises:
+        DataError: no tensor can be made of it.
+    """
     if not isinstance(name, str):
-        raise DataError(f"transformation_fn returned the key {name!r} for {where}: column names are strings")
-    array = _array(value)
+        raise DataError(f"{function} returned the key {name!r} for {where}: column names are strings")
+    array = as_array(value)
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"transformation_fn returned {type(value).__name__} in column {name!r} for {where}: no tensor can be "
+            f"{function} returned {type(value).__name__} in column {name!r} for {where}: no tensor can be "
             "made of it; return numbers, arrays or tensors, and leave out columns that are not needed"
         )
     dtype = WIDENED.get(array.dtype.name, array.dtype.name)
@@ -122,7 +147,8 @@ def _column_of_value(name: Any, value: Any, where: str) -> Column:
     return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """A number, array or tensor as an array; of dtype object where it is none of these."""
     if isinstance(value, torch.Tensor):
         return np.asarray(value.detach().cpu().numpy())
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,17 @@ class Kind(enum.Enum):
     BOOL = "bool"
     STRING = "string"
     BINARY = "binary"
+    #: A moment, a date or a length of time; tensors hold the count of its ``Column.unit`` (since 1970 for moments).
+    TIME = "time"
     #: Numbers in a fixed shape, from lists of any nesting.
     LIST = "list"
     #: A Spark ML vector, dense or sparse; tensors of it are dense.
     VECTOR = "vector"
+    #: Anything else, which only a decode function can use.
+    OTHER = "other"
+
+
+_WITHOUT_TENSOR = frozenset({Kind.STRING, Kind.BINARY, Kind.OTHER})
 
 
 @dataclass(frozen=True)
@@ -47,15 +54,17 @@ class Column:
     name: str
     #: What it holds.
     kind: Kind
-    #: numpy name of an element of its tensors, e.g. "float32"; "str" and "bytes" have no tensors.
+    #: numpy name of an element of its tensors, e.g. "float32"; "str", "bytes" and "object" have no tensors.
     dtype: str
     #: Shape of one row; () for scalars; UNKNOWN (-1) where no row has been seen yet.
     shape: tuple[int, ...] = ()
+    #: What a time is counted in: "D", "s", "ms", "us" or "ns"; "" for everything else.
+    unit: str = ""
 
     @property
     def has_tensor(self) -> bool:
         """Whether rows of it can be stacked into a tensor as they are."""
-        return self.kind not in {Kind.STRING, Kind.BINARY}
+        return self.kind not in _WITHOUT_TENSOR
 
     @property
     def row_bytes(self) -> int:
@@ -118,8 +127,8 @@ class Schema:
         if texts:
             them = "them" if len(texts) > 1 else "it"
             raise DataError(
-                f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or give a "
-                f"transformation_fn that turns {them} into numbers"
+                f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn "
+                f"{them} into numbers with a decode function or a transformation_fn"
             )
 
 
@@ -139,12 +148,13 @@ def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str
     return "\n".join([*lines, f"the columns are: {listed}"])
 
 
-def infer(arrow_schema: pa.Schema, columns: Sequence[str] | None = None) -> Schema:
+def infer(arrow_schema: pa.Schema, columns: Sequence[str] | None = None, decoded: Collection[str] = ()) -> Schema:
     """The schema that an Arrow schema tells; list and vector lengths that it leaves open are UNKNOWN.
 
     Args:
         arrow_schema: a ``pyarrow.Schema``.
         columns: the columns to take, in that order; None for all.
+        decoded: columns that may hold anything, because a function makes tensors of them.
 
     Raises:
         DataError: columns are missing or of a type that no tensor can hold; all problems are named at once.
@@ -163,7 +173,10 @@ def infer(arrow_schema: pa.Schema, columns: Sequence[str] | None = None) -> Sche
             try:
                 found.append(column_of(name, arrow_schema.field(indices[0]).type))
             except DataError as error:
-                problems.append(str(error))
+                if name in decoded:
+                    found.append(Column(name, Kind.OTHER, "object"))
+                else:
+                    problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
     return Schema(tuple(found))
@@ -184,6 +197,8 @@ def column_of(name: str, arrow_type: Any) -> Column:
         return Column(name, Kind.STRING, "str")
     if types.is_binary(arrow_type) or types.is_large_binary(arrow_type) or types.is_fixed_size_binary(arrow_type):
         return Column(name, Kind.BINARY, "bytes")
+    if types.is_temporal(arrow_type) and not types.is_interval(arrow_type):
+        return Column(name, Kind.TIME, "int64", unit="D" if types.is_date(arrow_type) else arrow_type.unit)
     if is_vector(arrow_type):
         return Column(name, Kind.VECTOR, "float64", (UNKNOWN,))
     shape: list[int] = []

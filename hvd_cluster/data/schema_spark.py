@@ -20,6 +20,8 @@ _NUMBERS = {
     "double": "float64",
     "boolean": "bool",
 }
+#: Spark's times in the unit that it keeps them in.
+_TIMES = {"date": "D", "timestamp": "us", "timestamp_ntz": "us"}
 _VECTORS = {"org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT"}
 
 
@@ -74,6 +76,8 @@ def column_of(name: str, data_type: Any) -> Column:
             return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
         if not shape and (element in {"string"} or element.startswith(("string ", "char", "varchar"))):
             return Column(name, Kind.STRING, "str")
+        if not shape and element in _TIMES:
+            return Column(name, Kind.TIME, "int64", unit=_TIMES[element])
         if not shape and element == "binary":
             return Column(name, Kind.BINARY, "bytes")
     raise DataError(

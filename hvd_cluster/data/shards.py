@@ -38,7 +38,9 @@ from hvd_cluster.data.dataset import RowGroup, Split
 #: "drop": they are left out; other ones in the next epoch when rows are shuffled.
 #: "pad": the last global batch is filled up with rows that are seen a second time: each lane starts again at its first.
 #: "partial": the last global batch is smaller; ranks get rows of it in turn, some perhaps none (empty tensors).
-Remainder = Literal["drop", "pad", "partial"]
+#: "uneven": the same, but a rank without a row in the last step does not have that step (for ``hvd.join``).
+Remainder = Literal["drop", "pad", "partial", "uneven"]
+REMAINDERS = ("drop", "pad", "partial", "uneven")
 
 #: Rows per shuffle window where the caller does not derive it from a size in bytes.
 WINDOW_ROWS = 1 << 18
@@ -100,7 +102,7 @@ class ShardPlan:
     (t+1)*batch_size)`` as far as there are any. Row m belongs to slot ``m % num_slots``.
     """
 
-    #: Steps of the epoch, the same on every rank.
+    #: Steps of the plan, the same on every rank; with "uneven" one less on a rank that gets no row in the last step.
     steps: int
     #: Rows of this rank in a full step.
     batch_size: int
@@ -109,7 +111,9 @@ class ShardPlan:
     size: int
     #: Rows of the split, over all ranks.
     split_rows: int
-    #: Rows that this rank takes in the whole epoch, repeated ones included.
+    #: The position in the epoch's order, over all ranks, at which the plan begins.
+    begin: int
+    #: Rows that this rank takes from there on, repeated ones included.
     rows: int
     #: Rows that all ranks together see twice (only with "pad"), and leave out (only with "drop").
     num_repeated: int
@@ -120,17 +124,21 @@ class ShardPlan:
     blocks: tuple[Block, ...]
 
     def rows_in(self, step: int) -> int:
-        """This rank's rows in a step; below ``batch_size`` only in the last step of a "partial" plan."""
+        """This rank's rows in a step; below ``batch_size`` in the last step only."""
         return max(0, min(self.rows, (step + 1) * self.batch_size) - step * self.batch_size)
 
     def fresh_in(self, step: int) -> int:
         """Rows at the head of this rank's batch that no rank has seen before in this epoch; the rest is padding."""
-        positions = self.split_rows - step * self.batch_size * self.size - self.rank
+        positions = self.split_rows - self.position_at(step) - self.rank
         return max(0, min(self.rows_in(step), -(-positions // self.size)))
+
+    def position_at(self, step: int) -> int:
+        """The position in the epoch's order, over all ranks, at which a step begins."""
+        return self.begin + step * self.batch_size * self.size
 
 
 def num_steps(rows: int, batch_size: int, size: int, remainder: Remainder) -> int:
-    """Steps of an epoch: floor(rows / (batch_size * size)) for "drop", ceil otherwise."""
+    """Steps for so many rows: floor(rows / (batch_size * size)) for "drop", ceil otherwise."""
     global_batch = batch_size * size
     return rows // global_batch if remainder == "drop" else -(-rows // global_batch)
 
@@ -145,8 +153,9 @@ def plan(
     shuffle: bool = True,
     remainder: Remainder = "drop",
     window_rows: int = WINDOW_ROWS,
+    begin: int = 0,
 ) -> ShardPlan:
-    """Work out what a rank reads in an epoch; the module's docstring says by which rule.
+    """Work out what a rank reads in an epoch, or in the rest of one; the module's docstring says by which rule.
 
     Args:
         split: the rows; their order does not depend on any of rank, size and batch_size.
@@ -156,48 +165,52 @@ def plan(
         shuffle: False keeps the order of the data within each lane (with one lane: the order of the data).
         remainder: what happens to the rows that do not fill the last global batch.
         window_rows: rows that are shuffled among each other at a time.
+        begin: the position in the epoch's order, over all ranks, to begin at; what lies before it is not read.
 
     Raises:
         ValueError: a number is out of range.
     """
-    if not 0 <= rank < size or batch_size < 1 or window_rows < 1 or remainder not in {"drop", "pad", "partial"}:
+    if not 0 <= rank < size or batch_size < 1 or window_rows < 1 or begin < 0 or remainder not in REMAINDERS:
         raise ValueError(
-            f"no plan for rank {rank} of {size}, batch_size {batch_size}, window_rows {window_rows}, remainder "
-            f"{remainder!r}"
+            f"no plan for rank {rank} of {size}, batch_size {batch_size}, window_rows {window_rows}, begin {begin}, "
+            f"remainder {remainder!r}"
         )
     n = split.rows
-    steps = num_steps(n, batch_size, size, remainder)
-    positions = n if remainder == "partial" else steps * batch_size * size
+    begin = min(begin, n)
+    steps = num_steps(n - begin, batch_size, size, remainder)
+    end = n if remainder in {"partial", "uneven"} else begin + steps * batch_size * size
     whole = n <= window_rows
     num_lanes = 1 if whole else min(split.lanes, n)
     line = list(split.row_groups)
     if shuffle and not whole:
         line = [line[index] for index in permutation(len(line), (seed, epoch))]
     lanes = _cut(line, [n // num_lanes + (lane < n % num_lanes) for lane in range(num_lanes)])
-    # Positions rank, rank + size, rank + 2*size, ... fall on this many lanes in turn.
+    # Positions first, first + size, first + 2*size, ... fall on this many lanes in turn.
+    first = begin + rank
     num_slots = num_lanes // math.gcd(num_lanes, size)
-    rows = len(range(rank, positions, size))
+    rows = len(range(first, end, size))
     blocks: list[Block] = []
     for slot in range(num_slots):
-        lane = (rank + size * slot) % num_lanes
+        # The slot's k-th row is element `element + k*stride` of the lane.
+        element, lane = divmod(first + size * slot, num_lanes)
+        stride = size // math.gcd(num_lanes, size)
         windows = _windows(lanes[lane], window_rows)
-        # The slot's k-th row is element first + k*stride of the lane.
-        first, stride = (rank + size * slot) // num_lanes, size // math.gcd(num_lanes, size)
         for k, count, offset, index in _visits(
-            [sum(r.rows for r in w) for w in windows], first, stride, len(range(slot, rows, num_slots))
+            [sum(r.rows for r in w) for w in windows], element, stride, len(range(slot, rows, num_slots))
         ):
             seeds = (seed, epoch, lane, index) if shuffle else None
             blocks.append(Block(tuple(windows[index]), slot, count, slot + k * num_slots, offset, stride, seeds))
     blocks.sort(key=lambda block: block.first)
     return ShardPlan(
-        steps=steps,
+        steps=-(-rows // batch_size) if remainder == "uneven" else steps,
         batch_size=batch_size,
         rank=rank,
         size=size,
         split_rows=n,
+        begin=begin,
         rows=rows,
-        num_repeated=max(0, positions - n),
-        num_dropped=max(0, n - positions),
+        num_repeated=max(0, end - n),
+        num_dropped=max(0, n - end),
         num_slots=num_slots,
         blocks=tuple(blocks),
     )

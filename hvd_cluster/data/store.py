@@ -5,16 +5,24 @@ How bytes move is the business of :mod:`hvd_cluster.data.filesystems`.
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import os
+import socket
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import filesystems
+from hvd_cluster.data.remote_store import LocalOutputDir, RemoteStore, RunSync
+from hvd_cluster.data.retry import retried
 from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 #: Bytes of the probe that `check_writable` writes: more than a filesystem can hide in its metadata.
 _PROBE_BYTES = 64 * 1024
@@ -194,6 +202,11 @@ class Store:
         """Whether paths of this store are paths of the operating system."""
         return filesystems.scheme_of(self.prefix) == "file"
 
+    @property
+    def uploads_whole(self) -> bool:
+        """Whether a file appears only once it is written to its end, as on object stores, where a rename is a copy."""
+        return filesystems.scheme_of(self.prefix) in filesystems.OBJECT_STORES
+
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder."""
         return bool(self._info(path).type != self._info_types().NotFound)
@@ -208,8 +221,12 @@ class Store:
         Raises:
             FileNotFoundError: there is none.
         """
-        with self.fs.open_input_stream(self.get_localized_path(path)) as stream:
-            return bytes(stream.read())
+
+        def read() -> bytes:
+            with self.fs.open_input_stream(self.get_localized_path(path)) as stream:
+                return bytes(stream.read())
+
+        return retried(read, self.fs, f"reading {path}")
 
     def write(self, path: str, data: bytes | str) -> None:
         """Write a file so that it is there whole or not at all, also after a crash; folders above it are made.
@@ -222,8 +239,13 @@ class Store:
             OSError: what the filesystem says.
         """
         content = data.encode() if isinstance(data, str) else data
-        atomic_upload = filesystems.scheme_of(self.prefix) in filesystems.OBJECT_STORES
-        filesystems.write_whole(self.fs, self.get_localized_path(path), content, atomic_upload=atomic_upload)
+        retried(
+            lambda: filesystems.write_whole(
+                self.fs, self.get_localized_path(path), content, atomic_upload=self.uploads_whole
+            ),
+            self.fs,
+            f"writing {path}",
+        )
 
     def write_text(self, path: str, text: str) -> None:
         """Write text as UTF-8; see :meth:`write`."""
@@ -243,7 +265,8 @@ class Store:
         """Files and folders in a folder, as paths inside the filesystem, sorted; [] where there is no such folder."""
         fs = self._fs_module()
         selector = fs.FileSelector(self.get_localized_path(path), allow_not_found=True, recursive=recursive)
-        return sorted(info.path for info in self.fs.get_file_info(selector))
+        found = retried(lambda: self.fs.get_file_info(selector), self.fs, f"listing {path}")
+        return sorted(info.path for info in found)
 
     def copy(self, source: str, target: str) -> None:
         """Copy a file inside the store; folders above the target are made."""
@@ -264,9 +287,53 @@ class Store:
         """The ``pyarrow.parquet.ParquetDataset`` there."""
         return _parquet_module().ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
 
+    def get_data_metadata_path(self, path: str) -> str:
+        """Where a program of this host may keep what it learned of the data set in a folder, beside that folder."""
+        host = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).hexdigest()
+        return f"{path.rstrip('/')}_{host}_cached_metadata.pkl"
+
+    def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
+        """A picklable function that gives a context with a local folder for the run's files.
+
+        It is the run's own folder where the store is local, else a temporary one, to be given to :meth:`sync_fn`.
+        """
+        return LocalOutputDir(self, run_id)
+
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
         """A picklable function that copies the files of a local folder into the run's folder."""
-        return _RunSync(self, run_id)
+        return RunSync(self, run_id)
+
+    def to_remote(self, run_id: str, dataset_idx: int | str | None) -> RemoteStore:
+        """What a worker needs for one run on data set ``dataset_idx``, as plain values. Pickles."""
+        return RemoteStore(
+            train_data_path=self.get_train_data_path(dataset_idx),
+            val_data_path=self.get_val_data_path(dataset_idx),
+            test_data_path=self.get_test_data_path(dataset_idx),
+            saving_runs=self.saving_runs,
+            runs_path=self.get_runs_path(),
+            run_path=self.get_run_path(run_id),
+            checkpoint_path=self.get_checkpoint_path(run_id),
+            logs_path=self.get_logs_path(run_id),
+            checkpoint_filename=self.get_checkpoint_filename(),
+            logs_subdir=self.get_logs_subdir(),
+            get_local_output_dir=self.get_local_output_dir_fn(run_id),
+            sync=self.sync_fn(run_id),
+        )
+
+    def read_serialized_keras_model(self, path: str, model: Any = None, custom_objects: Any = None) -> str:
+        """A saved Keras model, one file, as base64 text.
+
+        Args:
+            path: the ``.keras`` or ``.h5`` file.
+            model, custom_objects: not used: the file is whole by itself. Horovod's signature has them.
+
+        Raises:
+            DataError: there is a folder (TensorFlow's SavedModel format, which Keras 3 no longer loads).
+            FileNotFoundError: there is nothing.
+        """
+        if self.exists(path) and not self.is_file(path):
+            raise DataError(f"{path!r} is a folder: save the model as one file that ends in .keras")
+        return base64.b64encode(self.read(path)).decode()
 
     def check_writable(self) -> None:
         """Write and remove a probe file below the prefix.
@@ -301,7 +368,8 @@ class Store:
         return filesystems.open_filesystem(url, self._storage_options)
 
     def _info(self, path: str) -> Any:
-        return self.fs.get_file_info(self.get_localized_path(path))
+        inner = self.get_localized_path(path)
+        return retried(lambda: self.fs.get_file_info(inner), self.fs, f"looking at {path}")
 
     def _info_types(self) -> Any:
         return self._fs_module().FileType
@@ -323,19 +391,6 @@ class LocalStore(FilesystemStore):
 
 #: Horovod's name of the base class.
 AbstractFilesystemStore = Store
-
-
-class _RunSync:
-    """Copies a local folder into a run's folder; a class, so that it pickles."""
-
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store = store
-        self._run_id = run_id
-
-    def __call__(self, local_run_path: str) -> None:
-        root = Path(local_run_path)
-        for file in sorted(path for path in root.rglob("*") if path.is_file()):
-            self._store.write(f"{self._store.get_run_path(self._run_id)}/{file.relative_to(root)}", file.read_bytes())
 
 
 def unwritable_text(path: str, error: OSError) -> str:

@@ -12,6 +12,9 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
+#: Where Databricks mounts DBFS and Unity Catalog's volumes on every machine of a cluster.
+_MOUNTS = ("/dbfs/", "/Volumes/")
+
 
 class HDFSStore(Store):
     """A store on HDFS through libhdfs, ``hdfs://[host[:port]]/path``.
@@ -88,9 +91,10 @@ class HDFSStore(Store):
 
 
 class DBFSLocalStore(Store):
-    """A store on Databricks' DBFS through its local mount ``/dbfs``.
+    """A store on Databricks' DBFS or in a Unity Catalog volume, through the local mounts ``/dbfs`` and ``/Volumes``.
 
-    Takes ``dbfs:/path``, ``/dbfs/path``, ``file:/dbfs/path`` and ``file:///dbfs/path``.
+    Takes ``dbfs:/path``, ``/dbfs/path``, ``file:/dbfs/path`` and ``file:///dbfs/path``, and for volumes
+    ``dbfs:/Volumes/catalog/schema/volume/path`` and ``/Volumes/...``.
     """
 
     def __init__(self, prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -100,24 +104,38 @@ class DBFSLocalStore(Store):
     @classmethod
     def matches(cls, path: str) -> bool:
         # Elsewhere /dbfs may be any folder, and dbfs:/ a filesystem that fsspec serves.
-        return cls.matches_dbfs(path) and Path("/dbfs").is_dir()
+        if not cls.matches_dbfs(path):
+            return False
+        if cls.normalize_path(path).startswith("/Volumes/"):
+            return path.startswith("dbfs:")  # else it is a local path as any other
+        return Path("/dbfs").is_dir()
 
     @staticmethod
     def matches_dbfs(path: str) -> bool:
-        """Whether the path is one of the four spellings."""
-        return path.startswith(("dbfs:/", "/dbfs/", "file:/dbfs/", "file:///dbfs/"))
+        """Whether the path is in one of the spellings of DBFS or of a volume."""
+        return path.startswith(
+            ("dbfs:/", *(scheme + mount for scheme in ("", "file:", "file://") for mount in _MOUNTS))
+        )
 
     @staticmethod
     def normalize_path(path: str) -> str:
         """The path below the local mount.
 
         Raises:
-            DataError: it is none of the four spellings.
+            DataError: it is in none of the spellings.
         """
-        for prefix in ("dbfs:///", "dbfs:/", "/dbfs/", "file:///dbfs/", "file:/dbfs/"):
-            if path.startswith(prefix):
-                return "/dbfs/" + path[len(prefix) :].lstrip("/")
-        raise DataError(f"{path!r} is no DBFS path: it begins with dbfs:/, /dbfs/, file:/dbfs/ or file:///dbfs/")
+        inner = path
+        for prefix in ("dbfs://", "dbfs:", "file://", "file:"):
+            if path.startswith(f"{prefix}/"):
+                inner = "/" + path[len(prefix) :].lstrip("/")
+                break
+        if inner.startswith(_MOUNTS):
+            return inner
+        if path.startswith("dbfs:/"):
+            return f"/dbfs{inner}"
+        raise DataError(
+            f"{path!r} is no DBFS path: it begins with dbfs:/, /dbfs/, file:/dbfs/, file:///dbfs/ or /Volumes/"
+        )
 
     def get_localized_path(self, path: str) -> str:
         return super().get_localized_path(self.normalize_path(path) if path.startswith("dbfs:") else path)

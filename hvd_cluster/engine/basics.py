@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -16,8 +17,14 @@ from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
-from hvd_cluster.topology import Topology
+from hvd_cluster.topology import Topology, export
+
+logger = logging.getLogger(__name__)
+
+#: Worlds of an elastic job in a row that may break before they have come together: then it is no accident.
+_MOST_BROKEN_WORLDS = 10
 
 _lock = threading.RLock()
 _engine: Engine | None = None
@@ -41,40 +48,61 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         ValueError: the arguments or the environment do not describe a world.
         ConnectionError: the other ranks could not be reached in time.
     """
-    global _engine, _engine_pid
     with _lock:
         if is_initialized():
             return
         _register_exit_hooks()
         settings = Settings.from_env()
-        topology = Topology.from_env()
-        if comm is not None and (not isinstance(comm, list) or sorted(comm) != list(range(topology.size))):
-            raise ValueError(
-                f"Horovod initialization failed: comm={comm!r} is not the list of all {topology.size} ranks"
-            )
         if isinstance(process_sets, str):
             if process_sets != "dynamic":
                 raise ValueError(f'process_sets={process_sets!r} is neither a list of ProcessSet nor "dynamic"')
             settings = replace(settings, dynamic_process_sets=True)
             process_sets = None
         static = list(process_sets or ())
-        job = (topology.job_id, topology.generation)
-        attempt = _attempts[job] = _attempts.get(job, -1) + 1
-        table = sets.register(static, topology.size)
+        started_as = Topology.from_env()
+        if settings.elastic and started_as.worker:
+            _join_elastic(started_as, comm, static, settings)
+        else:
+            _join(started_as, comm, static, settings)
+
+
+def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
+    """Join the next world of an elastic job; one that breaks while it comes together is followed by another."""
+    member = membership(started_as)
+    for attempt in range(_MOST_BROKEN_WORLDS):
+        topology = member.next_place(settings.elastic_timeout_s)
+        export(topology.to_env())  # scripts and their children read it there
         try:
-            world = assemble(topology, settings, attempt)
-            try:
-                _engine = Engine(world, settings, table)
-            except BaseException:  # an interrupt too: the connections must not outlive the attempt
-                world.close()
+            _join(topology, comm, static, settings)
+            return
+        except (OSError, EOFError, HorovodInternalError) as error:
+            if attempt == _MOST_BROKEN_WORLDS - 1:
                 raise
-        except BaseException:  # raised again: nothing of a world that did not come about may stay
-            sets.unregister(static)
+            logger.info("generation %d did not come together: %s", topology.generation, error)
+
+
+def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
+    """Become ``topology.rank`` of the world that it describes."""
+    global _engine, _engine_pid
+    if comm is not None and (not isinstance(comm, list) or sorted(comm) != list(range(topology.size))):
+        raise ValueError(f"Horovod initialization failed: comm={comm!r} is not the list of all {topology.size} ranks")
+    job = (topology.job_id, topology.generation)
+    attempt = _attempts[job] = _attempts.get(job, -1) + 1
+    table = sets.register(static, topology.size)
+    try:
+        world = assemble(topology, settings, attempt)
+        try:
+            _engine = Engine(world, settings, table)
+        except BaseException:  # an interrupt too: the connections must not outlive the attempt
+            world.close()
             raise
-        _static_sets[:] = static
-        _engine_pid = os.getpid()
-        if settings.timeline and settings.timeline != "DYNAMIC":
-            _engine.record_timeline(settings.timeline, settings.timeline_mark_cycles)
+    except BaseException:  # raised again: nothing of a world that did not come about may stay
+        sets.unregister(static)
+        raise
+    _static_sets[:] = static
+    _engine_pid = os.getpid()
+    if settings.timeline and settings.timeline != "DYNAMIC":
+        _engine.record_timeline(settings.timeline, settings.timeline_mark_cycles)
 
 
 def shutdown() -> None:

@@ -34,6 +34,7 @@ class ChildProcess:
         environment: its whole environment.
         cwd: its working directory.
         pass_fds: descriptors that it inherits.
+        stdin: a descriptor from which it reads its input; it reads nothing by default.
         on_line: gets every line of its output.
         on_exit: called once, from a thread, when the process and its group are gone and all output has been passed on.
     """
@@ -46,6 +47,7 @@ class ChildProcess:
         *,
         cwd: str | None = None,
         pass_fds: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
         on_line: OnLine,
         on_exit: Callable[[int], None],
     ) -> None:
@@ -58,6 +60,7 @@ class ChildProcess:
         self._environment = dict(environment)
         self._cwd = cwd
         self._pass_fds = tuple(pass_fds)
+        self._stdin = stdin
         self._on_line = on_line
         self._on_exit = on_exit
         self._started: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -105,7 +108,7 @@ class ChildProcess:
                 env=self._environment,
                 cwd=self._cwd,
                 pass_fds=self._pass_fds,
-                stdin=subprocess.DEVNULL,
+                stdin=self._stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,

@@ -13,6 +13,14 @@ from hvd_cluster.topology import Topology, inherited
 
 #: Variables by which torchrun tells its processes who they are; a worker of ours is none of them.
 _FOREIGN_PREFIX = "TORCHELASTIC_"
+#: Variables that say something about the launcher's own host, shell or login.
+_OF_THIS_HOST = frozenset(
+    [
+        *("_", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "USER"),
+        *("WINDOWID", "XAUTHORITY"),
+    ]
+)
+_OF_THIS_HOST_PREFIXES = ("BASH_FUNC_", "DBUS_", "SSH_", "XDG_")
 
 
 def worker_environment(
@@ -28,7 +36,7 @@ def worker_environment(
     variables = {name: value for name, value in inherited().items() if not name.startswith(_FOREIGN_PREFIX)}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // topology.local_size)))
     variables["PYTHONUNBUFFERED"] = "1"
-    variables.update(_python_path(variables.get("PYTHONPATH", "")))
+    variables.update(python_path(variables.get("PYTHONPATH", "")))
     variables.update(topology.to_env())
     for name, value in env.items():
         if value is None:
@@ -38,8 +46,21 @@ def worker_environment(
     return {**variables, **carry(variables, wanted=as_horovod)}
 
 
-def _python_path(present: str) -> dict[str, str]:
-    """Lets a worker import this very package where it is not installed: from a checkout, or from a zip on Spark."""
+def exportable(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the launcher's environment goes to workers on other hosts. Pure."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_THIS_HOST and not name.startswith(_OF_THIS_HOST_PREFIXES)
+    }
+
+
+def python_path(present: str) -> dict[str, str]:
+    """Lets a process import this very package where it is not installed: from a checkout, or from a zip on Spark.
+
+    Args:
+        present: the PYTHONPATH that it would get otherwise.
+    """
     root = str(Path(hvd_cluster.__file__).parents[1])
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
         return {}

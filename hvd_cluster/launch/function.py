@@ -1,65 +1,165 @@
-"""``hvd_cluster.run``: a function on several workers of this host, with the argument names of ``horovod.run``."""
+"""``hvd_cluster.run``: a function on several workers, here or on other hosts, with the arguments of ``horovod.run``."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.launch import local
 from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
-from hvd_cluster.launch.cli.hosts import local_seats, parse_hosts
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.hosts import fill, parse_hosts, read_hostfile
+from hvd_cluster.launch.job import JobSpec, on_this_host, run_job
+from hvd_cluster.launch.logs import OnLine, RankFiles, printer
+from hvd_cluster.launch.outcome import collect
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.task import Task
+from hvd_cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int = 1,
-    *,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[float] | None = None,
     hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
     start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
     disable_cache: bool | None = None,
+    output_filename: str | None = None,
     verbose: int | None = None,
     use_gloo: bool | None = None,
     use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
 ) -> list[Any]:
-    """Run ``func(*args, **kwargs)`` once on each of ``num_proc`` workers of this host.
+    """Run ``func(*args, **kwargs)`` once on each of ``num_proc`` workers.
 
     Args:
         func: any picklable function, also one of a notebook or a script; it calls ``hvd.init()`` itself.
-        num_proc: number of workers. ``np`` is its deprecated name.
-        hosts: names of this host with their slots, ``"localhost:4"``: the launch is refused where they are too few.
-        start_timeout: seconds until every worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
+        args: its positional arguments, the same on every rank.
+        kwargs: its keyword arguments.
+        num_proc: number of workers, 1 by default. ``np`` is its deprecated name.
+        min_num_proc: the job is elastic: it goes on with that many workers. ``min_np`` is its deprecated name.
+        max_num_proc: an elastic job uses no more workers. ``max_np`` is its deprecated name.
+        slots: slots of hosts for which the discovery script states none.
+        reset_limit: how often the workers of an elastic job may change.
+        cooldown_range: shortest and longest time, in seconds, for which a failed host is not used.
+        hosts: hosts and their slots, ``"a:2,b:4"``; this host by default.
+        hostfile: a file with lines like ``host slots=4``.
+        host_discovery_script: a program that prints hosts and their slots; the job is elastic.
+        start_timeout: seconds until every host and worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
+        ssh_port: the port of ssh on the other hosts.
+        ssh_identity_file: the private key for ssh.
         disable_cache: accepted; it is about Horovod's cache of checks of remote hosts, and nothing is cached.
+        output_filename: a folder that gets each worker's output, in ``rank.<rank>/stdout`` and ``.../stderr``.
         verbose: 0 keeps the workers' output off this process's.
         use_gloo, use_mpi: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
+        mpi_args: accepted; there is no MPI to pass it to.
+        network_interface: ``network_interfaces`` as one text; deprecated.
+        network_interfaces: names of the interfaces to use; those by which the hosts reach each other by default.
         executable: the workers' Python; this one by default.
 
     Returns:
-        What ``func`` returned, by rank.
+        What ``func`` returned, by rank; of an elastic job, that of the workers that finished, by their last rank.
 
     Raises:
         ValueError: the arguments contradict each other, ``num_proc`` is less than 1, or the slots are too few.
+        LaunchError: a host cannot be reached, or the workers cannot be started.
         WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
     """
     del disable_cache
-    if np is not None:
-        warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
-        num_proc = np
-    if wrong := wrong_num_proc(num_proc) + wrong_controllers(use_gloo, use_mpi):
+    num_proc = _renamed("np", np, "num_proc", num_proc)
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    interfaces = _names(_renamed("network_interface", network_interface, "network_interfaces", network_interfaces))
+    wrong = wrong_num_proc(num_proc) + wrong_controllers(use_gloo, use_mpi)
+    if sum(source is not None for source in (hosts, hostfile, host_discovery_script)) > 1:
+        wrong.append("hosts, hostfile and host_discovery_script exclude each other: give one of them")
+    if wrong:
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)
-    if hosts is not None:
-        local_seats(num_proc, parse_hosts(hosts))
-    return local.run(
-        func,
-        tuple(args),
-        dict(kwargs or {}),
-        num_proc,
-        executable=executable,
-        start_timeout=start_timeout,
-        verbose=1 if verbose is None else verbose,
-    )
+    if mpi_args:
+        logger.warning("mpi_args has no effect: MPI is not used")
+    settings = Settings.from_env(start_timeout_s=start_timeout)
+    named = parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile) if hostfile is not None else None
+    options = Ssh(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s)
+    elastic = min_num_proc is not None or host_discovery_script is not None
+    least = min_num_proc if min_num_proc is not None else num_proc if num_proc is not None else 1
+    count = num_proc if num_proc is not None else least if elastic else 1
+    task = Task(call=pack(func, args, kwargs), executable=executable)
+    with contextlib.ExitStack() as stack:
+        on_line = _sink(stack, output_filename, count, 1 if verbose is None else verbose)
+        if elastic:
+            from hvd_cluster.launch.elastic.job import run_elastic
+
+            spec = ElasticSpec(
+                task=task,
+                num_proc=count,
+                min_num_proc=least,
+                max_num_proc=max_num_proc,
+                hosts=tuple(named or ()),
+                discovery_script=host_discovery_script or "",
+                slots=1 if slots is None else slots,
+                reset_limit=reset_limit,
+                cooldown_range_s=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
+                elastic_timeout_s=settings.elastic_timeout_s,
+                ssh=options,
+                interfaces=interfaces,
+            )
+            return collect(run_elastic(spec, on_line=on_line))
+        where = tuple(fill(named, count)) if named is not None else on_this_host(count)
+        job = JobSpec(
+            task=task,
+            hosts=where,
+            num_proc=count,
+            ssh=options,
+            interfaces=interfaces,
+            start_timeout_s=settings.start_timeout_s,
+        )
+        return collect(run_job(job, on_line=on_line))
+
+
+def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
+    """The value of an argument that may have come under its old name."""
+    if given is None:
+        return value
+    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
+    return given
+
+
+def _names(interfaces: str | Sequence[str] | None) -> tuple[str, ...]:
+    texts = interfaces.split(",") if isinstance(interfaces, str) else list(interfaces or ())
+    return tuple(name.strip() for name in texts if name.strip())
+
+
+def _sink(stack: contextlib.ExitStack, folder: str | None, size: int, verbose: int) -> OnLine:
+    """Where the workers' lines go."""
+    show = printer(None, None, with_timestamp=False, verbose=verbose)
+    if folder is None:
+        return show
+    files = stack.enter_context(contextlib.closing(RankFiles(folder, size)))
+
+    def on_line(rank: int, stream: str, line: str) -> None:
+        show(rank, stream, line)
+        files(rank, stream, line)
+
+    return on_line

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that the other workers get, after a failure, to notice it themselves and say so.
 FAILURE_GRACE_S = 3.0
+#: Seconds that the others get, after a failure that looks like the echo of another one, to show the cause.
+ECHO_GRACE_S = 3.0
 #: Seconds between SIGTERM and SIGKILL.
 STOP_GRACE_S = 5.0
 #: Seconds that a worker gets to exit after its function has returned.
@@ -143,7 +145,12 @@ class Group(Generic[W]):
         def complete() -> bool:
             return len(self._outcomes()) == len(self.workers)
 
+        def has_cause() -> bool:
+            return any(not outcome.is_echo for outcome in self._outcomes())
+
         self._wait_until(lambda: complete() or any(not outcome.ok for outcome in self._outcomes()), None)
+        # A rank that noticed a death may end before the launcher hears of the death itself.
+        self._wait_until(lambda: complete() or has_cause(), time.monotonic() + ECHO_GRACE_S)
         failed = first_failure(self._outcomes())
         if failed is not None and self._on_failure is not None:
             self._on_failure(failed)

@@ -138,25 +138,37 @@ def drop_line(rank: int, stream: str, line: str) -> None:
 
 
 class RankFiles:
-    """Keeps each worker's output in ``folder/rank.<rank>/stdout`` and ``.../stderr`` as well."""
+    """Keeps each worker's output in ``folder/rank.<rank>/stdout`` and ``.../stderr`` as well.
+
+    Args:
+        folder: where; made if it is not there.
+        size: number of ranks; an elastic job may have more later, whose files are made when they first write.
+    """
 
     def __init__(self, folder: str | Path, size: int) -> None:
         self._files: dict[tuple[int, str], IO[str]] = {}
         self._folder = Path(folder)
         self._digits = len(str(size - 1))
+        self._lock = threading.Lock()
         for rank in range(size):
             for stream in ("stdout", "stderr"):
-                path = self.path(rank, stream)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._files[rank, stream] = path.open("w", encoding="utf-8", buffering=1)
+                self._open(rank, stream)
+
+    def _open(self, rank: int, stream: str) -> IO[str]:
+        path = self.path(rank, stream)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._files[rank, stream] = path.open("w", encoding="utf-8", buffering=1)
+        return file
 
     def path(self, rank: int, stream: str) -> Path:
         """Where that output goes."""
         return self._folder / f"rank.{rank:0{self._digits}d}" / stream
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Write one line; each file has one writing thread."""
-        self._files[rank, stream].write(line + "\n")
+        """Write one line."""
+        with self._lock:  # a rank of an elastic job may have two workers for a moment
+            file = self._files.get((rank, stream)) or self._open(rank, stream)
+            file.write(line + "\n")
 
     def close(self) -> None:
         """Close the files."""

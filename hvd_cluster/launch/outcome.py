@@ -92,7 +92,9 @@ class Outcome:
         if self.ok or self.stopped:
             return True
         if self.error is None:
-            return False
+            # A command: all that is known of its error is what Python wrote last.
+            last = self.output_tail.rpartition("\n")[2]
+            return self.exit_code == 1 and HorovodInternalError.__name__ in last.partition(":")[0]
         if self.error.type_name.rpartition(".")[2] == HorovodInternalError.__name__:
             return True
         return any(text in self.error.message for text in _ECHO_TEXTS)

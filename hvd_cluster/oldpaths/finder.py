@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from hvd_cluster.oldpaths.forwarder import Forwarder
-from hvd_cluster.oldpaths.table import row_of
+from hvd_cluster.oldpaths.table import row_of, table_of
 
 
 class OldPathFinder(MetaPathFinder, Loader):
@@ -18,6 +18,7 @@ class OldPathFinder(MetaPathFinder, Loader):
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._table = table_of(root)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -28,12 +29,12 @@ class OldPathFinder(MetaPathFinder, Loader):
             ModuleNotFoundError: a path below an old one that no row serves.
         """
         below = self._below_root(fullname)
-        row = None if below is None else row_of(below)
+        row = None if below is None else row_of(below, self._table)
         if row is None and below is not None and isinstance(sys.modules.get(fullname.rpartition(".")[0]), Forwarder):
             # Without name=, or `from horovod.spark import conf` would swap this text for one that does not help.
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: hvd_cluster serves no such path of Horovod's; docs/migrating.md of its "
-                "checkout lists those that it serves and what is not here yet"
+                f"No module named {fullname!r}: hvd_cluster serves no such path of {self._owner}'s; docs/migrating.md "
+                "of its checkout lists those that it serves and what is not here yet"
             )
         if row is None or row.module == fullname:  # the new place itself: if its file is missing, so is the module
             return None
@@ -41,15 +42,19 @@ class OldPathFinder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         below = self._below_root(spec.name)
-        row = None if below is None else row_of(below)
+        row = None if below is None else row_of(below, self._table)
         if below is None or row is None:
             raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
-        return Forwarder(spec.name, below, row)
+        return Forwarder(spec.name, below, row, self._table)
 
     def exec_module(self, module: ModuleType) -> None:
         # So that `try: import horovod.tensorflow` fails where the framework or our module is absent.
         if module.__spec__ is not None and module.__spec__.origin:
             importlib.import_module(module.__spec__.origin)
+
+    @property
+    def _owner(self) -> str:
+        return "petastorm" if self.root == "petastorm" else "Horovod"
 
     def _below_root(self, fullname: str) -> str | None:
         if fullname == self.root:

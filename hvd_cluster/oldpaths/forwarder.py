@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from hvd_cluster.oldpaths.table import Row, children_of
+from hvd_cluster.oldpaths.table import TABLE, Row, children_of
 
 _ABSENT = object()
 
@@ -18,9 +19,9 @@ class Forwarder(ModuleType):
     assigned name brings back what was there, which is how ``mock.patch`` and pytest's ``monkeypatch`` undo theirs.
     """
 
-    def __init__(self, name: str, path: str, row: Row) -> None:
-        super().__init__(name, doc=f"Horovod's {name}, served by {row.module or 'hvd_cluster'}.")
-        vars(self).update(_path=path, _row=row, _replaced={})
+    def __init__(self, name: str, path: str, row: Row, table: Mapping[str, Row] = TABLE) -> None:
+        super().__init__(name, doc=f"The old {name}, served by {row.module or 'hvd_cluster'}.")
+        vars(self).update(_path=path, _row=row, _children=children_of(path, table), _replaced={})
 
     def __getattr__(self, name: str) -> Any:
         row: Row = vars(self)["_row"]
@@ -33,7 +34,7 @@ class Forwarder(ModuleType):
             value = getattr(importlib.import_module(row.module), name, _ABSENT)
             if value is not _ABSENT and not _is_submodule(value, row.module):
                 return value
-        if name in children_of(vars(self)["_path"]):
+        if name in vars(self)["_children"]:
             try:
                 return importlib.import_module(f"{self.__name__}.{name}")
             except ImportError as error:
@@ -65,7 +66,7 @@ class Forwarder(ModuleType):
     def __dir__(self) -> list[str]:
         row: Row = vars(self)["_row"]
         names = {name for name in super().__dir__() if name.startswith("__")} | set(row.names)
-        names |= children_of(vars(self)["_path"])
+        names |= vars(self)["_children"]
         if row.module:
             module = importlib.import_module(row.module)
             names |= set(getattr(module, "__all__", None) or dir(module))
@@ -74,7 +75,7 @@ class Forwarder(ModuleType):
     def _home_of(self, name: str) -> tuple[ModuleType, str] | None:
         """Where ``name`` lives now; None for a name of this module object alone (dunders, the import system's own)."""
         row: Row = vars(self)["_row"]
-        if name.startswith("__") or name in children_of(vars(self)["_path"]):
+        if name.startswith("__") or name in vars(self)["_children"]:
             return None
         if name in row.names:
             module, _, attribute = row.names[name].partition(":")

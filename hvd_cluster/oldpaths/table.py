@@ -1,4 +1,4 @@
-"""Where each of Horovod's module paths lives now: the one table, and the only place to edit when a path is added.
+"""Where each of Horovod's and petastorm's module paths lives now: the only place to edit when a path is added.
 
 A row maps the path below the root (``torch.mpi_ops`` for ``horovod.torch.mpi_ops``) to one of our modules, whose
 attributes it then has (not its submodules: a path is served where a row says so), or to single names, each as
@@ -54,10 +54,15 @@ _BASICS = _from(
 _TORCH_ESTIMATOR = _from("hvd_cluster.estimators", "TorchEstimator", "TorchModel")
 _RUN = {"run": "hvd_cluster:run"}
 
+_NOTIFICATIONS = {"notification_manager": "hvd_cluster.elastic.notification:notifications"}
+
 #: Old path below the root -> its row.
 TABLE: Mapping[str, Row] = {
     "": Row(names={"__version__": "hvd_cluster.oldpaths.table:HOROVOD_VERSION", **_RUN}),
     "common.basics": Row(module="hvd_cluster.engine.basics"),
+    "common.elastic": Row(
+        module="hvd_cluster.elastic.state", names=_from("hvd_cluster.elastic.loop", "run_fn") | _NOTIFICATIONS
+    ),
     "common.exceptions": Row(
         names=_from(
             "hvd_cluster.errors", "HorovodInternalError", "HostsUpdatedInterrupt", "HorovodVersionMismatchError"
@@ -66,6 +71,7 @@ TABLE: Mapping[str, Row] = {
     "common.process_sets": Row(module="hvd_cluster.engine.process_sets"),
     "common.util": Row(names=_from("hvd_cluster.engine.basics", "gloo_built", "mpi_built")),
     "runner": Row(names=_RUN),
+    "runner.elastic.discovery": Row(module="hvd_cluster.launch.elastic.discovery"),
     "runner.launch": Row(
         module="hvd_cluster.launch.cli.main", names={"run_commandline": "hvd_cluster.launch.cli.main:main"}
     ),
@@ -79,20 +85,70 @@ TABLE: Mapping[str, Row] = {
     "spark.torch.estimator": Row(names=_TORCH_ESTIMATOR),
     "torch": Row(module="hvd_cluster.torch"),
     "torch.compression": Row(module="hvd_cluster.torch.compression"),
+    "torch.elastic": Row(module="hvd_cluster.torch.elastic"),
+    "torch.elastic.sampler": Row(module="hvd_cluster.torch.elastic.sampler"),
+    "torch.elastic.state": Row(module="hvd_cluster.torch.elastic.state"),
     "torch.functions": Row(module="hvd_cluster.torch.functions"),
     "torch.mpi_ops": Row(module="hvd_cluster.torch.ops", names=_BASICS),
     "torch.optimizer": Row(module="hvd_cluster.torch.optimizer"),
 }
 
+_PETASTORM = "hvd_cluster.data.petastorm"
+_PETASTORM_READERS = _from(_PETASTORM, "make_reader", "make_batch_reader")
+_CONVERTER = _from("hvd_cluster.data.converter", "SparkDatasetConverter", "make_spark_converter")
 
-def row_of(path: str) -> Row | None:
+#: Path below ``petastorm`` -> its row; petastorm's own names that are not here (``hdfs``, ``ngram``, ``tools``) are not
+#: served.
+PETASTORM_TABLE: Mapping[str, Row] = {
+    "": Row(
+        names={
+            "__version__": f"{_PETASTORM}:PETASTORM_VERSION",
+            **_PETASTORM_READERS,
+            **_from(_PETASTORM, "TransformSpec", "NoDataAvailableError"),
+        }
+    ),
+    "codecs": Row(module=f"{_PETASTORM}.codecs"),
+    "errors": Row(names=_from(f"{_PETASTORM}.errors", "NoDataAvailableError")),
+    "etl.dataset_metadata": Row(
+        names={
+            **_from(f"{_PETASTORM}.spark", "materialize_dataset"),
+            **_from(f"{_PETASTORM}.metadata", "get_schema_from_dataset_url"),
+            **_from(f"{_PETASTORM}.errors", "PetastormMetadataError", "PetastormMetadataGenerationError"),
+        }
+    ),
+    "local_disk_cache": Row(names=_from(f"{_PETASTORM}.cache", "LocalDiskCache")),
+    "predicates": Row(module=f"{_PETASTORM}.predicates"),
+    "pytorch": Row(module=f"{_PETASTORM}.pytorch"),
+    "reader": Row(names={**_PETASTORM_READERS, **_from(f"{_PETASTORM}.reader", "Reader")}),
+    "selectors": Row(module=f"{_PETASTORM}.selectors"),
+    "spark": Row(names=_CONVERTER),
+    "spark.spark_dataset_converter": Row(
+        names={**_CONVERTER, **_from("hvd_cluster.data.converter", "register_delete_dir_handler")}
+    ),
+    "spark_utils": Row(names=_from(f"{_PETASTORM}.spark", "dataset_as_rdd")),
+    "tf_utils": Row(names=_from(f"{_PETASTORM}.tf_utils", "make_petastorm_dataset")),
+    "transform": Row(module=f"{_PETASTORM}.transform"),
+    "unischema": Row(module=f"{_PETASTORM}.unischema"),
+    "utils": Row(names=_from(f"{_PETASTORM}.errors", "DecodeFieldError")),
+}
+
+#: Root -> its table; Horovod's serves ``hvd_cluster`` as well as ``horovod``.
+TABLES: Mapping[str, Mapping[str, Row]] = {"petastorm": PETASTORM_TABLE}
+
+
+def table_of(root: str) -> Mapping[str, Row]:
+    """The table that serves a root."""
+    return TABLES.get(root, TABLE)
+
+
+def row_of(path: str, table: Mapping[str, Row] = TABLE) -> Row | None:
     """The row of an old path below the root; an empty row for a package between rows; None for a path nobody knows."""
-    if path in TABLE:
-        return TABLE[path]
-    return Row() if any(known.startswith(f"{path}.") for known in TABLE) else None
+    if path in table:
+        return table[path]
+    return Row() if any(known.startswith(f"{path}.") for known in table) else None
 
 
-def children_of(path: str) -> set[str]:
+def children_of(path: str, table: Mapping[str, Row] = TABLE) -> set[str]:
     """The names of the modules one step below ``path``."""
     prefix = f"{path}." if path else ""
-    return {known[len(prefix) :].split(".")[0] for known in TABLE if known and known.startswith(prefix)}
+    return {known[len(prefix) :].split(".")[0] for known in table if known and known.startswith(prefix)}

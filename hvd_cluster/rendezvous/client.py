@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.errors import AuthenticationError, StaleWorldError
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
 from hvd_cluster.topology import split_address
@@ -110,6 +110,10 @@ class KeyValueClient:
         if answer == Answer.TIMEOUT:
             missing = ", ".join(field.decode() for field in fields[:5]) + (" ..." if len(fields) > 5 else "")
             raise TimeoutError(f"after {limit_s:g} s these keys are still missing from the rendezvous: {missing}")
+        if answer == Answer.CLOSED:
+            raise StaleWorldError(
+                f"{fields[0].decode()} belongs to a world that is over: the job has gone on without this process"
+            )
         if answer == Answer.REFUSED:
             raise ValueError(f"the rendezvous refused a request: {fields[0].decode()}")
         return fields

@@ -30,6 +30,7 @@ class Answer(bytes, Enum):
     OK = b"ok"
     TIMEOUT = b"timeout"  # the keys that are still missing follow
     REFUSED = b"refused"  # the reason follows
+    CLOSED = b"closed"  # the key that belongs to a world that is over follows
 
 
 def pack(fields: Iterable[bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import selectors
@@ -39,10 +40,16 @@ class KeyValueServer:
         #: The port on which the server listens.
         self.port: int = self._listener.getsockname()[1]
         self._bell, self._bell_far_end = socket.socketpair()
+        self._to_close: collections.deque[bytes] = collections.deque()
         self._table: KeyValueTable[Link] = KeyValueTable()
         self._links: dict[Link, None] = {}  # oldest first
         self._thread = threading.Thread(target=self._serve, name="hvd-rendezvous", daemon=True)
         self._thread.start()
+
+    def close_keys(self, prefix: str) -> None:
+        """Remove the keys that start with ``prefix`` and refuse them from now on: what they belonged to is over."""
+        self._to_close.append(prefix.encode())
+        self._bell.send(b"c")
 
     def close(self) -> None:
         """Stop serving; connected workers see the end of their connection. May be called twice."""
@@ -66,7 +73,10 @@ class KeyValueServer:
                 timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
                 ready = [key.fileobj for key, _ in selector.select(timeout_s)]
                 if self._bell_far_end in ready:
-                    break
+                    if b"x" in self._bell_far_end.recv(4096):
+                        break
+                    while self._to_close:
+                        self._deliver(self._table.close(self._to_close.popleft()))
                 for source in ready:
                     if source is self._listener:
                         self._welcome(selector)

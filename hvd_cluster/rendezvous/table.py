@@ -29,6 +29,7 @@ class KeyValueTable(Generic[Client]):
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
         self._waiting: list[_Waiting[Client]] = []
+        self._closed: tuple[bytes, ...] = ()
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -38,6 +39,8 @@ class KeyValueTable(Generic[Client]):
     def apply(self, client: Client, request: Sequence[bytes], now_s: float) -> list[tuple[Client, list[bytes]]]:
         """Carry out one request of ``client``."""
         command, *fields = request
+        if self._closed and (key := self._closed_key(_keys_of(command, fields))) is not None:
+            return [(client, [Answer.CLOSED, key])]
         if command in (Command.GET, Command.WAIT):
             timeout_ms, *keys = fields
             waiting = _Waiting(client, keys, command == Command.GET, now_s + int(timeout_ms) / 1000)
@@ -54,6 +57,18 @@ class KeyValueTable(Generic[Client]):
         late = [w for w in self._waiting if w.deadline_s <= now_s]
         self._waiting = [w for w in self._waiting if w.deadline_s > now_s]
         return [(w.client, [Answer.TIMEOUT, *(key for key in w.keys if key not in self._values)]) for w in late]
+
+    def close(self, prefix: bytes) -> list[tuple[Client, list[bytes]]]:
+        """Remove the keys that start with ``prefix``, and refuse whoever asks or waits for one from now on."""
+        self._closed = (*self._closed, prefix)
+        self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
+        refused = [(w, key) for w in self._waiting if (key := self._closed_key(w.keys)) is not None]
+        self._waiting = [w for w in self._waiting if all(w is not other for other, _ in refused)]
+        return [(w.client, [Answer.CLOSED, key]) for w, key in refused]
+
+    def _closed_key(self, keys: Sequence[bytes]) -> bytes | None:
+        """One of ``keys`` that was closed."""
+        return next((key for key in keys if key.startswith(self._closed)), None)
 
     def forget(self, client: Client) -> None:
         """``client`` is gone: nothing waits for it any more."""
@@ -98,3 +113,10 @@ class KeyValueTable(Generic[Client]):
         if command == Command.COUNT:
             return [Answer.OK, str(len(values)).encode()], None
         return [Answer.REFUSED, b"unknown command " + command], None
+
+
+def _keys_of(command: bytes, fields: Sequence[bytes]) -> Sequence[bytes]:
+    """Those fields of a request that are keys."""
+    if command in (Command.GET, Command.WAIT):
+        return fields[1:]
+    return fields if command == Command.CHECK else fields[:1]

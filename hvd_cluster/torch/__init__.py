@@ -33,6 +33,7 @@ from hvd_cluster.engine.process_sets import (
     remove_process_set,
 )
 from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.torch import elastic
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import (
     allgather_object,
@@ -111,6 +112,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -233,9 +233,11 @@ class _Reducer:
         self._passes_left = dict.fromkeys(self._names, passes)
 
     def reset(self) -> None:
-        for submitted in self._submitted:
-            self._wait(submitted)
-        self._clear()
+        try:
+            for submitted in self._submitted:
+                self._wait(submitted)
+        finally:  # also where the world has broken: an elastic job goes on with the state that is loaded now
+            self._clear()
 
     def synchronize(self, parameters: Iterable[torch.Tensor]) -> None:
         """Submit what is missing, wait for everything, and write the reduced gradients back."""

@@ -258,11 +258,16 @@ def test_what_is_no_parquet_is_named(parquet: Path, store: Store, make: Any, mes
         materialize(str(make(parquet)), store, columns=["id"])
 
 
-def test_partitioned_folders_are_refused_with_the_remedy(parquet: Path, store: Store) -> None:
+def test_partitioned_folders_give_a_column_and_must_be_alike(parquet: Path, store: Store) -> None:
     (parquet / "a=1").mkdir()
     (parquet / "0.parquet").rename(parquet / "a=1" / "0.parquet")
-    with pytest.raises(DataError, match="key=value folders: name one of them"):
+    with pytest.raises(DataError, match="all files of a data set lie below the same key=value folders"):
         materialize(str(parquet), store, columns=["id"])
+    (parquet / "a=2").mkdir()
+    (parquet / "1.parquet").rename(parquet / "a=2" / "1.parquet")
+    data = materialize(str(parquet), store, columns=["id", "a"])
+    (batch,) = ParquetReader(data, batch_size=400, shuffle=False)
+    assert batch["a"].tolist() == [1] * 200 + [2] * 200
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

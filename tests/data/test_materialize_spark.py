@@ -147,3 +147,50 @@ def test_vectors_reach_map_in_arrow_in_the_layout_that_we_write(frame: Any) -> N
     selected = frame.select("id", "v")
     rows = sorted(selected.mapInArrow(echo, selected.schema).collect(), key=lambda row: row["id"])
     assert [row["v"].toArray().tolist() for row in rows] == [[2.0 * i, 0.0, 4.0] for i in range(ROWS)]
+
+
+# --- reuse, float32, progress ---------------------------------------------------------------------------------------
+
+
+def test_the_same_plan_is_written_once_until_its_files_change(spark: Any, store: Store, tmp_path: Path) -> None:
+    spark.range(0, 50, 1, 2).selectExpr("id", "id / 2 as x").write.parquet(str(tmp_path / "in"))
+
+    def written(condition: str = "id % 5 > 0", **options: Any) -> Dataset:
+        frame = spark.read.parquet(str(tmp_path / "in")).where(condition)
+        return materialize(frame, store, columns=["id", "x"], reuse=True, **options)
+
+    first = written()
+    assert first.train.rows == 40
+    assert written().train == first.train
+    first.remove()  # leaves it to others
+    assert written().train == first.train
+    others = [written("id % 5 > 1"), written(float32=True), written(num_proc=2)]
+    spark.range(0, 50, 1, 2).selectExpr("id", "id / 4 as x").write.mode("overwrite").parquet(str(tmp_path / "in"))
+    others.append(written())
+    paths = [dataset.train.row_groups[0].path for dataset in (first, *others)]
+    assert len(set(paths)) == len(paths)
+    assert torch.equal(everything(others[-1], others[-1].train)["x"][:2], torch.tensor([0.25, 0.5]).double())
+    assert everything(others[1], others[1].train)["x"].dtype == torch.float32
+
+
+def test_rows_that_were_made_in_the_session_are_told_apart(spark: Any, store: Store) -> None:
+    datasets = [
+        materialize(spark.createDataFrame([(i,), (i + 1,)], ["id"]), store, columns=["id"], reuse=True) for i in (0, 10)
+    ]
+    assert [everything(dataset, dataset.train)["id"].tolist() for dataset in datasets] == [[0, 1], [10, 11]]
+
+
+def test_progress_ends_with_all_rows(frame: Any, store: Store) -> None:
+    told: list[tuple[int, int | None]] = []
+    materialize(
+        frame, store, columns=["id"], validation="held", progress=lambda rows, total: told.append((rows, total))
+    )
+    assert told[-1] == (ROWS, ROWS)
+    assert sorted(rows for rows, _ in told) == [rows for rows, _ in told]
+
+
+def test_moments_and_dates_arrive_as_counts(spark: Any, store: Store) -> None:
+    frame = spark.sql("select 1L as id, timestamp'1970-01-02 00:00:00 UTC' as t, date'1970-01-11' as d")
+    rows = everything(data := materialize(frame, store, columns=["id", "t", "d"]), data.train)
+    assert [data.schema[name].unit for name in ("t", "d")] == ["us", "D"]
+    assert (rows["t"].tolist(), rows["d"].tolist()) == ([86_400_000_000], [10])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
 import pickle
@@ -227,6 +228,12 @@ def test_every_dbfs_path_goes_through_the_mount(path: str) -> None:
     assert store.get_checkpoint_path("r") == "/dbfs/a/b/runs/r/checkpoint.tf"
 
 
+@pytest.mark.parametrize("path", ["dbfs:/Volumes/c/s/v/x", "/Volumes/c/s/v/x", "file:///Volumes/c/s/v/x"])
+def test_a_path_of_a_volume_goes_through_its_mount(path: str) -> None:
+    assert Store.create(path).prefix == "/Volumes/c/s/v/x"
+    assert Store.create(path).get_localized_path(f"{path}/y") == "/Volumes/c/s/v/x/y"
+
+
 def test_paths_that_are_not_dbfs_are_refused_by_its_store() -> None:
     assert not DBFSLocalStore.matches_dbfs("/data/dbfs")
     with pytest.raises(DataError, match="no DBFS path"):
@@ -241,3 +248,73 @@ def test_every_family_is_asked_before_the_plain_one() -> None:
 def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(DataError, match="nosuchscheme"):
         Store.create("nosuchscheme://x/y").check_writable()
+
+
+# --- what workers get -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["{tmp_path}/s", "memory://remote-store/s"])
+def test_a_worker_gets_plain_paths_and_functions_that_pickle(tmp_path: Path, prefix: str) -> None:
+    store = Store.create(prefix.format(tmp_path=tmp_path))
+    remote = pickle.loads(pickle.dumps(store.to_remote("run1", 3)))
+    assert remote.train_data_path == store.get_train_data_path(3)
+    assert remote.val_data_path == store.get_val_data_path(3)
+    assert remote.test_data_path == store.get_test_data_path(3)
+    assert (remote.runs_path, remote.run_path) == (store.get_runs_path(), store.get_run_path("run1"))
+    assert (remote.checkpoint_path, remote.logs_path) == (
+        store.get_checkpoint_path("run1"),
+        store.get_logs_path("run1"),
+    )
+    assert (remote.checkpoint_filename, remote.logs_subdir, remote.saving_runs) == ("checkpoint", "logs", True)
+    with remote.get_local_output_dir() as folder:
+        (Path(folder) / "logs").mkdir()
+        (Path(folder) / "logs" / "events").write_bytes(b"1")
+        remote.sync(folder)
+        assert store.read(f"{remote.run_path}/logs/events") == b"1"
+    assert store.read(f"{remote.run_path}/logs/events") == b"1"
+    assert Path(folder).exists() == store.is_local
+    store.delete(store.prefix)
+
+
+def test_metadata_of_a_data_set_lies_beside_it_one_for_each_host(tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    path = store.get_data_metadata_path(f"{tmp_path}/train.0/")
+    assert path.startswith(f"{tmp_path}/train.0_")
+    assert path.endswith("_cached_metadata.pkl")
+    assert path == store.get_data_metadata_path(f"{tmp_path}/train.0")
+
+
+def test_a_saved_model_is_read_as_text(tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    store.write(f"{tmp_path}/m.keras", bytes(range(256)))
+    assert base64.b64decode(store.read_serialized_keras_model(f"{tmp_path}/m.keras", None, {})) == bytes(range(256))
+    with pytest.raises(DataError, match="is a folder: save the model as one file"):
+        store.read_serialized_keras_model(str(tmp_path))
+
+
+# --- other filesystems ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "family", "inner"),
+    [
+        ("gs://anonymous@bucket/x", "gcs", "bucket/x"),
+        ("gcs://anonymous@bucket/x", "gcs", "bucket/x"),
+        ("abfss://container@account.dfs.core.windows.net/x", "abfs", "container/x"),
+        ("abfs://container@account.dfs.core.windows.net/x", "abfs", "container/x"),
+        ("memory://bucket/x", "py::fsspec+memory", "/bucket/x"),
+    ],
+)
+def test_a_url_opens_the_filesystem_of_its_family(url: str, family: str, inner: str) -> None:
+    filesystem, path = filesystems.open_filesystem(url)
+    assert (filesystem.type_name, path) == (family, inner)
+
+
+def test_a_scheme_that_nobody_knows_is_refused_with_its_name() -> None:
+    with pytest.raises(DataError, match="cannot open 'zzz://x/y'"):
+        filesystems.open_filesystem("zzz://x/y")
+
+
+def test_hdfs_without_its_library_says_what_it_needs() -> None:
+    with pytest.raises(DataError, match="CLASSPATH"):
+        Store.create("hdfs://namenode:8020/x").exists("hdfs://namenode:8020/x")

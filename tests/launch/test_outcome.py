@@ -8,7 +8,7 @@ import pytest
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.cli.hosts import parse_hosts
+from hvd_cluster.launch.hosts import parse_hosts
 from hvd_cluster.launch.outcome import ErrorReport, Outcome, collect, first_failure
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.topology import Topology

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,15 +13,16 @@ from types import FrameType
 
 import hvd_cluster
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.cli import timeline
 from hvd_cluster.launch.cli.build import build_report
-from hvd_cluster.launch.cli.command import run_command
-from hvd_cluster.launch.cli.hosts import local_seats, parse_hosts
-from hvd_cluster.launch.cli.parser import build_parser, knob_environment
+from hvd_cluster.launch.cli.config import apply_config
+from hvd_cluster.launch.cli.parser import build_parser
+from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
+from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, RankFiles
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
-from hvd_cluster.settings import Settings
+from hvd_cluster.topology import inherited
 
 _USAGE_ERROR = 2
 
@@ -37,23 +37,34 @@ class _Stopped(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, that of the worker that failed first, or 128 plus a signal."""
-    program = Path(sys.argv[0]).name
-    as_horovod = program == "horovodrun"
+    as_horovod = Path(sys.argv[0]).name == "horovodrun"
+    prog = "horovodrun" if as_horovod else "hvdrun"
     if arguments is None:
         arguments = sys.argv[1:]
-    if arguments[:1] == ["timeline"]:
-        return timeline.main(arguments[1:], prog="horovodrun" if as_horovod else "hvdrun")
-    parsed = parse_args(arguments, prog="horovodrun" if as_horovod else "hvdrun")
+    if list(arguments[:1]) == ["timeline"]:
+        from hvd_cluster.launch.cli import timeline
+
+        return timeline.main(arguments[1:], prog=prog)
+    parsed = parse_args(arguments, prog=prog)
     if parsed.check_build:
         print(build_report(), end="")
         return 0
     if parsed.verbose:
         logging.basicConfig(level=logging.INFO, format="hvdrun: %(message)s")
     try:
+        if parsed.config_file is not None:
+            apply_config(parsed, parsed.config_file)
+        plan = make_plan(parsed, inherited(), as_horovod=as_horovod or parsed.as_horovod)
+        for note in plan.notes:
+            print(f"{prog}: {note}", file=sys.stderr)
+        if parsed.dry_run:
+            print(describe(plan.spec), end="")
+            return 0
         with _signals_raise():
-            return _run(parsed, as_horovod=as_horovod or parsed.as_horovod)
+            return _run(plan, parsed)
     except (ValueError, LaunchError) as error:
-        return _refuse(str(error))
+        print(f"{prog}: {error}", file=sys.stderr)
+        return _USAGE_ERROR
     except _Stopped as stopped:
         print(f"hvdrun: ended by {signal.Signals(stopped.number).name}; all workers are stopped", file=sys.stderr)
         return 128 + stopped.number
@@ -66,47 +77,39 @@ def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") 
     parsed = parser.parse_args(arguments)
     if parsed.command[:1] == ["--"]:
         del parsed.command[0]
-    if not parsed.check_build:
-        if parsed.num_proc is None:
-            parser.error("the number of workers is missing: -np N")
-        if not parsed.command:
-            parser.error("the command to run is missing: what should the workers do?")
+    if not parsed.check_build and not parsed.command:
+        parser.error("the command to run is missing: what should the workers do?")
     return parsed
 
 
-def _run(parsed: argparse.Namespace, *, as_horovod: bool) -> int:
-    seats = local_seats(parsed.num_proc, None if parsed.hosts is None else parse_hosts(parsed.hosts))
-    env = knob_environment(parsed)
-    Settings.from_env()  # a variable that no worker could read is better refused here, once
-    if shutil.which(parsed.command[0]) is None:
-        raise ValueError(f"there is no program {parsed.command[0]!r} here that could be run")
+def _run(plan: Plan, parsed: argparse.Namespace) -> int:
+    spec, folder = plan.spec, parsed.output_filename
+    most = (spec.max_num_proc or spec.num_proc) if isinstance(spec, ElasticSpec) else spec.num_proc
     with contextlib.ExitStack() as stack:
         printer = LinePrinter(with_timestamp=parsed.prefix_output_with_timestamp)
-        files = stack.enter_context(_rank_files(parsed.output_filename, parsed.num_proc))
+        files = stack.enter_context(_rank_files(folder, most))
 
         def on_line(rank: int, stream: str, line: str) -> None:
             printer(rank, stream, line)
             if files is not None:
                 files(rank, stream, line)
 
-        outcomes = run_command(
-            parsed.command,
-            seats,
-            env=dict(env),
-            as_horovod=as_horovod or None,
-            on_line=on_line,
-            on_failure=_report_failure,
-        )
+        if isinstance(spec, ElasticSpec):
+            from hvd_cluster.launch.elastic.job import run_elastic
+
+            outcomes = run_elastic(spec, on_line=on_line)
+        else:
+            outcomes = run_job(spec, on_line=on_line, on_failure=_report_failure)
     failed = first_failure(outcomes)
     if failed is None:
         return 0
-    _report_end(failed, outcomes, parsed.output_filename)
+    _report_end(failed, outcomes, folder)
     return exit_code_of(failed)
 
 
 def exit_code_of(failed: Outcome) -> int:
     """The launcher's exit code for a worker's: the same, or 128 plus the number of the signal, as shells have it."""
-    code = failed.exit_code or 1
+    code = failed.exit_code or 1  # none where its host was lost
     return code if code > 0 else 128 - code
 
 
@@ -129,11 +132,6 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
         file=sys.stderr,
         flush=True,
     )
-
-
-def _refuse(text: str) -> int:
-    print(f"hvdrun: {text}", file=sys.stderr)
-    return _USAGE_ERROR
 
 
 @contextlib.contextmanager

@@ -1,59 +1,16 @@
-"""The flags of ``hvdrun``: names and forms are Horovod's."""
+"""The flags of ``hvdrun``: their names, forms and parsed names are Horovod's."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any
 
-from hvd_cluster.settings import MIB, Settings
-
-#: Flag -> (field of Settings, its unit in units of the field, help).
-KNOBS: Mapping[str, tuple[str, type[int] | type[float], int, str]] = {
-    "--fusion-threshold-mb": ("fusion_threshold_bytes", int, MIB, "size of a fused buffer in MiB; 0 turns fusion off"),
-    "--cycle-time-ms": ("cycle_time_ms", float, 1, "how long small requests wait for company, in milliseconds"),
-    "--cache-capacity": ("cache_capacity", int, 1, "number of remembered requests; 0 turns the cache off"),
-    "--gloo-timeout-seconds": ("gloo_timeout_s", float, 1, "seconds for connecting and for one collective"),
-    "--start-timeout": ("start_timeout_s", float, 1, "seconds within which the workers must meet"),
-}
-
-#: Flags of Horovod whose promise holds whether they are given or not.
-KEPT_ANYWAY: Sequence[str] = (
-    *("--gloo", "--disable-cache", "--no-autotune", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"),
-    *("--no-torus-allreduce", "--no-timeline-mark-cycles"),
-)
-
-#: Flags of Horovod that a later version brings, by the number of their values.
-LATER: Mapping[str, int] = {
-    **dict.fromkeys(
-        [
-            *("--hierarchical-allreduce", "--hierarchical-allgather", "--torus-allreduce"),
-            *("--autotune", "--no-stall-check", "--stall-check"),
-            *("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp", "--mpi", "--jsrun"),
-            *("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp"),
-        ],
-        0,
-    ),
-    **dict.fromkeys(
-        [
-            *("--network-interfaces", "--network-interface", "--config-file"),
-            *("-p", "--ssh-port", "-i", "--ssh-identity-file"),
-            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
-            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
-            *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout"),
-            *("--reset-limit", "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds"),
-            *("--mpi-args", "--binding-args", "--num-nccl-streams", "--thread-affinity"),
-            *("--log-level", "-hostfile", "--hostfile", "--host-discovery-script"),
-        ],
-        1,
-    ),
-    "--blacklist-cooldown-range": 2,
-}
+from hvd_cluster.launch.cli.knobs import KEPT_ANYWAY, KNOBS, OBSOLETE, SWITCHES
 
 
-class _Later(argparse.Action):
-    """Refuses a flag that would otherwise be accepted and do nothing."""
+class _Obsolete(argparse.Action):
+    """Takes a flag that does nothing, and notes what to tell the user."""
 
     def __call__(
         self,
@@ -62,23 +19,74 @@ class _Later(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        parser.exit(2, f"{parser.prog}: {option_string} is not available in this version\n")
+        assert option_string is not None
+        notes = [
+            *(getattr(namespace, "notes", None) or []),
+            f"{option_string} has no effect: {OBSOLETE[option_string][1]}",
+        ]
+        namespace.notes = notes
+
+
+class _CommaList(argparse.Action):
+    """Collects ``--network-interface a --network-interface b`` and the form ``a,b``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        names = [name.strip() for name in str(values).split(",") if name.strip()]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or []), *names])
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
-    """The parser; ``version`` is what ``--version`` prints."""
+    """The parser; ``version`` is what ``--version`` prints. What was not given is None, so that a file may say it."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} -np N [options] command [argument ...]",
-        description="Run a command as N workers on this host that form one world.",
+        description="Run a command as N workers that form one world, on this host or on several. "
+        f"`{prog} timeline FILE` summarises a timeline.",
         allow_abbrev=False,
     )
+    parser.set_defaults(notes=None)
+    _add_basic(parser, version)
+    _add_hosts(parser.add_argument_group("hosts"))
+    _add_elastic(parser.add_argument_group("elastic: the job may lose and gain workers"))
+    engine = parser.add_argument_group("the engine")
+    for knob in KNOBS:
+        engine.add_argument(
+            knob.flag,
+            dest=knob.dest,
+            type=str.lower if knob.choices else knob.kind,
+            metavar="|".join(knob.choices).upper() if knob.choices else "X",
+            choices=knob.choices,
+            help=knob.help,
+        )
+    for switch in SWITCHES:
+        pair = engine.add_mutually_exclusive_group()
+        pair.add_argument(switch.on, dest=switch.dest, action="store_true", default=None, help=switch.help)
+        pair.add_argument(switch.off, dest=switch.dest, action="store_false", default=None, help=argparse.SUPPRESS)
+    for flag in KEPT_ANYWAY:
+        parser.add_argument(flag, action="store_true", dest="kept_anyway", help=argparse.SUPPRESS)
+    for flag, (num_values, _) in OBSOLETE.items():
+        parser.add_argument(
+            flag, action=_Obsolete, dest="notes", nargs=None if num_values else 0, default=None, help=argparse.SUPPRESS
+        )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    return parser
+
+
+def _add_basic(parser: argparse.ArgumentParser, version: str) -> None:
     add = parser.add_argument
     add("-v", "--version", action="version", version=version)
     add("-np", "--num-proc", dest="num_proc", type=int, metavar="N", help="number of workers")
     add("-cb", "--check-build", action="store_true", help="show what is built in and exit")
-    add("-H", "--hosts", help="hosts and their slots, as localhost:4; only this host in this version")
+    add("--dry-run", action="store_true", help="show what would run where, and run nothing")
     add("--verbose", action="store_true", help="tell what the launcher does")
+    add("--config-file", metavar="YAML", help="a file that sets flags; those on the command line win")
+    add("--start-timeout", type=float, metavar="S", help="seconds within which hosts and workers must answer")
     add(
         "--output-filename",
         metavar="DIR",
@@ -91,36 +99,36 @@ def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
         help="put the time before each line of output",
     )
     add("--as-horovod", action="store_true", help="let `import horovod` resolve in the workers, as horovodrun does")
-    for flag, (field, kind, _, text) in KNOBS.items():
-        add(flag, dest=field, type=kind, metavar="X", help=text)
-    add("--timeline-filename", metavar="FILE", help="write a timeline of the collectives, to be opened in Perfetto")
-    add("--timeline-mark-cycles", action="store_true", help="mark the engine's cycles in the timeline")
-    for flag in KEPT_ANYWAY:
-        add(flag, action="store_true", dest="kept_anyway", help=argparse.SUPPRESS)
-    for flag, num_values in LATER.items():
-        add(flag, action=_Later, nargs=num_values, help=argparse.SUPPRESS)
-    add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
-    return parser
 
 
-def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """The variables for those knobs that were given, so that they beat the environment even where they equal a default.
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("-H", "--hosts", help="hosts and their slots, as a:2,b:4; this host by default")
+    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="a file with lines like: host slots=4")
+    where.add_argument("--host-discovery-script", metavar="SCRIPT", help="prints host:slots per line; elastic")
+    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh on the other hosts")
+    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    group.add_argument(
+        *("--network-interfaces", "--network-interface"),
+        dest="nics",
+        action=_CommaList,
+        metavar="A,B",
+        help="network interfaces to use; by default those that the hosts reach each other by",
+    )
 
-    Raises:
-        ValueError: a value is out of range; the text names the flag.
-    """
-    given: dict[str, Any] = {}
-    for flag, (field, _, unit, _) in KNOBS.items():
-        value = getattr(arguments, field)
-        if value is None:
-            continue
-        if value < 0:
-            raise ValueError(f"{flag}={value} must be >= 0")
-        given[field] = value * unit
-    if arguments.timeline_filename:
-        given["timeline"] = arguments.timeline_filename
-    if arguments.timeline_mark_cycles:
-        given["timeline_mark_cycles"] = True
-    Settings(**given)  # checks the ranges
-    names = {field.name: field.metadata["env"] for field in fields(Settings)}
-    return {names[name]: str(int(value)) if isinstance(value, bool) else str(value) for name, value in given.items()}
+
+def _add_elastic(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with no fewer workers")
+    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="use no more workers")
+    add("--slots-per-host", "--slots", dest="slots", type=int, metavar="N", help="slots of a host that states none")
+    add("--elastic-timeout", type=float, metavar="S", help="seconds to wait for enough slots")
+    add("--reset-limit", type=int, metavar="N", help="how often the workers may change")
+    add(
+        "--blacklist-cooldown-range",
+        dest="cooldown_range",
+        type=float,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds after which a host that failed is used again; never by default",
+    )

@@ -70,6 +70,23 @@ def test_no_process_survives_the_launcher(number: int, tmp_path: Path) -> None:
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+def test_a_rank_that_merely_noticed_the_end_of_another_is_not_blamed() -> None:
+    script = """if [ $RANK = 0 ]; then echo 'hvd_cluster.errors.HorovodInternalError: rank 1 left' >&2; exit 1; fi
+    sleep 0.5; echo 'ValueError: the cause' >&2; exit 1"""
+    result = hvdrun("-np", "2", "bash", "-c", script)
+    assert result.returncode == 1
+    assert "Process 1 exit with status code 1." in result.stderr
+    assert result.stderr.endswith("Last output of rank 1:\n  ValueError: the cause\n")
+
+
+def test_a_dry_run_runs_nothing_and_obsolete_flags_cost_a_line(tmp_path: Path) -> None:
+    result = hvdrun("-np", "2", "--dry-run", "--mpi", "--tcp", "touch", str(tmp_path / "file"))
+    assert result.returncode == 0
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["[0] localhost", "[1] localhost"]
+    assert [line.split()[1] for line in result.stderr.splitlines()] == ["--mpi", "--tcp"]
+    assert not (tmp_path / "file").exists()
+
+
 def test_output_files_hold_what_the_console_shows(tmp_path: Path) -> None:
     result = hvdrun("-np", "2", "--output-filename", str(tmp_path / "logs"), "bash", "-c", "echo $RANK; echo e >&2")
     assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:0", "[1]<stdout>:1"]
@@ -96,6 +113,9 @@ def test_lines_can_carry_the_time() -> None:
         (["-np", "1", "-H", "localhost", "true"], "Invalid host input"),
         (["-np", "1", "no-such-program"], "there is no program 'no-such-program' here"),
         (["-np", "0", "true"], "-np must be at least 1"),
+        (["true"], "the number of workers is missing: -np N"),
+        (["-np", "1", "--start-timeout", "0", "true"], "--start-timeout=0 must be > 0"),
+        (["-np", "2", "--min-np", "1", "-H", "localhost:2", "true"], "Cannot run in fault tolerance mode with fewer"),
         (["-np", "1", "--cycle-time-ms=-1", "true"], "--cycle-time-ms=-1.0 must be >= 0"),
     ],
 )

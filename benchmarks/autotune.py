@@ -1,0 +1,87 @@
+"""A training step with what autotune finds within 50 steps, beside a grid of thresholds and cycle times."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+from benchmarks.measure import seconds
+from benchmarks.report import Report, Reports
+from hvd_cluster.launch import local
+
+MIB = 1 << 20
+GRID = [(threshold, cycle) for threshold in (0, 1, 8, 64) for cycle in (0.0, 1.0, 10.0)]
+STEPS = 15
+#: Rounds over the whole grid and the tuned parameters, so that all meet the same disturbances.
+ROUNDS = 3
+
+
+def worker(log: str) -> dict[str, list[float]]:
+    """Step times of every choice, several worlds in one process."""
+    import copy
+    import os
+    from pathlib import Path
+
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
+    fresh = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    x = torch.randn(4, 32, 256)
+
+    def steps(count: int, **knobs: str) -> float:
+        os.environ.update({f"HOROVOD_{name}": value for name, value in knobs.items()})
+        hvd.init()
+        model = copy.deepcopy(fresh)  # an optimizer leaves its hooks on the parameters
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+        times = []
+        for _ in range(count):
+            begin_s = time.perf_counter()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            times.append(time.perf_counter() - begin_s)
+        hvd.shutdown()
+        for name in knobs:
+            del os.environ[f"HOROVOD_{name}"]
+        return statistics.median(times[3:])
+
+    steps(55, AUTOTUNE="1", AUTOTUNE_LOG=log)
+    best = Path(log).read_text().splitlines()[-1].split(",")
+    choices = {f"{threshold} MiB, {cycle:g} ms": (threshold * MIB, cycle) for threshold, cycle in GRID}
+    choices["autotuned"] = (int(best[5]), float(best[4]))
+    found: dict[str, list[float]] = {f"autotuned: {int(best[5]) / MIB:.2f} MiB, {float(best[4]):g} ms": []}
+    (tuned,) = found
+    for _ in range(ROUNDS):
+        for name, (threshold, cycle) in choices.items():
+            took_s = steps(STEPS, FUSION_THRESHOLD=str(threshold), CYCLE_TIME=str(cycle))
+            found.setdefault(tuned if name == "autotuned" else name, []).append(took_s)
+    return found
+
+
+def measure() -> Reports:
+    import tempfile
+
+    parts = []
+    for name, shared in (("shared memory", "1"), ("Gloo", "0")):
+        with tempfile.NamedTemporaryFile(suffix=".csv") as log:
+            env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": shared}
+            found = local.run(worker, (log.name,), num_proc=2, env=env)[0]
+        medians = {choice: statistics.median(times) for choice, times in found.items()}
+        tuned, *grid = medians
+        best = min(grid, key=lambda choice: medians[choice])
+        worst = max(grid, key=lambda choice: medians[choice])
+        rows = [[tuned, seconds(medians[tuned]), "1.00"]]
+        for label, choice in (("best of the grid", best), ("worst", worst), ("defaults' cycle time", "64 MiB, 1 ms")):
+            rows.append([f"{label}: {choice}", seconds(medians[choice]), f"{medians[choice] / medians[tuned]:.2f}"])
+        parts.append(
+            Report(f"Autotune, 2 ranks, {name}: a training step", ("parameters", "step", "step / autotuned"), rows)
+        )
+    return Reports(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(measure().markdown())

@@ -1,0 +1,194 @@
+"""Which rows are wanted, as a value: decided for a whole row group from its statistics, or row by row on Arrow data.
+
+Arrow's own pruning is not used: it takes the statistics of a column with NaNs as if they covered the NaNs (as of
+pyarrow 26), and so counts rows that do not match and passes over some that do.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: (column, operator, value).
+Condition = tuple[str, str, Any]
+
+_COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "==": ("equal", operator.eq),
+    "!=": ("not_equal", operator.ne),
+    "<": ("less", operator.lt),
+    "<=": ("less_equal", operator.le),
+    ">": ("greater", operator.gt),
+    ">=": ("greater_equal", operator.ge),
+}
+#: Their value is not looked at.
+_NULL_CHECKS = ("is null", "is valid")
+OPERATORS = (*_COMPARISONS, "in", "not in", *_NULL_CHECKS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """What is known of a column in one row group, without reading it."""
+
+    #: Rows of the row group.
+    rows: int
+    #: Rows that are null; None if that is not known.
+    nulls: int | None = None
+    #: Bounds of the values that are neither null nor NaN; None if they are not known.
+    low: Any = None
+    high: Any = None
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """Rows for which all conditions of at least one group hold.
+
+    A null meets no condition but "is null"; a NaN none but "!=" and "not in" (and "is valid": it is a value).
+    """
+
+    #: Groups of conditions, none of them empty.
+    any_of: tuple[tuple[Condition, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that it looks at, each once."""
+        return tuple(dict.fromkeys(name for group in self.any_of for name, _, _ in group))
+
+    def verdict(self, statistics: Callable[[str], Statistics]) -> bool | None:
+        """Whether all rows of a row group match (True), or none (False); None if only the rows can tell.
+
+        Args:
+            statistics: what is known of a column.
+        """
+        groups = []
+        for group in self.any_of:
+            answers = [_verdict(op, value, statistics(name)) for name, op, value in group]
+            groups.append(False if False in answers else (None if None in answers else True))
+        return True if True in groups else (None if None in groups else False)
+
+    def mask(self, table: pa.Table) -> Any:
+        """Whether each row of a table matches: a ``pyarrow.ChunkedArray`` of n bools, without nulls.
+
+        Raises:
+            DataError: a value cannot be compared with its column.
+        """
+        compute = load_pyarrow("pyarrow.compute")
+        any_of = None
+        for group in self.any_of:
+            all_of = None
+            for name, op, value in group:
+                found = compute.fill_null(_matches(table.column(name), name, op, value), False)
+                all_of = found if all_of is None else compute.and_(all_of, found)
+            any_of = all_of if any_of is None else compute.or_(any_of, all_of)
+        return any_of
+
+
+def parse(filters: Any, valid: Collection[str] = ()) -> RowFilter | None:
+    """What the user wrote as one value.
+
+    Args:
+        filters: None, a list of conditions ``(column, operator, value)`` that all must hold, or a list of such lists of
+            which one must hold. Operators: ``== != < <= > >= in "not in" "is null" "is valid"`` (and ``=``); the last
+            two take a tuple of two.
+        valid: columns that must not be null besides.
+
+    Returns:
+        None where every row is wanted.
+
+    Raises:
+        DataError: it is none of these; the text quotes the part that is wrong.
+    """
+    groups: list[tuple[Condition, ...]] = []
+    if filters is not None:
+        if not isinstance(filters, Sequence) or isinstance(filters, str) or not filters:
+            raise DataError(f"filters is {filters!r}: give a list of (column, operator, value), or of such lists")
+        nested = all(isinstance(entry, list) for entry in filters)
+        groups = [tuple(map(_condition, group)) for group in (filters if nested else [filters])]
+        if not all(groups):
+            raise DataError("filters holds an empty list: leave it out")
+    present = tuple((name, "is valid", None) for name in valid)
+    if not groups:
+        return RowFilter((present,)) if present else None
+    return RowFilter(tuple(group + present for group in groups))
+
+
+def _condition(entry: Any) -> Condition:
+    if isinstance(entry, (tuple, list)) and len(entry) in {2, 3} and isinstance(entry[0], str):
+        name, op = entry[0], "==" if entry[1] == "=" else entry[1]
+        if op in _NULL_CHECKS:
+            return name, op, None
+        if op in {"in", "not in"} and len(entry) == 3 and not isinstance(entry[2], (str, bytes)):
+            return name, op, tuple(value for value in entry[2] if value is not None)
+        if op in _COMPARISONS and len(entry) == 3 and entry[2] is not None:
+            return name, op, entry[2]
+    raise DataError(
+        f"{entry!r} in filters is no condition: write (column, operator, value) with one of the operators "
+        f"{', '.join(map(repr, OPERATORS))}; nulls are found with 'is null'"
+    )
+
+
+def _verdict(op: str, value: Any, known: Statistics) -> bool | None:
+    if op in _NULL_CHECKS:
+        if known.nulls is None or 0 < known.nulls < known.rows:
+            return None
+        return (known.nulls == 0) == (op == "is valid")
+    if known.nulls == known.rows:
+        return False
+    try:
+        answer = _of_bounds(op, value, known)
+    except TypeError:  # a date against a datetime, a number against a text: the rows will tell
+        return None
+    return None if answer and known.nulls != 0 else answer
+
+
+def _of_bounds(op: str, value: Any, known: Statistics) -> bool | None:
+    """The verdict on the rows that are not null."""
+    low, high = known.low, known.high
+    if low is None or high is None:
+        return None
+    if op == "in":
+        answers = [_of_bounds("==", one, known) for one in value]
+        return True if True in answers else (None if None in answers else False)
+    if op == "not in":
+        answers = [_of_bounds("!=", one, known) for one in value]
+        return False if False in answers else (None if None in answers else True)
+    # The bounds say nothing of NaNs: they match "!=" and nothing else.
+    may_be_nan = isinstance(low, float)
+    if op in {"==", "!="}:
+        outside, only = bool(value < low or value > high), bool(low == value == high)
+        if op == "==":
+            return False if outside else (True if only and not may_be_nan else None)
+        return True if outside else (False if only and not may_be_nan else None)
+    compare = _COMPARISONS[op][1]
+    some = compare(low if op[0] == "<" else high, value)
+    every = compare(high if op[0] == "<" else low, value)
+    return (True if every and not may_be_nan else None) if some else False
+
+
+def _matches(column: Any, name: str, op: str, value: Any) -> Any:
+    """The condition for each row of a column, null where the row is null."""
+    pyarrow, compute = load_pyarrow(), load_pyarrow("pyarrow.compute")
+    if op in _NULL_CHECKS:
+        return compute.is_valid(column) if op == "is valid" else compute.is_null(column)
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        if op in {"in", "not in"}:
+            found = compute.is_in(column, value_set=pyarrow.array(list(value), type=column.type))
+            return found if op == "in" else compute.and_(compute.invert(found), compute.is_valid(column))
+        comparison = getattr(compute, _COMPARISONS[op][0])
+        try:
+            return comparison(column, pyarrow.scalar(value))
+        except pyarrow.ArrowNotImplementedError:
+            return comparison(column, pyarrow.scalar(value).cast(column.type))
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"column {name!r} holds {column.type}, which cannot be compared with {value!r} ({op}): {error}"
+        ) from error

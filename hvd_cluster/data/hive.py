@@ -1,0 +1,67 @@
+"""Values that stand in the names of folders (``year=2024/country=de/part-0.parquet``), as Hive and Spark write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.errors import DataError
+
+#: What Hive calls the folder of rows whose value is null or empty.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+
+#: Column -> value of one file, in the order of its folders.
+Partition = tuple[tuple[str, Any], ...]
+
+
+def partitions(paths: Sequence[str]) -> list[Partition]:
+    """The columns that folders name.
+
+    Args:
+        paths: files, relative to the data set's folder.
+
+    Returns:
+        For each path its columns and values: integers where all values of the column over all paths are, else text;
+        None for null. Empty tuples where no folder is called ``key=value``.
+
+    Raises:
+        DataError: files differ in the columns that their folders name.
+    """
+    texts = [_texts(path) for path in paths]
+    names = [name for name, _ in texts[0]] if texts else []
+    for path, found in zip(paths, texts, strict=True):
+        if [name for name, _ in found] != names:
+            raise DataError(
+                f"the folders of {path!r} name the columns {[name for name, _ in found]}, but those of {paths[0]!r} "
+                f"{names}: all files of a data set lie below the same key=value folders"
+            )
+    integers = [
+        all(value is None or _INTEGER.fullmatch(value) for value in values)
+        for values in zip(*([value for _, value in found] for found in texts), strict=True)
+    ]
+    return [
+        tuple(
+            (name, value if value is None or not whole else int(value))
+            for (name, value), whole in zip(found, integers, strict=True)
+        )
+        for found in texts
+    ]
+
+
+def arrow_fields(partitions: Sequence[Partition]) -> list[Any]:
+    """The ``pyarrow.Field`` of each column that folders name: int64 or string."""
+    pyarrow = load_pyarrow()
+    fields = []
+    for index, (name, _) in enumerate(partitions[0] if partitions else ()):
+        whole = any(isinstance(partition[index][1], int) for partition in partitions)
+        fields.append(pyarrow.field(name, pyarrow.int64() if whole else pyarrow.string()))
+    return fields
+
+
+def _texts(path: str) -> list[tuple[str, str | None]]:
+    pairs = [part.split("=", 1) for part in path.split("/")[:-1] if "=" in part]
+    return [(unquote(name), None if value == _NULL else unquote(value)) for name, value in pairs]

@@ -1,0 +1,108 @@
+"""Rows that arrive as Arrow batches -> a data set in Arrow files on this machine's disk, mapped into memory by readers.
+
+For fits without a store: what delivers the batches (a barrier stage, a Ray Dataset) hands each worker its rows, and the
+worker reads them as often as it has epochs.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hvd_cluster.data import census
+from hvd_cluster.data import validation as validation_rule
+from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.part_plan import MAX_GROUP_ROWS, PartPlan
+from hvd_cluster.data.part_writer import write_part
+from hvd_cluster.data.schema import Schema, infer
+from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def write_arrow(
+    batches: Iterable[pa.RecordBatch],
+    folder: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    validation: float | str | None = None,
+    part: int = 0,
+    seed: int = 0,
+    group_rows: int = MAX_GROUP_ROWS,
+    lanes: int = 1,
+    allow_ragged: bool = False,
+    float32: bool = False,
+) -> Dataset:
+    """Write batches to the local disk as they come; a few of them are in memory at a time.
+
+    A reader makes the same batches of it, byte for byte, as of the Parquet that ``materialize`` writes of the same rows
+    with the same split and row groups.
+
+    Args:
+        batches: the rows, at least one; all of one Arrow schema.
+        folder: an existing or new local folder; the files go into a new folder in it, which ``Dataset.remove`` deletes.
+        columns: the columns that are needed; None for all but the validation column.
+        validation: share of the rows, in [0, 1), or the name of a column that marks rows; as in ``materialize``.
+        part: number of this share of the data among those of all workers: the draw by ratio differs with it.
+        seed: of that draw.
+        group_rows: rows of a row group at most.
+        lanes: streams that the order is woven from; 1 where each worker reads a data set of its own.
+        allow_ragged: lists in a column may differ in length.
+        float32: write float64 as float32.
+
+    Returns:
+        The data set; ``validation`` is None only where none was asked for, and may be empty.
+
+    Raises:
+        DataError: there are no rows, a column is missing, holds nulls or lists of unequal length, or the disk is full.
+            Nothing is left behind then.
+    """
+    validation = validation_rule.check(validation)
+    root = Store.create(folder)
+    if not root.is_local:
+        raise DataError(f"{folder!r} is not on this machine's disk: memory-mapped files need a local folder")
+    store = Store.create(f"{root.prefix}/hvd-{uuid.uuid4().hex}")
+    rows = iter(batches)
+    first = next((batch for batch in rows if batch.num_rows), None)
+    if first is None:
+        raise DataError("the data has no rows: check the filters and joins that made it")
+    if columns is None:
+        columns = [name for name in first.schema.names if name != validation]
+    schema = infer(first.schema, columns)
+    if float32:
+        schema = Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in schema))
+    plan = PartPlan(
+        store=store,
+        schema=schema,
+        train_folder=store.get_train_data_path(),
+        validation_folder=store.get_val_data_path(),
+        validation=validation,
+        seed=seed,
+        group_rows=group_rows,
+        allow_ragged=allow_ragged,
+        format="arrow",
+    )
+    try:
+        report = write_part(plan, part, _from(first, rows))
+        census.require(report.census.problems(allow_ragged=allow_ragged))
+    except OSError as error:
+        store.delete(store.prefix)
+        raise DataError(unwritable_text(store.prefix, error)) from error
+    except BaseException:
+        store.delete(store.prefix)
+        raise
+    splits = [
+        Split(tuple(groups), sum(group.rows for group in groups), lanes) for groups in (report.train, report.validation)
+    ]
+    complete = report.census.complete(schema)
+    return Dataset(store, complete, splits[0], None if validation is None else splits[1], (store.prefix,))
+
+
+def _from(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    yield first
+    yield from rest

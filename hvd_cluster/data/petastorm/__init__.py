@@ -1,0 +1,44 @@
+"""petastorm data sets, read and written without petastorm.
+
+The names that petastorm's own front page has are served here, each imported when it is asked for; the rest is in the
+modules: :mod:`~hvd_cluster.data.petastorm.unischema`, ``.codecs``, ``.metadata``, ``.writer``, ``.factories``,
+``.predicates``, ``.selectors``, ``.transform``, ``.pytorch``, ``.tf``, ``.spark``. ``import hvd_cluster.compat`` makes
+``import petastorm...`` lead to them where petastorm itself is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvd_cluster.data.petastorm.errors import NoDataAvailableError
+    from hvd_cluster.data.petastorm.factories import make_batch_reader, make_reader
+    from hvd_cluster.data.petastorm.transform import TransformSpec
+    from hvd_cluster.data.petastorm.writer import write_dataset
+
+#: The release whose formats and behaviour are answered for.
+PETASTORM_VERSION = "0.13.1"
+
+_PLACES = {
+    "make_reader": "factories",
+    "make_batch_reader": "factories",
+    "TransformSpec": "transform",
+    "NoDataAvailableError": "errors",
+    "write_dataset": "writer",
+}
+
+__all__ = [
+    "PETASTORM_VERSION",
+    "NoDataAvailableError",
+    "TransformSpec",
+    "make_batch_reader",
+    "make_reader",
+    "write_dataset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

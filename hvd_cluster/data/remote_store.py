@@ -1,0 +1,73 @@
+"""What a worker needs of a store for one run: plain paths, and functions that pickle without it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from hvd_cluster.data.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteStore:
+    """A store as one run sees it; what ``Store.to_remote`` returns. Pickles."""
+
+    #: Folders of the run's data set.
+    train_data_path: str
+    val_data_path: str
+    test_data_path: str
+    #: Whether runs keep checkpoints and logs.
+    saving_runs: bool
+    #: Folder that holds all runs, and this run's.
+    runs_path: str
+    run_path: str
+    #: The run's checkpoint and its folder of logs; None where runs are not kept.
+    checkpoint_path: str | None
+    logs_path: str | None
+    #: Names of these two in the run's folder.
+    checkpoint_filename: str
+    logs_subdir: str
+    #: Gives a context with a local folder to write the run's files to.
+    get_local_output_dir: Callable[[], AbstractContextManager[str]]
+    #: Copies such a folder into the run's folder.
+    sync: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunSync:
+    """Copies the files of a local folder into a run's folder, each whole or not at all."""
+
+    store: Store
+    run_id: str
+
+    def __call__(self, local_run_path: str) -> None:
+        root, target = Path(local_run_path), self.store.get_run_path(self.run_id)
+        if self.store.is_local and root.resolve() == Path(target).resolve():
+            return
+        for file in sorted(path for path in root.rglob("*") if path.is_file()):
+            self.store.write(f"{target}/{file.relative_to(root).as_posix()}", file.read_bytes())
+
+
+@dataclass(frozen=True)
+class LocalOutputDir:
+    """Gives a local folder for a run's files: the run's own where the store is local, else a temporary one."""
+
+    store: Store
+    run_id: str
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[str]:
+        if self.store.is_local:
+            path = Path(self.store.get_run_path(self.run_id))
+            path.mkdir(parents=True, exist_ok=True)
+            yield str(path)
+        else:
+            with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
+                yield folder

@@ -1,0 +1,74 @@
+"""Takes data sets that fits have left in a store away, by age or by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+
+from hvd_cluster.data.store import Store
+
+logger = logging.getLogger(__name__)
+
+#: A file of this name is written anew whenever a data set is used again.
+USED = "_USED"
+
+
+def mark_used(store: Store, folder: str) -> None:
+    """Make a folder young again."""
+    store.write(f"{folder}/{USED}", b"")
+
+
+def remove_older_than(store: Store, age_s: float) -> list[str]:
+    """Delete the intermediate data sets of a store that have not been written or used for some time.
+
+    A data set that a fit reads right now is as old as its last use: choose an age longer than any fit, or make sure
+    that none is running.
+
+    Args:
+        store: whose folders ``intermediate_train_data.*`` and so on are looked at.
+        age_s: seconds since the newest file of a folder was written; 0 deletes all.
+
+    Returns:
+        The folders that were deleted, as paths inside the filesystem, sorted.
+    """
+    now = dt.datetime.now(dt.timezone.utc)
+    removed: list[str] = []
+    for folders in _folders_by_id(store).values():
+        changes = [change for folder in folders if (change := _last_change(store, folder)) is not None]
+        # Where a filesystem does not tell times, only a clean sweep removes anything.
+        if age_s <= 0 or (changes and (now - max(changes)).total_seconds() >= age_s):
+            for folder in folders:
+                store.delete(folder)
+                logger.info("removed the data set in %s", folder)
+            removed += folders
+    return sorted(removed)
+
+
+def remove(store: Store, dataset_id: str | int) -> list[str]:
+    """Delete the folders of one data set.
+
+    Returns:
+        Those that were there.
+    """
+    removed = sorted(_folders_by_id(store).get(str(dataset_id), []))
+    for folder in removed:
+        store.delete(folder)
+    return removed
+
+
+def _folders_by_id(store: Store) -> dict[str, list[str]]:
+    """Dataset id -> its folders for training, validation and test, inside the filesystem."""
+    found: dict[str, list[str]] = {}
+    for path in (store.get_train_data_path(), store.get_val_data_path(), store.get_test_data_path()):
+        parent, name = path.rsplit("/", 1)
+        for folder in store.list(parent):
+            prefix, dot, dataset_id = folder.rsplit("/", 1)[-1].partition(".")
+            if prefix == name and dot:
+                found.setdefault(dataset_id, []).append(folder)
+    return found
+
+
+def _last_change(store: Store, folder: str) -> dt.datetime | None:
+    """When the newest file of a folder was written; None where there is none."""
+    infos = store.fs.get_file_info(store.list(folder, recursive=True))
+    return max((info.mtime for info in infos if info.mtime is not None), default=None)

@@ -1,0 +1,69 @@
+"""The thread that hears from the driver that the hosts have changed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import weakref
+
+from hvd_cluster.elastic.state import HostUpdateResult, State
+from hvd_cluster.rendezvous.membership import membership
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_READ_TIMEOUT_S = 3600.0
+
+
+class NotificationManager:
+    """Passes the driver's news on to every state that listens. One thread, which starts at the first :meth:`listen`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: weakref.WeakSet[State] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def listen(self, state: State) -> None:
+        """Let ``state`` hear; nothing comes where the job is not elastic."""
+        with self._lock:
+            self._listeners.add(state)
+            if self._thread is None and self.is_elastic:
+                topology = Topology.from_env()
+                self._thread = threading.Thread(target=self._hear, args=(topology,), name="hvd-news", daemon=True)
+                self._thread.start()
+
+    def forget(self, state: State) -> None:
+        """Let ``state`` hear no more."""
+        with self._lock:
+            self._listeners.discard(state)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether this process is a worker of an elastic job."""
+        return Settings.from_env().elastic and bool(Topology.from_env().worker)
+
+    @property
+    def num_newcomers(self) -> int:
+        """How many workers of the present world were not in the one before."""
+        return membership(Topology.from_env()).num_newcomers if self.is_elastic else 0
+
+    def _hear(self, topology: Topology) -> None:
+        try:
+            news = membership(topology).news()
+            while True:
+                try:
+                    told = json.loads(news.next(_READ_TIMEOUT_S))
+                except TimeoutError:
+                    continue
+                with self._lock:
+                    listeners = list(self._listeners)
+                for state in listeners:
+                    state.on_hosts_updated(float(told["at"]), HostUpdateResult(int(told["change"])))
+        except (OSError, EOFError) as error:
+            logger.debug("no more news from the driver: %s", error)  # it has ended; so will this process
+
+
+#: The one of this process.
+notifications = NotificationManager()

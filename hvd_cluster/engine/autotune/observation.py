@@ -1,0 +1,42 @@
+"""What the tuner hears, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hvd_cluster.engine.request import Request
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What autotune may change. Equal on all ranks."""
+
+    #: Most bytes of one bucket; 0 turns fusion off.
+    fusion_threshold_bytes: int
+    #: Milliseconds that requests wait for company.
+    cycle_time_ms: float
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One bucket that was carried out on this rank; all times are ``time.monotonic()``."""
+
+    #: (name, bytes, time of submission) of each request of the bucket.
+    requests: Sequence[tuple[str, int, float]]
+    #: When all ranks had agreed on it.
+    decided_s: float
+    #: When its results were there.
+    done_s: float
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], decided_s: float, done_s: float) -> Observation:
+        """The observation of a bucket of the engine."""
+        return cls([(r.name, r.signature.num_bytes, r.submitted_s) for r in requests], decided_s, done_s)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole bucket."""
+        return sum(num_bytes for _, num_bytes, _ in self.requests)

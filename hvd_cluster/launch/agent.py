@@ -1,0 +1,184 @@
+"""Everything that happens in the launcher's process on another host: ``ssh host python -m hvd_cluster.launch.agent``.
+
+The launcher greets it through ssh's standard input; the agent calls the launcher back over TCP, proves that it knows
+the secret, and starts workers when it is told to. It ends, and with it every worker, as soon as either connection ends
+or the launcher's host has vanished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch import reach
+from hvd_cluster.launch.agent_message import (
+    END,
+    Call,
+    Event,
+    Hello,
+    Line,
+    NotStarted,
+    Reached,
+    Signal,
+    Start,
+    Status,
+)
+from hvd_cluster.launch.greeting import Greeting
+from hvd_cluster.launch.group import STOP_GRACE_S, Worker
+from hvd_cluster.launch.interfaces import interface_addresses
+from hvd_cluster.launch.machine import machine_key, notice_vanishing
+from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.launch.reach import Beacon
+from hvd_cluster.launch.task import start_worker
+from hvd_cluster.rendezvous.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class Agent:
+    """Starts workers of this host on behalf of a launcher elsewhere."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._workers: dict[int, Worker] = {}
+        self._secret = b""
+
+    def serve(self, greeting: Greeting) -> None:
+        """Obey until the launcher says END or goes away; no worker is left then."""
+        secret = bytes.fromhex(greeting.secret)
+        self._secret = secret
+        with contextlib.closing(Beacon(secret, greeting.name)) as beacon, ReservedPort("0.0.0.0") as master:
+            self._send(
+                Hello(
+                    greeting.name,
+                    machine_key(),
+                    socket.gethostname(),
+                    interface_addresses(),
+                    self._channel.local_host,
+                    beacon.port,
+                    master.port,
+                )
+            )
+            try:
+                while (message := self._channel.recv()) != END:
+                    self._obey(pickle.loads(message))
+            finally:
+                self._stop_all()
+
+    def _obey(self, order: Call | Start | Signal) -> None:
+        if isinstance(order, Call):
+            # In a thread: a signal for a worker must not wait until an address that leads nowhere is given up.
+            threading.Thread(target=self._call, args=(order,), name="hvd-reach", daemon=True).start()
+        elif isinstance(order, Start):
+            self._start(order)
+        elif (worker := self._workers.get(order.key)) is not None:
+            (worker.kill if order.kill else worker.terminate)()
+
+    def _call(self, order: Call) -> None:
+        self._send(Reached(reach.call(order.claims, self._secret)))
+
+    def _start(self, order: Start) -> None:
+        def on_change() -> None:
+            worker = self._workers.get(order.key)
+            if worker is not None:
+                self._send(Status(order.key, worker.ready, worker.reported, worker.outcome))
+
+        def on_line(_rank: int, stream: str, text: str) -> None:
+            self._send(Line(order.key, stream, text))
+
+        def on_event(_rank: int, event: dict[str, Any]) -> None:
+            self._send(Event(order.key, json.dumps(event)))
+
+        try:
+            worker = start_worker(order.task, order.topology, order.env, on_change, on_line=on_line, on_event=on_event)
+        except (OSError, TypeError, ValueError) as error:
+            self._send(NotStarted(order.key, f"{type(error).__name__}: {error}"))
+            return
+        self._workers[order.key] = worker
+        on_change()  # what happened before the worker was in the table
+
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # the launcher has gone: the receiving side notices and ends everything
+            self._channel.send(pickle.dumps(message))
+
+    def _stop_all(self) -> None:
+        for worker in self._workers.values():
+            worker.terminate()
+        killer = threading.Timer(STOP_GRACE_S, self._kill_all)
+        killer.start()
+        for worker in self._workers.values():
+            worker.wait()
+        killer.cancel()
+
+    def _kill_all(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+
+
+def main() -> int:
+    """Be the agent of the launcher whose greeting is the first line of the standard input."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # a Ctrl-C is for the launcher to hear
+        signal.signal(number, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.stderr.write("hvd_cluster's agent: the launcher ended before it greeted\n")
+        return 1
+    greeting = Greeting.from_line(line)
+    # The guard of the workers' groups ends what is left when this process dies so.
+    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="hvd-leash", daemon=True).start()
+    try:
+        os.chdir(greeting.cwd)
+    except OSError as error:
+        sys.stderr.write(
+            f"the folder {greeting.cwd}, in which the launcher runs, cannot be entered on {greeting.name}: "
+            f"{error.strerror}. Start hvdrun in a folder that all hosts have.\n"
+        )
+        return 1
+    sys.path[:] = dict.fromkeys([*greeting.sys_path, *sys.path])
+    channel = _call_launcher(greeting)
+    if channel is None:
+        return 1
+    with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
+        Agent(channel).serve(greeting)
+    return 0
+
+
+def _call_launcher(greeting: Greeting) -> Channel | None:
+    failures: list[str] = []
+    for address in greeting.addresses:
+        try:
+            sock = socket.create_connection((address, greeting.port), timeout=_CONNECT_TIMEOUT_S)
+            notice_vanishing(sock)
+            return Channel.connect(sock, bytes.fromhex(greeting.secret))
+        except OSError as error:  # AuthenticationError too: another machine has this address here
+            failures.append(f"{address}:{greeting.port} ({error})")
+    sys.stderr.write(
+        f"{greeting.name} cannot reach the launcher at any of its addresses: {', '.join(failures)}. Open the ports "
+        "between the hosts, or name the interfaces to use with --network-interfaces.\n"
+    )
+    return None
+
+
+def _end_with(descriptor: int) -> None:
+    """Die when the launcher's end of ssh has closed the standard input."""
+    read = functools.partial(os.read, descriptor, 4096)
+    with contextlib.suppress(OSError):
+        while read():
+            pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What the launcher and its agent on a remote host say to each other, pickled, over a signed channel.
+
+``key`` names a worker among all that the launcher has started: an elastic job gives a rank to several, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.reach import Claim
+from hvd_cluster.launch.task import Task
+from hvd_cluster.topology import Topology
+
+
+@dataclass(frozen=True)
+class Hello:
+    """To the launcher: the agent runs."""
+
+    #: The host as the launcher named it.
+    name: str
+    #: Equal for two agents if and only if they run on one machine (in one container, in one network namespace).
+    host_key: str
+    #: What the host calls itself.
+    hostname: str
+    #: Interface -> its address.
+    interfaces: Mapping[str, str]
+    #: This host's address on the way to the launcher.
+    address: str
+    #: Port of the agent's beacon.
+    beacon_port: int
+    #: A free port for torch.distributed's own rendezvous.
+    master_port: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """To the agent: call these hosts, answer with :class:`Reached`."""
+
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """To the launcher: host -> the addresses at which it answered."""
+
+    addresses: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Start:
+    """To the agent: start a worker."""
+
+    key: int
+    task: Task
+    topology: Topology
+    env: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """To the agent: signal a worker's process group."""
+
+    key: int
+    #: SIGKILL rather than SIGTERM.
+    kill: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """To the launcher: a line of a worker's output."""
+
+    key: int
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """To the launcher: a worker's progress, as JSON text."""
+
+    key: int
+    json: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """To the launcher: a worker has changed."""
+
+    key: int
+    ready: bool
+    reported: Outcome | None
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """To the launcher: a worker could not be started."""
+
+    key: int
+    why: str
+
+
+#: To the agent: end.
+END = b""

@@ -1,0 +1,110 @@
+"""``--config-file``: a YAML file that gives values to flags that the command line leaves open."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvd_cluster.launch.cli.knobs import KNOBS, OBSOLETE
+
+#: section -> key -> name of the parsed value.
+_KEYS: Mapping[str, Mapping[str, str]] = {
+    "params": {
+        key: key
+        for key in (
+            *("fusion_threshold_mb", "cycle_time_ms", "cache_capacity"),
+            *("hierarchical_allreduce", "hierarchical_allgather"),
+        )
+    },
+    "autotune": {
+        "enabled": "autotune",
+        **{
+            key: f"autotune_{key}"
+            for key in (
+                *("log_file", "warmup_samples", "steps_per_sample"),
+                *("bayes_opt_max_samples", "gaussian_process_noise"),
+            )
+        },
+    },
+    "timeline": {"filename": "timeline_filename", "mark_cycles": "timeline_mark_cycles"},
+    "stall_check": {
+        "enabled": "stall_check",
+        "warning_time_seconds": "stall_check_warning_time_seconds",
+        "shutdown_time_seconds": "stall_check_shutdown_time_seconds",
+    },
+    "library_options": {"gloo_timeout_seconds": "gloo_timeout_seconds"},
+    "logging": {"level": "log_level", "with_timestamp": "log_with_timestamp"},
+}
+#: section -> key -> the flag that says the same, and has no effect.
+_OBSOLETE_KEYS: Mapping[str, Mapping[str, str]] = {
+    "params": {"torus_allreduce": "--torus-allreduce"},
+    "library_options": {
+        "mpi_threads_disable": "--mpi-threads-disable",
+        "num_nccl_streams": "--num-nccl-streams",
+        "thread_affinity": "--thread-affinity",
+    },
+}
+
+
+def apply_config(parsed: argparse.Namespace, path: str) -> None:
+    """Fill what is None in ``parsed`` from the file.
+
+    Raises:
+        ValueError: the file cannot be read, or says something that no flag can; all such places are named.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config-file={path} cannot be read: {error}") from error
+    if content is None:
+        return
+    if not isinstance(content, dict):
+        raise ValueError(f"--config-file={path} must hold sections like 'params:', not {type(content).__name__}")
+    wrong: list[str] = []
+    for section, entries in content.items():
+        if section == "controller":
+            if entries == "mpi":
+                _note(parsed, "controller: mpi", "--mpi")
+            elif entries != "gloo":
+                wrong.append(f"controller: {entries!r} is neither gloo nor mpi")
+        elif section not in _KEYS or not isinstance(entries, dict):
+            wrong.append(f"{section}: is none of the sections controller, {', '.join(_KEYS)}")
+        else:
+            for key, value in entries.items():
+                wrong += _apply(parsed, section, str(key), value)
+    if wrong:
+        raise ValueError(f"--config-file={path}: {'; '.join(wrong)}")
+
+
+def _apply(parsed: argparse.Namespace, section: str, key: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    obsolete = _OBSOLETE_KEYS.get(section, {}).get(key)
+    if obsolete is not None:
+        if value is not False and value != 0:
+            _note(parsed, f"{section}.{key}", obsolete)
+        return []
+    dest = _KEYS[section].get(key)
+    if dest is None:
+        return [f"{section}.{key} is none of {', '.join(_KEYS[section])}"]
+    knob = next((knob for knob in KNOBS if knob.dest == dest), None)
+    kind = bool if knob is None else knob.kind
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        return [f"{section}.{key}={value!r} is no {'true or false' if kind is bool else kind.__name__}"]
+    if knob is not None and knob.choices:
+        value = str(value).lower()
+        if value not in knob.choices:
+            return [f"{section}.{key}={value!r} is none of {', '.join(knob.choices)}"]
+    if getattr(parsed, dest) is None:
+        setattr(parsed, dest, value)
+    return []
+
+
+def _note(parsed: argparse.Namespace, what: str, flag: str) -> None:
+    parsed.notes = [*(parsed.notes or []), f"{what} has no effect: {OBSOLETE[flag][1]}"]

@@ -1,0 +1,169 @@
+"""The flags that become a variable of the workers, and those that make no sense any more: two tables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hvd_cluster.settings import LOG_LEVELS, MIB, Settings
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A flag with a value."""
+
+    flag: str
+    variable: str
+    kind: type[int] | type[float] | type[str]
+    help: str
+    #: One unit of the flag in units of the variable.
+    scale: int = 1
+    #: The largest value that makes sense.
+    most: float = float("inf")
+    choices: Sequence[str] | None = None
+
+    @property
+    def dest(self) -> str:
+        """The name of the parsed value, which is Horovod's."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A pair of flags that turn something on and off."""
+
+    #: The name of the parsed value.
+    dest: str
+    on: str
+    off: str
+    variable: str
+    help: str
+    #: What the variable holds when the switch is on, and when it is off.
+    values: tuple[str, str] = ("1", "0")
+
+
+KNOBS: Sequence[Knob] = (
+    Knob("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", int, "size of a fused buffer in MiB; 0: no fusion", MIB),
+    Knob("--cycle-time-ms", "HOROVOD_CYCLE_TIME", float, "milliseconds that small requests wait for company"),
+    Knob("--cache-capacity", "HOROVOD_CACHE_CAPACITY", int, "number of remembered requests; 0: no cache"),
+    Knob("--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", str, "CSV file for what autotuning tried"),
+    Knob("--autotune-warmup-samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int, "samples to discard at first"),
+    Knob("--autotune-steps-per-sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int, "steps of one sample"),
+    Knob("--autotune-bayes-opt-max-samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int, "samples in all"),
+    Knob(
+        "--autotune-gaussian-process-noise",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        float,
+        "noise that is assumed in the samples, 0 to 1",
+        most=1,
+    ),
+    Knob("--timeline-filename", "HOROVOD_TIMELINE", str, "write a timeline of the collectives, for Perfetto"),
+    Knob(
+        "--stall-check-warning-time-seconds",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        float,
+        "seconds until a tensor that only some ranks submitted is reported",
+    ),
+    Knob(
+        "--stall-check-shutdown-time-seconds",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        float,
+        "seconds until such a tensor ends the job; 0: never",
+    ),
+    Knob("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", float, "seconds to connect, or for a collective"),
+    Knob("--log-level", "HOROVOD_LOG_LEVEL", str, "least level of the workers' messages", choices=LOG_LEVELS),
+)
+
+SWITCHES: Sequence[Switch] = (
+    Switch(
+        "hierarchical_allreduce",
+        "--hierarchical-allreduce",
+        "--no-hierarchical-allreduce",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        "reduce inside each host first",
+    ),
+    Switch(
+        "hierarchical_allgather",
+        "--hierarchical-allgather",
+        "--no-hierarchical-allgather",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        "gather inside each host first",
+    ),
+    Switch("autotune", "--autotune", "--no-autotune", "HOROVOD_AUTOTUNE", "let the engine tune its parameters"),
+    Switch(
+        "timeline_mark_cycles",
+        "--timeline-mark-cycles",
+        "--no-timeline-mark-cycles",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        "mark the engine's cycles in the timeline",
+    ),
+    Switch(
+        "stall_check", "--stall-check", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "report stalls", ("0", "1")
+    ),
+    Switch(
+        "log_with_timestamp",
+        "--log-with-timestamp",
+        "--log-without-timestamp",
+        "HOROVOD_LOG_HIDE_TIME",
+        "put the time before each of the workers' messages",
+        ("0", "1"),
+    ),
+)
+
+_NO_MPI = "MPI is not used, the workers meet through a rendezvous of our own; leave the flag out"
+#: Flags of Horovod that do nothing -> (how many values they take, what to do instead).
+OBSOLETE: Mapping[str, tuple[int, str]] = {
+    "--mpi": (0, _NO_MPI),
+    "--mpi-threads-disable": (0, _NO_MPI),
+    "--no-mpi-threads-disable": (0, _NO_MPI),
+    "--mpi-args": (1, _NO_MPI),
+    "--tcp": (0, "the CPU's collectives use TCP in any case; NCCL_IB_DISABLE=1 keeps NCCL off InfiniBand"),
+    "--jsrun": (0, "LSF's hosts are found without it and reached through ssh; leave the flag out"),
+    "--binding-args": (1, "bind the workers in the command itself, with taskset or numactl"),
+    "--num-nccl-streams": (1, "NCCL schedules by itself; its NCCL_MAX_NCHANNELS bounds what it uses of a GPU"),
+    "--thread-affinity": (1, "the engine's thread sleeps unless there is work; bind with taskset in the command"),
+    "--torus-allreduce": (0, "use --hierarchical-allreduce"),
+    "--log-hide-timestamp": (0, "use --log-without-timestamp"),
+    "--no-log-hide-timestamp": (0, "use --log-with-timestamp"),
+}
+#: Flags of Horovod whose promise holds whether they are given or not.
+KEPT_ANYWAY: Sequence[str] = ("--gloo", "--disable-cache", "--no-torus-allreduce")
+
+
+def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """The variables for what was given, so that it beats the environment even where it equals a default.
+
+    Raises:
+        ValueError: values are out of range; the text names the flags.
+    """
+    wrong: list[str] = []
+    variables: dict[str, str] = {}
+    for knob in KNOBS:
+        value = getattr(arguments, knob.dest, None)
+        if value is None:
+            continue
+        if not isinstance(value, str) and not value >= 0:
+            wrong.append(f"{knob.flag}={value} must be >= 0")
+        elif not isinstance(value, str) and value > knob.most:
+            wrong.append(f"{knob.flag}={value} must be <= {knob.most:g}")
+        else:
+            variables[knob.variable] = value if isinstance(value, str) else str(value * knob.scale)
+    for switch in SWITCHES:
+        is_on = getattr(arguments, switch.dest, None)
+        if is_on is not None:
+            variables[switch.variable] = switch.values[0 if is_on else 1]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    try:
+        Settings.from_env(variables)
+    except ValueError as error:
+        raise ValueError(_with_flags(str(error))) from None
+    return variables
+
+
+def _with_flags(text: str) -> str:
+    """A message about variables as one about the flags that set them."""
+    for knob in sorted(KNOBS, key=lambda knob: -len(knob.variable)):
+        text = text.replace(f"{knob.variable}=", f"{knob.flag}=")
+    return text.replace("cannot read these settings from the environment", "cannot use these flags")

@@ -1,0 +1,157 @@
+"""From flags to what is to be run where."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvd_cluster.launch.allocation import find_allocation
+from hvd_cluster.launch.cli.knobs import knob_environment
+from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hosts, read_hostfile
+from hvd_cluster.launch.job import JobSpec, on_this_host
+from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.task import Task
+from hvd_cluster.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line asks for."""
+
+    #: The job.
+    spec: JobSpec | ElasticSpec
+    #: One line each, for the user.
+    notes: tuple[str, ...] = ()
+
+
+def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horovod: bool) -> Plan:
+    """Check everything that can be checked before anything starts.
+
+    Args:
+        parsed: the flags, those of a config file included.
+        environ: the launcher's environment.
+        as_horovod: let ``import horovod`` resolve in the workers.
+
+    Raises:
+        ValueError: what is asked for cannot be run.
+    """
+    variables = knob_environment(parsed)
+    settings = Settings.from_env(environ)  # a variable that no worker could read is better refused here, once
+    start_timeout_s = settings.start_timeout_s if parsed.start_timeout is None else parsed.start_timeout
+    if not start_timeout_s > 0:
+        raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
+    task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or None)
+    options = Ssh(port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s)
+    interfaces = tuple(parsed.nics or [name for name in settings.gloo_interface.split(",") if name])
+    notes = list(parsed.notes or [])
+    hosts = _hosts(parsed, environ, notes)
+    if parsed.host_discovery_script is not None or parsed.min_num_proc is not None:
+        if parsed.host_discovery_script is None and len(hosts or ()) < 2:
+            raise ValueError(
+                "Cannot run in fault tolerance mode with fewer than 2 hosts. (Name them with -H or --hostfile, or give "
+                "a --host-discovery-script: it may name one host only, at least at first.)"
+            )
+        spec: JobSpec | ElasticSpec = _elastic(parsed, settings, task, hosts or (), options, interfaces)
+    else:
+        num_proc = parsed.num_proc
+        if num_proc is None:
+            if hosts is None:
+                raise ValueError("the number of workers is missing: -np N")
+            num_proc = sum(host.slots for host in hosts)
+            notes.append(f"-np was not given: one worker on each of the {num_proc} slots")
+        if num_proc < 1:
+            raise ValueError(f"-np must be at least 1, not {num_proc}")
+        spec = JobSpec(
+            task=task,
+            hosts=tuple(fill(hosts or on_this_host(num_proc), num_proc)),
+            num_proc=num_proc,
+            ssh=options,
+            interfaces=interfaces,
+            start_timeout_s=start_timeout_s,
+        )
+        if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
+            raise ValueError(f"there is no program {parsed.command[0]!r} here that could be run")
+    return Plan(spec, tuple(notes))
+
+
+def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...] | None:
+    """The hosts that the user or a batch system names; None where nobody does."""
+    if parsed.host_discovery_script is not None:
+        return None
+    if parsed.hosts is not None:
+        return tuple(parse_hosts(parsed.hosts))
+    if parsed.hostfile is not None:
+        return tuple(read_hostfile(parsed.hostfile))
+    allocation = find_allocation(environ)
+    if allocation is None:
+        return None
+    slots = sum(host.slots for host in allocation.hosts)
+    if parsed.num_proc is not None and parsed.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):
+        return None  # one node of a batch system, where the user asks for more workers than tasks
+    notes.append(
+        f"{allocation.system} gave this job {', '.join(f'{host.name}:{host.slots}' for host in allocation.hosts)}; "
+        "-H or --hostfile would name other hosts"
+    )
+    return tuple(allocation.hosts)
+
+
+def _elastic(
+    parsed: argparse.Namespace,
+    settings: Settings,
+    task: Task,
+    hosts: tuple[Host, ...],
+    options: Ssh,
+    interfaces: tuple[str, ...],
+) -> ElasticSpec:
+    least = parsed.min_num_proc if parsed.min_num_proc is not None else parsed.num_proc
+    if least is None:
+        raise ValueError("the number of workers is missing: -np N, or --min-np N")
+    timeout_s = settings.elastic_timeout_s if parsed.elastic_timeout is None else parsed.elastic_timeout
+    return ElasticSpec(
+        task=task,
+        num_proc=parsed.num_proc if parsed.num_proc is not None else least,
+        min_num_proc=least,
+        max_num_proc=parsed.max_num_proc,
+        hosts=hosts,
+        discovery_script=parsed.host_discovery_script or "",
+        slots=parsed.slots if parsed.slots is not None else 1,
+        reset_limit=parsed.reset_limit,
+        cooldown_range_s=None if parsed.cooldown_range is None else tuple(parsed.cooldown_range),
+        elastic_timeout_s=timeout_s,
+        ssh=options,
+        interfaces=interfaces,
+    )
+
+
+def describe(spec: JobSpec | ElasticSpec) -> str:
+    """What ``--dry-run`` prints: the way to each host, each worker's place, its variables and its command."""
+    command = shlex.join(spec.task.command or ())
+    lines = [f"# {name}={value}" for name, value in sorted(spec.task.env.items())]
+    if isinstance(spec, ElasticSpec):
+        most = spec.max_num_proc if spec.max_num_proc is not None else "as many as there are slots"
+        where = f"the hosts that {spec.discovery_script} prints" if spec.discovery_script else _listed(spec.hosts)
+        lines.append(f"# elastic: {spec.min_num_proc} to {most} workers, {spec.num_proc} at first, on {where}")
+        return "\n".join([*lines, command]) + "\n"
+    names = [host.name for host in spec.hosts for _ in range(host.slots)]
+    lines += [
+        f"# {host.name}: {shlex.join(spec.ssh.arguments(host.name, spec.ssh.agent_command({})))}"
+        for host in spec.hosts
+        if not is_local(host.name)
+    ]
+    keys = {host.name: "this host" if is_local(host.name) else host.name for host in spec.hosts}
+    for placement in place([Seat(index, keys[name], name) for index, name in enumerate(names)]):
+        place_variables = " ".join(
+            f"HOROVOD_{name}={getattr(placement, name.lower())}"
+            for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+        )
+        lines.append(f"[{placement.rank}] {names[placement.seat.index]}: {place_variables} {command}")
+    return "\n".join(lines) + "\n"
+
+
+def _listed(hosts: tuple[Host, ...]) -> str:
+    return ", ".join(f"{host.name}:{host.slots}" for host in hosts)

@@ -1,0 +1,312 @@
+"""Carries out what the policy decides: starts, stops and tells workers, and makes worlds of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+import time
+import uuid
+from dataclasses import replace
+
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.elastic.host_manager import HostManager
+from hvd_cluster.launch.elastic.member import Member
+from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
+from hvd_cluster.launch.elastic.seating import seat_members
+from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.fleet import Fleet
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
+from hvd_cluster.launch.placement import Seat
+from hvd_cluster.launch.process import OnEvent
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.mailbox import MailboxReader, post
+from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS, news_box, place_box
+from hvd_cluster.topology import Topology, join_address
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks where nothing rings.
+_TICK_S = 0.25
+#: Seconds between two lines that say what the job waits for.
+_TELL_S = 10.0
+_READ_TIMEOUT_S = 3600.0
+
+
+class ElasticDriver:
+    """One elastic job, from its first worker to its last.
+
+    Args:
+        spec: what the user wants.
+        fleet: starts workers on hosts; its rendezvous is open.
+        on_line: gets the workers' lines.
+        on_event: gets their progress reports.
+    """
+
+    def __init__(self, spec: ElasticSpec, fleet: Fleet, on_line: OnLine, on_event: OnEvent) -> None:
+        self._spec = spec
+        self._fleet = fleet
+        self._on_line = on_line
+        self._on_event = on_event
+        self._job_id = uuid.uuid4().hex[:12]
+        self._bell = threading.Event()
+        self._keys = itertools.count()
+        self._members: dict[int, Member] = {}
+        self._failed: list[Outcome] = []
+        self._finished: list[Outcome] = []
+        self._world: list[Member] = []
+        self._generation = -1
+        self._num_lost = 0
+        self._num_resets = 0
+        self._sent: tuple[bool, bool] = (False, False)
+        self._short_since_s: float | None = time.monotonic()
+        self._ready_since_s: float | None = None
+        self._told = ("", 0.0)
+        self._requests: list[dict[str, object]] = []
+        address = join_address("127.0.0.1", fleet.server.port)
+        self._client = KeyValueClient(address, fleet.secret)
+        self._ear = KeyValueClient(address, fleet.secret)
+        self._thread = threading.Thread(target=self._listen, name="hvd-driver", daemon=True)
+        self._thread.start()
+
+    @property
+    def ring(self) -> threading.Event:
+        """Set it when something may have changed."""
+        return self._bell
+
+    def run(self, hosts: HostManager) -> list[Outcome]:
+        """Go on until the job is done, or cannot go on.
+
+        Returns:
+            How the members of the last world ended.
+
+        Raises:
+            LaunchError: too few workers for too long, or too many resets.
+        """
+        while True:
+            self._bell.wait(_TICK_S)
+            self._bell.clear()
+            self._take_requests()
+            self._reap(hosts)
+            if self._finished and not self._members:
+                return self._results()
+            decision = decide(self._view(hosts))
+            if decision.step is Step.RAISE:
+                return self._give_up(decision)
+            self._carry_out(decision)
+
+    def close(self) -> None:
+        """End every worker, and stop listening."""
+        for member in self._members.values():
+            member.stop()
+        for member in self._members.values():
+            while member.worker is not None and member.worker.outcome is None:
+                member.insist()
+                time.sleep(0.02)
+            if member.worker is not None:
+                member.worker.wait()
+        self._members.clear()
+        self._ear.close()
+        self._thread.join()
+        self._client.close()
+
+    # --- what has happened -------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Runs in a thread of its own: what workers ask."""
+        box = MailboxReader(self._ear, DRIVER_BOX)
+        while True:
+            try:
+                self._requests.append(json.loads(box.next(_READ_TIMEOUT_S)))
+            except TimeoutError:
+                continue
+            except (OSError, EOFError):
+                return  # closed
+            self._bell.set()
+
+    def _take_requests(self) -> None:
+        by_name = {member.name: member for member in self._members.values()}
+        while self._requests:
+            request = self._requests.pop(0)
+            member = by_name.get(str(request["worker"]))
+            if member is None or member.is_going:
+                logger.info("a worker that is no longer one asked for a place: %s", request["worker"])
+                continue
+            member.phase = Phase.WAITING
+
+    def _reap(self, hosts: HostManager) -> None:
+        """Take note of workers that have ended."""
+        for member in list(self._members.values()):
+            member.insist()
+            outcome = member.outcome
+            if outcome is None:
+                continue
+            del self._members[member.key]
+            if member.is_going:
+                continue
+            if outcome.ok:
+                self._finished.append(outcome)
+                logger.info("rank %d has finished", outcome.rank)
+                continue
+            self._failed.append(outcome)
+            logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
+            hosts.fail(member.host)
+            if member in self._world:
+                self._num_lost += 1
+                # Whoever still tries to meet in this world is told at once that it is over.
+                self._fleet.server.close_keys(f"world/{self._generation}.")
+
+    def _view(self, hosts: HostManager) -> View:
+        spec, now_s = self._spec, time.monotonic()
+        workers = tuple(member.view() for member in self._members.values() if not member.is_going)
+        is_ready = any(worker.rank is None and worker.phase is Phase.WAITING for worker in workers)
+        self._ready_since_s = (self._ready_since_s or now_s) if is_ready else None
+        is_broken = self._num_lost > 0 or any(w.rank is not None and w.phase is Phase.WAITING for w in workers)
+        is_short = self._generation < 0 or is_broken
+        self._short_since_s = (self._short_since_s or now_s) if is_short else None
+        return View(
+            hosts=hosts.usable(),
+            blacklisted=hosts.blacklisted(),
+            workers=workers,
+            num_proc=spec.num_proc,
+            min_num_proc=spec.min_num_proc,
+            max_num_proc=spec.max_num_proc,
+            generation=self._generation,
+            size=len(self._world),
+            num_lost=self._num_lost,
+            is_finished=bool(self._finished),
+            num_resets=self._num_resets,
+            reset_limit=spec.reset_limit,
+            ready_for_s=0.0 if self._ready_since_s is None else now_s - self._ready_since_s,
+            short_for_s=0.0 if self._short_since_s is None else now_s - self._short_since_s,
+            timeout_s=spec.elastic_timeout_s,
+            may_come=bool(spec.discovery_script),
+            may_return=spec.cooldown_range_s is not None,
+        )
+
+    # --- what is to be done ------------------------------------------------------------------------------------------
+
+    def _carry_out(self, decision: Decision) -> None:
+        for key in decision.stop:
+            self._members[key].stop()
+        for key in decision.leave:
+            self._tell_to_leave(self._members[key])
+        if decision.world:
+            self._make_world([self._members[key] for key in decision.world], decision.step)
+        for host in decision.start:
+            self._start(host)
+        if decision.notify != (False, False) and decision.notify != self._sent:
+            self._notify(*decision.notify)
+        if decision.text:
+            self._tell(decision.text)
+
+    def _start(self, host: str) -> None:
+        key = next(self._keys)
+        machine = self._fleet.host_key(host)
+        here = {m.slot for m in self._members.values() if self._machine(m) == machine}
+        slot = next(number for number in itertools.count() if number not in here)
+        labels = {member.shown_rank for member in self._members.values()}
+        label = next(number for number in itertools.count() if number not in labels)
+        member = Member(key, f"{self._job_id}.{key}", host, slot, label)
+        topology = Topology(
+            rank=label,
+            size=max(label + 1, self._spec.num_proc),
+            local_rank=slot,
+            local_size=slot + 1,
+            host=host.rpartition("@")[2],
+            rendezvous=self._fleet.rendezvous(host),
+            secret=self._fleet.secret,
+            job_id=self._job_id,
+            worker=member.name,
+            launcher="hvd_cluster",
+        )
+
+        def on_line(_rank: int, stream: str, line: str) -> None:
+            self._on_line(member.shown_rank, stream, line)
+
+        logger.info("starting a worker on %s", host)
+        self._members[key] = member
+        try:
+            member.worker = self._fleet.start(
+                host,
+                self._spec.task,
+                topology,
+                {"HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_TIMEOUT": f"{self._spec.elastic_timeout_s:g}"},
+                self._bell.set,
+                on_line=on_line,
+                on_event=self._on_event,
+            )
+        except OSError as error:
+            del self._members[key]
+            raise LaunchError(f"a worker cannot be started: {error}") from error
+
+    def _machine(self, member: Member) -> str:
+        try:
+            return self._fleet.host_key(member.host)
+        except KeyError:
+            return member.host  # its host has gone
+
+    def _make_world(self, members: list[Member], step: Step) -> None:
+        if self._generation >= 0:
+            self._num_resets += 1
+            self._fleet.server.close_keys(f"world/{self._generation}.")
+        newcomers = sum(member.rank is None for member in members)
+        self._generation += 1
+        fleet = self._fleet
+        seats = [Seat(i, fleet.host_key(m.host), m.host.rpartition("@")[2]) for i, m in enumerate(members)]
+        placements = seat_members(seats, [member.slot for member in members])
+        self._world = [members[placement.seat.index] for placement in placements]
+        first = self._world[0].host
+        for member, placement in zip(self._world, placements, strict=True):
+            place = fleet.topology(placement, member.host, first, self._job_id, self._generation)
+            answer = {**{name: getattr(place, name) for name in PLACE_FIELDS}, "newcomers": newcomers}
+            member.rank, member.phase = placement.rank, Phase.RUNNING
+            post(self._client, place_box(member.name), json.dumps(answer).encode())
+        self._num_lost, self._sent = 0, (False, False)
+        self._short_since_s = self._ready_since_s = None
+        logger.info(
+            "%s: generation %d has %d workers, %d of them new", step.value, self._generation, len(members), newcomers
+        )
+
+    def _tell_to_leave(self, member: Member) -> None:
+        member.let_go()
+        post(self._client, place_box(member.name), json.dumps({"leave": f"{member.host} is needed no more"}).encode())
+
+    def _notify(self, adds: bool, removes: bool) -> None:
+        self._sent = (adds, removes)
+        change = 2 * adds + removes  # HostUpdateResult
+        news = json.dumps({"at": time.time(), "change": change}).encode()
+        logger.info("telling the workers that %s", "workers are ready to join" if adds else "workers are to leave")
+        for member in self._world:
+            if member.key in self._members:
+                post(self._client, news_box(member.name), news)
+
+    def _tell(self, text: str) -> None:
+        last, at_s = self._told
+        now_s = time.monotonic()
+        if text != last or now_s - at_s > _TELL_S:
+            self._told = (text, now_s)
+            logger.log(logging.INFO if text != last else logging.WARNING, "waiting: %s", text)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _results(self) -> list[Outcome]:
+        """The job is done: a member that was lost after rank 0 had finished does not undo that."""
+        is_done = any(outcome.rank == 0 for outcome in self._finished)
+        failed = [outcome for outcome in self._failed if outcome.rank not in {done.rank for done in self._finished}]
+        late = [o for o in failed if o.finished_at >= min(done.finished_at for done in self._finished)]
+        wrong = [o for o in late if not is_done or (o.exit_code is not None and o.exit_code > 0)]
+        for outcome in late:
+            if outcome not in wrong:
+                logger.warning("rank %d %s after rank 0 had finished", outcome.rank, outcome.ending())
+        return sorted([*self._finished, *wrong], key=lambda outcome: outcome.rank)
+
+    def _give_up(self, decision: Decision) -> list[Outcome]:
+        failed = first_failure(self._failed)
+        if failed is not None and not self._members:
+            logger.error("%s", decision.text)
+            return [replace(outcome) for outcome in self._failed]
+        story = "" if failed is None else f"\n\nThe first worker that failed:\n\n{failure_text(failed, [failed])}"
+        raise LaunchError(decision.text + story)

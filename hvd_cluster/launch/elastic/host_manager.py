@@ -1,0 +1,111 @@
+"""The usable hosts of an elastic job: discovered, connected, and not blacklisted."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.elastic.blacklist import Blacklist
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.launch.fleet import Fleet
+from hvd_cluster.launch.hosts import Host
+
+logger = logging.getLogger(__name__)
+
+
+class HostManager:
+    """Looks for hosts in a thread of its own, and connects to them.
+
+    Args:
+        discovery: finds them.
+        fleet: connects to them.
+        cooldown_range_s: how long a failed host is kept out; None for ever.
+        interval_s: seconds between two looks.
+        on_change: called, from the thread, when there may be something new.
+    """
+
+    def __init__(
+        self,
+        discovery: HostDiscovery,
+        fleet: Fleet,
+        cooldown_range_s: tuple[float, float] | None,
+        interval_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._discovery = discovery
+        self._fleet = fleet
+        self._blacklist = Blacklist(cooldown_range_s, random.random)
+        self._interval_s = interval_s
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._hosts: dict[str, int] = {}  # in the order of their first appearance
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="hvd-discovery", daemon=True)
+
+    def start(self) -> None:
+        """Look once, now, and then in the thread.
+
+        Raises:
+            LaunchError: the first look fails: the script is wrong.
+        """
+        try:
+            found = self._discovery.find_available_hosts_and_slots()
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"the hosts cannot be discovered: {error}") from error
+        self._take(found)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def usable(self) -> dict[str, int]:
+        """Host -> slots, those that were found first in front."""
+        now_s = time.monotonic()
+        with self._lock:
+            return {host: n for host, n in self._hosts.items() if not self._blacklist.holds(host, now_s)}
+
+    def blacklisted(self) -> frozenset[str]:
+        """Hosts that are kept out, whether they are still there or not."""
+        now_s = time.monotonic()
+        with self._lock:
+            return frozenset(host for host in self._blacklist.hosts() if self._blacklist.holds(host, now_s))
+
+    def fail(self, host: str) -> None:
+        """A worker of ``host`` has failed: keep the host out."""
+        with self._lock:
+            left_s = self._blacklist.add(host, time.monotonic())
+        if left_s is None or left_s > 0:
+            how_long = "any more" if left_s is None else f"for {left_s:.1f} s"
+            logger.warning("host %s takes no new workers %s", host, how_long)
+
+    def _look(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._take(self._discovery.find_available_hosts_and_slots())
+            except (OSError, ValueError) as error:
+                logger.warning("the hosts could not be discovered this time: %s", error)
+
+    def _take(self, found: Mapping[str, int]) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            known = [host for host in self._hosts if host in found]
+            order = [*known, *(host for host in found if host not in self._hosts)]
+            to_connect = [Host(name, found[name]) for name in order if not self._blacklist.holds(name, now_s)]
+        broken = {host.name: why for host in to_connect if (why := self._fleet.add(host))}
+        for name, why in broken.items():
+            logger.warning("host %s cannot be used: %s", name, why)
+            self.fail(name)
+        with self._lock:
+            before = dict(self._hosts)
+            self._hosts = {name: found[name] for name in order if name not in broken}
+            changed = before != self._hosts
+        if changed:
+            logger.info("hosts: %s", ", ".join(f"{name}:{slots}" for name, slots in self._hosts.items()) or "none")
+        self._on_change()

@@ -1,0 +1,260 @@
+"""What an elastic job does next: hosts and workers in, a decision out. Pure.
+
+The rules:
+
+- A worker's slot is on a usable host: one that discovery names and that is not blacklisted. Others are to go.
+- On a blacklisted host they are stopped, unless the state of the job would go with them.
+- New workers start first; those that train hear of them only when they are ready to join.
+- A world is broken when a member has ended or has left it. Then all other members leave it too, and a new one is made
+  of them and of the new workers that are ready. Members come first, so rank 0 has the state.
+- Fewer than ``min_num_proc``: wait, up to a limit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+#: Seconds for which a worker that is ready waits for others that are still starting.
+PATIENCE_S = 10.0
+
+
+class Phase(Enum):
+    """Where a worker that lives is."""
+
+    STARTING = "starting"
+    #: It has asked for a place.
+    WAITING = "waiting"
+    #: It is a member of the present world.
+    RUNNING = "running"
+
+
+class Step(Enum):
+    """The kind of a decision, for people and for tests."""
+
+    WAIT = "wait"
+    NOTIFY = "notify"
+    START = "start"
+    RESTART = "restart"
+    RESIZE = "resize"
+    RAISE = "raise"
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker that lives and was not told to go."""
+
+    key: int
+    host: str
+    phase: Phase
+    #: Its rank in the present world, or in the one that it has left last; None if it was never in one.
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """All that a decision depends on."""
+
+    #: Usable hosts and their slots, those in use longest first.
+    hosts: Mapping[str, int]
+    #: Hosts that are kept out because they failed.
+    blacklisted: frozenset[str] = frozenset()
+    workers: tuple[WorkerView, ...]
+    num_proc: int
+    min_num_proc: int
+    max_num_proc: int | None = None
+    #: Number of the present world; -1 before the first.
+    generation: int = -1
+    #: Members of the present world when it was made.
+    size: int = 0
+    #: Members that have ended, other than by finishing.
+    num_lost: int = 0
+    #: A member has finished the job.
+    is_finished: bool = False
+    num_resets: int = 0
+    reset_limit: int | None = None
+    #: How long the first of the new workers that are ready has waited, in seconds.
+    ready_for_s: float = 0.0
+    #: How long the job has had too few workers, in seconds.
+    short_for_s: float = 0.0
+    timeout_s: float = 600.0
+    #: New hosts may come.
+    may_come: bool = True
+    #: Blacklisted hosts may come back.
+    may_return: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do now."""
+
+    step: Step
+    #: Hosts on which to start a worker, once for each mention.
+    start: tuple[str, ...] = ()
+    #: Workers to end.
+    stop: tuple[int, ...] = ()
+    #: Workers that asked for a place and are told to leave.
+    leave: tuple[int, ...] = ()
+    #: The members of a new world in the order of their ranks.
+    world: tuple[int, ...] = ()
+    #: Tell the members that workers are (to be added, to be removed).
+    notify: tuple[bool, bool] = (False, False)
+    #: What the job waits for, or why it ends.
+    text: str = ""
+
+
+def decide(view: View) -> Decision:
+    """The next decision; see the rules at the top of this file."""
+    holders = [worker for worker in view.workers if worker.rank is not None]
+    if view.is_finished:
+        left = tuple(worker.key for worker in view.workers if worker.phase is Phase.WAITING)
+        # Before the first world there is nothing to join: programs that never call init() just end.
+        new = [worker.key for worker in view.workers if worker.phase is Phase.STARTING]
+        return Decision(step=Step.WAIT, leave=left, stop=tuple(new) if view.generation >= 0 else ())
+    if view.generation >= 0 and not holders:
+        return Decision(
+            step=Step.RAISE,
+            text="No hosts from previous set remaining, unable to broadcast state: all workers that held the state of "
+            "the job have ended. Start it again from your last checkpoint.",
+        )
+    wanted, unwanted = _sorted_out(view, holders)
+    stop = _to_stop(view, unwanted)
+    leave = tuple(w.key for w in unwanted if w.phase is Phase.WAITING and w.key not in stop)
+    start = _to_start(view, wanted)
+    if view.generation < 0:
+        return _first_world(view, wanted, start, stop, leave)
+    members = [worker for worker in wanted if worker.rank is not None]
+    is_broken = view.num_lost > 0 or any(worker.phase is Phase.WAITING for worker in holders)
+    if is_broken:
+        return _next_world(view, wanted, holders, start, stop, leave)
+    return _intact(view, wanted, members, unwanted, start, stop, leave)
+
+
+def _sorted_out(view: View, holders: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
+    """The workers that may stay where they are, and those that are to go; those of low rank stay first.
+
+    The last ones that hold the state may stay on hosts that have failed.
+    """
+    spared = {w.key for w in holders} if all(w.host in view.blacklisted for w in holders) else set()
+    taken: Counter[str] = Counter()
+    wanted: list[WorkerView] = []
+    unwanted: list[WorkerView] = []
+    for worker in sorted(view.workers, key=_seniority):
+        taken[worker.host] += 1
+        has_room = view.max_num_proc is None or len(wanted) < view.max_num_proc
+        fits = has_room and (worker.key in spared or taken[worker.host] <= view.hosts.get(worker.host, 0))
+        (wanted if fits else unwanted).append(worker)
+    return wanted, unwanted
+
+
+def _seniority(worker: WorkerView) -> tuple[bool, int, int]:
+    return worker.rank is None, worker.rank or 0, worker.key
+
+
+def _to_stop(view: View, unwanted: list[WorkerView]) -> tuple[int, ...]:
+    """Workers that may not even finish their step: those of failed hosts, and new ones that are not needed."""
+    return tuple(w.key for w in unwanted if w.host in view.blacklisted or w.rank is None)
+
+
+def _to_start(view: View, wanted: list[WorkerView]) -> tuple[str, ...]:
+    if _resets_are_used_up(view):
+        return ()
+    taken = Counter(worker.host for worker in wanted)
+    free = [host for host, slots in view.hosts.items() for _ in range(slots - taken[host])]
+    room = len(free) if view.max_num_proc is None else max(0, view.max_num_proc - len(wanted))
+    return tuple(free[:room])
+
+
+def _resets_are_used_up(view: View) -> bool:
+    return view.generation >= 0 and view.reset_limit is not None and view.num_resets >= view.reset_limit
+
+
+def _first_world(
+    view: View, wanted: list[WorkerView], start: tuple[str, ...], stop: tuple[int, ...], leave: tuple[int, ...]
+) -> Decision:
+    ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
+    others_come = bool(start) or (len(ready) < len(wanted) and view.ready_for_s < PATIENCE_S)
+    if len(ready) >= view.num_proc and not others_come:
+        return Decision(step=Step.START, stop=stop, leave=leave, world=tuple(w.key for w in ready))
+    return _short(view, len(ready), view.num_proc, start, stop, leave)
+
+
+def _next_world(
+    view: View,
+    wanted: list[WorkerView],
+    holders: list[WorkerView],
+    start: tuple[str, ...],
+    stop: tuple[int, ...],
+    leave: tuple[int, ...],
+) -> Decision:
+    going = [worker for worker in holders if worker.key in stop]
+    training = [worker for worker in holders if worker.phase is not Phase.WAITING and worker not in going]
+    if training:
+        # They notice at their next collective. Whoever is not wanted leaves then.
+        ranks = ", ".join(str(worker.rank) for worker in training)
+        return Decision(step=Step.WAIT, start=start, stop=stop, text=f"for ranks {ranks} to leave their world")
+    if going:
+        return Decision(step=Step.WAIT, start=start, stop=stop, text="for workers of failed hosts to end")
+    if _resets_are_used_up(view):
+        return Decision(
+            step=Step.RAISE,
+            stop=stop,
+            text="Horovod was shutdown because number of resets during elastic job exceeded limit: "
+            f"{view.reset_limit}. (--reset-limit says how often the workers may change.)",
+        )
+    ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
+    if len(ready) < view.min_num_proc or not any(worker.rank is not None for worker in ready):
+        return _short(view, len(ready), view.min_num_proc, start, stop, ())
+    world = tuple(worker.key for worker in sorted(ready, key=_seniority))
+    kind = Step.RESTART if len(world) == view.size else Step.RESIZE
+    return Decision(step=kind, start=start, stop=stop, leave=leave, world=world)
+
+
+def _short(
+    view: View, num_ready: int, needed: int, start: tuple[str, ...], stop: tuple[int, ...], leave: tuple[int, ...]
+) -> Decision:
+    """Too few workers: wait for more, but not for ever, and not at all where none can come."""
+    slots = sum(view.hosts.values())
+    if view.short_for_s > view.timeout_s:
+        return Decision(
+            step=Step.RAISE,
+            stop=stop,
+            text="Timed out waiting for minimum number of slots to become available. Please check that you have enough "
+            f"resources to run at least {needed} Horovod processes. ({num_ready} workers are ready, {slots} slots are "
+            f"usable, {_names(view.blacklisted)} kept out, after {view.timeout_s:g} s; --elastic-timeout sets how long "
+            "to wait.)",
+        )
+    no_more = bool(view.blacklisted) and not view.may_return and not (view.may_come and view.hosts)
+    if no_more and slots < needed and not view.workers:
+        return Decision(
+            step=Step.RAISE,
+            stop=stop,
+            text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} kept out for "
+            "good after a failure. --blacklist-cooldown-range lets failed hosts come back.",
+        )
+    text = f"{needed} workers needed, {num_ready} ready, {slots} slots usable"
+    return Decision(step=Step.WAIT, start=start, stop=stop, leave=leave, text=text)
+
+
+def _names(hosts: frozenset[str]) -> str:
+    return f"{', '.join(sorted(hosts))} {'is' if len(hosts) == 1 else 'are'}" if hosts else "no host is"
+
+
+def _intact(
+    view: View,
+    wanted: list[WorkerView],
+    members: list[WorkerView],
+    unwanted: list[WorkerView],
+    start: tuple[str, ...],
+    stop: tuple[int, ...],
+    leave: tuple[int, ...],
+) -> Decision:
+    """The world trains: see whether its members should come back for a change."""
+    ready = [w for w in wanted if w.rank is None and w.phase is Phase.WAITING]
+    others_come = bool(start) or any(w.phase is Phase.STARTING for w in wanted)
+    adds = bool(ready) and (not others_come or view.ready_for_s >= PATIENCE_S) and not _resets_are_used_up(view)
+    removes = any(w.rank is not None and w.key not in stop for w in unwanted) and len(members) > 0
+    step = Step.NOTIFY if adds or removes else Step.WAIT
+    return Decision(step=step, start=start, stop=stop, leave=leave, notify=(adds, removes))

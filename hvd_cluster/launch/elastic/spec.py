@@ -1,0 +1,74 @@
+"""What a user wants of an elastic job, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.task import Task
+
+#: Bounds of the cool-down, in seconds.
+_COOLDOWN_BOUNDS_S = (1.0, 3600.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticSpec:
+    """An elastic job: what to run, on which hosts, between which numbers of workers."""
+
+    task: Task
+    #: Workers to begin with.
+    num_proc: int
+    #: With fewer the job waits.
+    min_num_proc: int
+    #: More are not used; None for as many as there are slots.
+    max_num_proc: int | None = None
+    #: The hosts, where they do not change.
+    hosts: tuple[Host, ...] = ()
+    #: A program that prints the hosts, one "name:slots" a line; empty where ``hosts`` says it.
+    discovery_script: str = ""
+    #: Slots of a host for which the script states none.
+    slots: int = 1
+    #: How often the workers may change; None for no bound.
+    reset_limit: int | None = None
+    #: Shortest and longest time, in seconds, for which a failed host is not used; None for ever.
+    cooldown_range_s: tuple[float, float] | None = None
+    #: Seconds to wait for ``min_num_proc`` slots.
+    elastic_timeout_s: float = 600.0
+    #: Seconds between two runs of the script.
+    discovery_interval_s: float = 1.0
+    ssh: Ssh = field(default_factory=Ssh)
+    #: Names of the network interfaces to use.
+    interfaces: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if wrong := self._problems():
+            raise ValueError("; ".join(wrong))
+
+    def _problems(self) -> Sequence[str]:
+        low, high = _COOLDOWN_BOUNDS_S
+        most = self.max_num_proc
+        wrong = [
+            f"{name}={value} must be at least 1"
+            for name, value in (("--min-np", self.min_num_proc), ("-np", self.num_proc), ("--slots", self.slots))
+            if value < 1
+        ]
+        if self.num_proc < self.min_num_proc:
+            wrong.append(f"-np={self.num_proc} is less than --min-np={self.min_num_proc}")
+        if most is not None and most < self.num_proc:
+            wrong.append(f"--max-np={most} is less than -np={self.num_proc}")
+        if self.reset_limit is not None and self.reset_limit < 0:
+            wrong.append(f"--reset-limit={self.reset_limit} must be >= 0")
+        if self.elastic_timeout_s <= 0:
+            wrong.append(f"--elastic-timeout={self.elastic_timeout_s:g} must be > 0")
+        if self.cooldown_range_s is not None:
+            shortest, longest = self.cooldown_range_s
+            if not low <= shortest <= longest <= high:
+                wrong.append(
+                    f"--blacklist-cooldown-range {shortest:g} {longest:g} must be two rising numbers of seconds, "
+                    f"{low:g} to {high:g}"
+                )
+        if bool(self.hosts) == bool(self.discovery_script):
+            wrong.append("an elastic job needs hosts (-H, --hostfile) or --host-discovery-script, and not both")
+        return wrong

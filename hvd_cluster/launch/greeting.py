@@ -1,0 +1,37 @@
+"""The one line that the launcher writes into an agent's standard input; it holds the secret."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """Where the launcher is, and who the agent is to it."""
+
+    #: The agent's host as the launcher named it.
+    name: str
+    #: The launcher's addresses: the agent takes the first that leads to it.
+    addresses: Sequence[str]
+    #: The launcher's port.
+    port: int
+    #: The job's secret, in hexadecimal digits.
+    secret: str = field(repr=False)
+    #: The working directory of the workers.
+    cwd: str
+    #: The driver's ``sys.path``.
+    sys_path: Sequence[str]
+
+    def to_line(self) -> bytes:
+        """As one line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Greeting:
+        """The inverse; raises ``ValueError`` where the line is something else."""
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise ValueError("the launcher's greeting is no JSON object")
+        return cls(**fields)

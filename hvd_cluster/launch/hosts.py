@@ -1,0 +1,149 @@
+"""The hosts that a user names, with their slots, and the seats of a job on them."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvd_cluster.launch.placement import Seat
+
+#: Where the workers of this host are, for each other.
+LOOPBACK = "127.0.0.1"
+_HOST = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])):([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine, as the user named it."""
+
+    #: A name or an address, perhaps as ``user@name``; what ssh is given.
+    name: str
+    #: How many workers it takes.
+    slots: int
+
+    @property
+    def address(self) -> str:
+        """The name without the user."""
+        return self.name.rpartition("@")[2].strip("[]")
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """``"a:2,b:4"`` as hosts.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    hosts = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
+    if None in hosts:
+        raise ValueError(
+            f"Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. (It is {text!r}.)"
+        )
+    return merged([Host(match[1], int(match[2])) for match in hosts if match is not None])
+
+
+def parse_hostfile(text: str, name: str = "the hostfile") -> list[Host]:
+    """The lines of a hostfile: ``host slots=4`` as Open MPI has it, ``host:4`` as MPICH has it, or just ``host``.
+
+    Args:
+        text: what the file holds; everything behind a # is a comment.
+        name: names the file in errors.
+
+    Raises:
+        ValueError: a line has another form; all of those are named.
+    """
+    hosts: list[Host] = []
+    wrong: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        pair = _HOST.fullmatch(words[0])
+        slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+        rest = [word for word in words[1:] if not re.fullmatch(r"(slots|max[-_]slots)=[1-9]\d*", word)]
+        if rest or (pair and slots) or not re.fullmatch(r"[\w.@:\[\]-]+", words[0]):
+            wrong.append(f"line {number}: {line.strip()!r}")
+        else:
+            hosts.append(Host(pair[1], int(pair[2])) if pair else Host(words[0], int(slots[0]) if slots else 1))
+    if wrong:
+        raise ValueError(f"{name} has lines that are not like 'host slots=4' or 'host:4': {'; '.join(wrong)}")
+    if not hosts:
+        raise ValueError(f"{name} names no host")
+    return merged(hosts)
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """The hosts of a file; raises ``ValueError`` where it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the hostfile {path} cannot be read: {error}") from error
+    return parse_hostfile(text, f"the hostfile {path}")
+
+
+def merged(hosts: Sequence[Host]) -> list[Host]:
+    """Each host once, in the order of their first mention, with the sum of its slots."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def fill(hosts: Sequence[Host], num_proc: int) -> list[Host]:
+    """The first ``num_proc`` slots, host after host: hosts with no worker left out.
+
+    Raises:
+        ValueError: too few slots, or no workers.
+    """
+    if num_proc < 1:
+        raise ValueError(f"-np must be at least 1, not {num_proc}")
+    slots = sum(host.slots for host in hosts)
+    if slots < num_proc:
+        raise ValueError(f"Requested more processes ({num_proc}) than there are available slots ({slots})")
+    taken: list[Host] = []
+    for host in hosts:
+        count = min(host.slots, num_proc - sum(other.slots for other in taken))
+        if count:
+            taken.append(Host(host.name, count))
+    return taken
+
+
+def local_seats(num_proc: int) -> list[Seat]:
+    """Seats for ``num_proc`` workers of this host."""
+    return [Seat(index, LOOPBACK, LOOPBACK) for index in range(num_proc)]
+
+
+def is_local(name: str) -> bool:
+    """Whether ``name`` means the host that this process is on: one of its names, or one of its addresses.
+
+    A name that nobody knows here is none of this host's: ssh may know it.
+    """
+    host = name.rpartition("@")[2].strip("[]")
+    if "@" in name:
+        return False  # another user's place, even if it is on this host: ssh goes there
+    if host in local_names():
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_is_own(family, str(address[0])) for family, _, _, _, address in found)
+
+
+def local_names() -> set[str]:
+    """Names by which people mean the host that they are on."""
+    name = socket.gethostname()
+    return {"localhost", LOOPBACK, "::1", name, name.partition(".")[0]}
+
+
+def _is_own(family: int, address: str) -> bool:
+    """The kernel lets a socket be bound to the host's own addresses only."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            return error.errno not in (errno.EADDRNOTAVAIL, errno.EINVAL)
+        return True

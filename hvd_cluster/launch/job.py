@@ -1,0 +1,103 @@
+"""A job whose number of workers is fixed, over one host or many: all start, and the first failure ends all."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hvd_cluster.launch.fleet import Fleet
+from hvd_cluster.launch.group import FAILURE_GRACE_S, Group, Worker
+from hvd_cluster.launch.hosts import Host, fill
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.placement import place
+from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.task import Task
+from hvd_cluster.rendezvous.secret import new_secret
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What to run where."""
+
+    task: Task
+    #: Hosts with enough slots for ``num_proc`` workers.
+    hosts: tuple[Host, ...]
+    num_proc: int
+    ssh: Ssh = field(default_factory=Ssh)
+    #: Names of the network interfaces to use; none leaves the choice to a probe.
+    interfaces: tuple[str, ...] = ()
+    #: Seconds within which workers that run a function must report; a command reports nothing.
+    start_timeout_s: float = 30.0
+
+
+def run_job(
+    spec: JobSpec,
+    *,
+    on_line: OnLine,
+    on_event: OnEvent = ignore_event,
+    on_failure: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Run the task once on each of the first ``num_proc`` slots.
+
+    Whatever happens, also an interrupt, no process of the job is left on any host when this returns or raises.
+
+    Args:
+        spec: what and where.
+        on_line: gets the workers' lines.
+        on_event: gets the workers' progress reports.
+        on_failure: called once, when the first failure is noticed.
+
+    Returns:
+        How each worker ended.
+
+    Raises:
+        ValueError: the hosts have too few slots.
+        LaunchError: a host cannot be reached, or a worker cannot be started.
+    """
+    hosts = fill(spec.hosts, spec.num_proc)
+    job_id = uuid.uuid4().hex[:12]
+    # Commands say nothing but their exit code, so there is nothing to wait for once one has failed.
+    grace_s = 0.0 if spec.task.command is not None else FAILURE_GRACE_S
+    group = Group[Worker](failure_grace_s=grace_s, on_failure=on_failure)
+    with Fleet(new_secret(), spec.ssh, spec.interfaces) as fleet:
+        fleet.connect(hosts)
+        names = fleet.names(hosts)
+        placements = place(fleet.seats(hosts))
+        first = names[placements[0].seat.index]
+        logger.info("job %s: starting %d workers on %s", job_id, spec.num_proc, ", ".join(host.name for host in hosts))
+        try:
+            group.start(
+                functools.partial(
+                    fleet.start,
+                    name,
+                    spec.task,
+                    fleet.topology(placement, name, first, job_id),
+                    placement.device_env(),
+                    on_line=on_line,
+                    on_event=on_event,
+                )
+                for placement in placements
+                for name in (names[placement.seat.index],)
+            )
+            if spec.task.call is not None:
+                group.wait_ready(spec.start_timeout_s)
+            return group.ends()
+        finally:
+            group.stop()
+
+
+def on_this_host(num_proc: int) -> tuple[Host, ...]:
+    """The host of this process with ``num_proc`` slots."""
+    return (Host("localhost", num_proc),)
+
+
+def check_slots(hosts: Sequence[Host], num_proc: int) -> None:
+    """Raise the ``ValueError`` of too few slots before anything has begun."""
+    fill(hosts, num_proc)

@@ -1,0 +1,141 @@
+"""Which address of a host do the others reach? Asked by connecting, not by comparing names of interfaces.
+
+Each host runs a :class:`Beacon`; the others call it at every address that it claims to have and keep those at which it
+answers *and* proves that it knows the job's secret: another machine may have the same private address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.rendezvous.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a connection may take: an address that leads nowhere holds the start up for so long.
+CONNECT_TIMEOUT_S = 2.0
+#: Seconds that the proof may take which follows.
+CALL_TIMEOUT_S = 5.0
+#: How many of the other hosts call each one: with that many witnesses the rest will reach it too.
+NUM_WITNESSES = 8
+_MOST_CALLERS = 64
+
+
+class Beacon:
+    """Answers on all interfaces of this host until it is closed; says which host it is."""
+
+    def __init__(self, secret: bytes, name: str) -> None:
+        self._secret = secret
+        self._name = name
+        self._listener = socket.create_server(("0.0.0.0", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._callers = threading.Semaphore(_MOST_CALLERS)
+        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._serve, name="hvd-beacon", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._listener.close()
+        self._thread.join()
+        for thread in self._threads:
+            thread.join(CALL_TIMEOUT_S)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._callers.acquire()
+            thread = threading.Thread(target=self._answer, args=(sock,), name="hvd-beacon-call", daemon=True)
+            self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+            thread.start()
+
+    def _answer(self, sock: socket.socket) -> None:
+        try:
+            with sock, contextlib.suppress(OSError, EOFError):  # AuthenticationError is an OSError: a stranger
+                Channel.accept(sock, self._secret, CALL_TIMEOUT_S).send(self._name.encode())
+        finally:
+            self._callers.release()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Where a host says that it can be reached."""
+
+    #: Unique name of the host in the job.
+    name: str
+    #: Addresses, best first.
+    addresses: tuple[str, ...]
+    #: Port of its :class:`Beacon`.
+    port: int
+
+
+def call(claims: Sequence[Claim], secret: bytes) -> dict[str, tuple[str, ...]]:
+    """Call every claimed address from here; returns those that answered, by name of the host."""
+    pairs = [(claim, address) for claim in claims for address in claim.addresses]
+    if not pairs:
+        return {}
+    with ThreadPoolExecutor(max_workers=min(32, len(pairs)), thread_name_prefix="hvd-call") as pool:
+        answers = list(pool.map(lambda pair: _answers(pair[0], pair[1], secret), pairs))
+    return {
+        claim.name: tuple(a for (other, a), ok in zip(pairs, answers, strict=True) if ok and other is claim)
+        for claim in claims
+    }
+
+
+def _answers(claim: Claim, address: str, secret: bytes) -> bool:
+    try:
+        with socket.create_connection((address, claim.port), timeout=CONNECT_TIMEOUT_S) as sock:
+            return Channel.connect(sock, secret, CALL_TIMEOUT_S).recv() == claim.name.encode()
+    except (OSError, EOFError, AuthenticationError) as error:
+        logger.debug("%s does not answer at %s: %s", claim.name, address, error)
+        return False
+
+
+def witnesses(names: Sequence[str], name: str) -> list[str]:
+    """The hosts that should call ``name``: the next ones in the circle. Pure."""
+    start = names.index(name)
+    return [names[(start + step) % len(names)] for step in range(1, min(len(names) - 1, NUM_WITNESSES) + 1)]
+
+
+def choose(claims: Sequence[Claim], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> dict[str, str]:
+    """The first address of each host at which every one of its witnesses reached it. Pure.
+
+    Args:
+        claims: one per host.
+        reached: witness -> host -> the addresses at which the host answered.
+
+    Raises:
+        LaunchError: a host has no such address; the text says who reached it where.
+    """
+    names = [claim.name for claim in claims]
+    chosen: dict[str, str] = {}
+    lost: list[str] = []
+    for claim in claims:
+        callers = witnesses(names, claim.name)
+        good = [a for a in claim.addresses if all(a in reached[caller].get(claim.name, ()) for caller in callers)]
+        if good:
+            chosen[claim.name] = good[0]
+            continue
+        story = "; ".join(
+            f"{caller} at {', '.join(reached[caller].get(claim.name, ())) or 'none'}" for caller in callers
+        )
+        lost.append(f"{claim.name} has {', '.join(claim.addresses) or 'no address'}; reached by {story}")
+    if lost:
+        raise LaunchError(
+            "no address of these hosts is reached by all others, so the workers could not talk to each other:\n  "
+            + "\n  ".join(lost)
+            + "\nOpen the ports between the hosts, or name the interfaces to use with --network-interfaces."
+        )
+    return chosen

@@ -1,0 +1,293 @@
+"""Another host, reached through ssh: its agent, and the workers that the agent runs for us."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch import ssh
+from hvd_cluster.launch.agent_message import (
+    END,
+    Call,
+    Event,
+    Hello,
+    Line,
+    NotStarted,
+    Reached,
+    Signal,
+    Start,
+    Status,
+)
+from hvd_cluster.launch.child import ChildProcess
+from hvd_cluster.launch.environment import python_path
+from hvd_cluster.launch.greeting import Greeting
+from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.logs import OnLine, Tail
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.launch.process import OnEvent
+from hvd_cluster.launch.reach import Claim
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.task import Task
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.topology import Topology, inherited
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that an agent gets to end after it was told to.
+_END_GRACE_S = 8.0
+
+
+class RemoteWorker:
+    """A worker on another host; see :class:`hvd_cluster.launch.group.Worker`."""
+
+    def __init__(
+        self,
+        host: RemoteHost,
+        key: int,
+        topology: Topology,
+        on_line: OnLine,
+        on_event: OnEvent,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.rank = topology.rank
+        self.ready = False
+        self.reported: Outcome | None = None
+        self.outcome: Outcome | None = None
+        self._host = host
+        self._key = key
+        self._host_name = topology.host
+        self._on_line = on_line
+        self._on_event = on_event
+        self._on_change = on_change
+        self._tail = Tail()
+        self._ended = threading.Event()
+
+    @property
+    def output_tail(self) -> str:
+        """The last lines of its output."""
+        return self._tail.text()
+
+    def terminate(self) -> None:
+        """SIGTERM to the process and its group."""
+        self._host.send(Signal(self._key, kill=False))
+
+    def kill(self) -> None:
+        """SIGKILL to the process and its group."""
+        self._host.send(Signal(self._key, kill=True))
+
+    def wait(self) -> Outcome | None:
+        """Wait until it has ended, or its host has vanished."""
+        self._ended.wait()
+        return self.outcome
+
+    def hear(self, message: Line | Event | Status | NotStarted) -> None:
+        """Take what the agent says about this worker."""
+        try:
+            if isinstance(message, Line):
+                self._tail.add(message.text)
+                self._on_line(self.rank, message.stream, message.text)
+                return
+            if isinstance(message, Event):
+                self._on_event(self.rank, json.loads(message.json))
+                return
+        except Exception:  # a caller's broken sink must not cost the job
+            logger.exception("what rank %d said could not be passed on", self.rank)
+            return
+        if isinstance(message, NotStarted):
+            self.lose(f"could not be started on {self._host_name}: {message.why}")
+            return
+        self.ready = message.ready
+        self.reported = message.reported and replace(message.reported, output_tail=self.output_tail)
+        if message.outcome is not None:
+            self.outcome = replace(message.outcome, output_tail=self.output_tail)
+            self._ended.set()
+        self._on_change()
+
+    def lose(self, why: str) -> None:
+        """It will never be heard of again."""
+        if self.outcome is None:
+            text = f"rank {self.rank} {why}"
+            self.outcome = Outcome(
+                self.rank,
+                self._host_name,
+                error=ErrorReport("LaunchError", text, f"hvd_cluster.errors.LaunchError: {text}\n"),
+                finished_at=time.time(),
+                output_tail=self.output_tail,
+            )
+            self._ended.set()
+            self._on_change()
+
+
+class RemoteHost:
+    """One other host: an ssh that runs the agent there, and the agent's call back.
+
+    Args:
+        host: whom to call.
+        greeting: what the agent is told.
+        options: how ssh is called.
+        on_change: called, from another thread, when the agent has reported in, or has gone.
+    """
+
+    def __init__(self, host: Host, greeting: Greeting, options: Ssh, on_change: Callable[[], None]) -> None:
+        self.host = host
+        #: What the agent said of its host; None before it did.
+        self.hello: Hello | None = None
+        #: The launcher's address that the agent reached.
+        self.launcher_address = ""
+        #: Why the host cannot be used (any more); empty while it can.
+        self.gone = ""
+        #: It is gone because it is perhaps not up yet.
+        self.may_come = False
+        self._options = options
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._workers: dict[int, RemoteWorker] = {}
+        self._reached: Mapping[str, tuple[str, ...]] | None = None
+        self._changed = threading.Condition()
+        self._channel: Channel | None = None
+        self._reader: threading.Thread | None = None
+        reader, self._stdin = os.pipe()
+        command = options.agent_command(python_path(inherited().get("PYTHONPATH", "")))
+        self._ssh = ChildProcess(
+            0,
+            [sys.executable, "-I", "-S", _leash(), str(os.getpid()), *options.arguments(host.name, command)],
+            inherited(),
+            stdin=reader,
+            on_line=self._ssh_said,
+            on_exit=self._ssh_ended,
+        )
+        try:
+            self._ssh.start()
+            os.write(self._stdin, greeting.to_line())
+        except BaseException:  # raised again: the pipe would stay open
+            os.close(self._stdin)
+            raise
+        finally:
+            os.close(reader)
+
+    def attach(self, hello: Hello, channel: Channel) -> None:
+        """The agent has called back."""
+        self.launcher_address = channel.local_host
+        self._channel = channel
+        self.hello = hello
+        self._reader = threading.Thread(target=self._read, args=(channel,), name=f"hvd-{self.host.name}", daemon=True)
+        self._reader.start()
+        self._notify()
+
+    def call(self, claims: tuple[Claim, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
+        """Let the agent call other hosts; the addresses at which they answered, by name. Nothing if it has gone."""
+        self.send(Call(claims))
+        with self._changed:
+            self._changed.wait_for(lambda: self._reached is not None or bool(self.gone), timeout_s)
+            return self._reached or {}
+
+    def start(
+        self,
+        key: int,
+        task: Task,
+        topology: Topology,
+        env: Mapping[str, str | None],
+        on_change: Callable[[], None],
+        *,
+        on_line: OnLine,
+        on_event: OnEvent,
+    ) -> RemoteWorker:
+        """Start a worker there; it is lost at once where the host has gone."""
+        worker = RemoteWorker(self, key, topology, on_line, on_event, on_change)
+        with self._lock:
+            self._workers[key] = worker
+            gone = self.gone
+        if gone:
+            worker.lose(f"could not be started: {gone}")
+        else:
+            self.send(Start(key, task, topology, env))
+        return worker
+
+    def send(self, message: object) -> None:
+        """Tell the agent something; nothing happens where it has gone."""
+        with contextlib.suppress(OSError):
+            if self._channel is not None:
+                self._channel.send(pickle.dumps(message))
+
+    def let_end(self) -> None:
+        """Tell the agent to end, and with it what still runs there."""
+        with contextlib.suppress(OSError):
+            if self._channel is not None:
+                self._channel.send(END)
+
+    def close(self, deadline_s: float) -> None:
+        """Wait for the agent's end until ``deadline_s``; what is left then ends with the connection."""
+        ended = threading.Thread(target=self._ssh.join, name="hvd-ssh-end", daemon=True)
+        ended.start()
+        if self._channel is not None and not self.gone:
+            ended.join(max(0.0, deadline_s - time.monotonic()))
+        with contextlib.suppress(OSError):
+            os.close(self._stdin)  # the agent dies of that, and the guard there ends its workers
+        ended.join(1.0)
+        self._ssh.signal(9)
+        if self._channel is not None:
+            self._channel.close()
+        ended.join()
+        if self._reader is not None:
+            self._reader.join()
+
+    def _read(self, channel: Channel) -> None:
+        why = "the connection to its agent ended"
+        try:
+            while True:
+                self._hear(pickle.loads(channel.recv()))
+        except AuthenticationError as error:
+            why = f"its agent sent a message without the job's signature: {error}"
+        except EOFError:
+            pass
+        except OSError as error:
+            why = f"it does not answer any more: {error.strerror or error}"
+        self._lose(f"lost its host {self.host.name}: {why}")
+
+    def _hear(self, message: Reached | Line | Event | Status | NotStarted) -> None:
+        if isinstance(message, Reached):
+            self._reached = message.addresses
+            self._notify()
+            return
+        with self._lock:
+            worker = self._workers.get(message.key)
+        if worker is not None:
+            worker.hear(message)
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            self.gone = self.gone or why
+            workers = list(self._workers.values())
+        for worker in workers:
+            worker.lose(self.gone)
+        self._notify()
+
+    def _ssh_said(self, _rank: int, _stream: str, line: str) -> None:
+        logger.info("%s: %s", self.host.name, line)
+
+    def _ssh_ended(self, exit_code: int) -> None:
+        if self._channel is None:
+            self.may_come = ssh.may_pass(exit_code, self._ssh.tail.text())
+            self._lose(ssh.ending(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
+        else:
+            self._channel.close()  # the reader says so to the workers
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        self._on_change()
+
+
+def _leash() -> str:
+    from hvd_cluster.launch import leash
+
+    return leash.__file__

@@ -1,0 +1,69 @@
+"""What the workers of a job are to do: the user's command, or a packed call. Frozen, so that it can travel to hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hvd_cluster.launch.group import Worker
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
+from hvd_cluster.launch.program import ProgramProcess
+from hvd_cluster.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One of ``command`` and ``call``."""
+
+    #: Program and arguments.
+    command: tuple[str, ...] | None = None
+    #: What :func:`hvd_cluster.launch.call.pack` returned.
+    call: bytes | None = None
+    #: Variables on top of the environment of the process that starts the worker; None removes one.
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    #: The Python that runs ``call``; None for the one that starts the worker.
+    executable: str | None = None
+    #: Let ``import horovod`` resolve in the worker; None does as the process does that starts it.
+    as_horovod: bool | None = None
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.call is None):
+            raise ValueError("a task is either a command or a call")
+
+
+def start_worker(
+    task: Task,
+    topology: Topology,
+    env: Mapping[str, str | None],
+    on_change: Callable[[], None],
+    *,
+    on_line: OnLine,
+    on_event: OnEvent = ignore_event,
+) -> Worker:
+    """Start one worker of ``task`` on this host.
+
+    Args:
+        task: what it does.
+        topology: its place.
+        env: variables of this very worker, on top of the task's.
+        on_change: called, from another thread, whenever its ``ready``, ``reported`` or ``outcome`` has changed.
+        on_line: gets its output.
+        on_event: gets its progress reports; a command makes none.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    variables = {**task.env, **env}
+    if task.command is not None:
+        return ProgramProcess(topology, task.command, variables, task.as_horovod, on_line, on_change)
+    return WorkerProcess(
+        topology,
+        task.call,
+        env=variables,
+        executable=task.executable,
+        as_horovod=task.as_horovod,
+        on_line=on_line,
+        on_event=on_event,
+        on_change=on_change,
+    )

@@ -1,0 +1,33 @@
+"""Messages through the job's key-value store: many may post, one reads, in order."""
+
+from __future__ import annotations
+
+from hvd_cluster.rendezvous.client import KeyValueClient
+
+
+def post(client: KeyValueClient, box: str, message: bytes) -> None:
+    """Put ``message`` behind those that are in ``box``."""
+    number = client.add(f"{box}/posted", 1) - 1
+    client.set(f"{box}/{number}", message)
+
+
+class MailboxReader:
+    """The one reader of a box.
+
+    Args:
+        client: a connection of the reader's own, if it reads in a thread of its own: a read keeps it busy.
+        box: the name of the box.
+    """
+
+    def __init__(self, client: KeyValueClient, box: str) -> None:
+        self._client = client
+        self._box = box
+        self._next = 0
+
+    def next(self, timeout_s: float) -> bytes:
+        """The oldest message that was not read yet; raises ``TimeoutError`` where none comes in time."""
+        key = f"{self._box}/{self._next}"
+        message = self._client.get(key, timeout_s)
+        self._client.delete(key)
+        self._next += 1
+        return message

@@ -1,0 +1,96 @@
+"""A worker's side of an elastic job: which place has it now? The driver answers through the job's store.
+
+A worker that is new, or has left its world, asks for a place; the driver answers when a new world comes together.
+What is asked and answered, as JSON: ``{"worker", "after"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
+fields of its new :class:`~hvd_cluster.topology.Topology` and ``newcomers``, or ``{"leave": why}``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import replace
+
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.mailbox import MailboxReader, post
+from hvd_cluster.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+#: Where the driver reads what workers ask.
+DRIVER_BOX = "elastic/driver"
+#: The fields of a topology that a new world changes.
+PLACE_FIELDS = (
+    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
+    *("host", "generation", "master", "rendezvous"),
+)
+#: How much longer than the driver a worker has patience.
+_GRACE_S = 60.0
+
+
+def place_box(worker: str) -> str:
+    """Where ``worker`` reads its places."""
+    return f"elastic/place/{worker}"
+
+
+def news_box(worker: str) -> str:
+    """Where ``worker`` reads that the hosts have changed."""
+    return f"elastic/news/{worker}"
+
+
+class Membership:
+    """One process's part in an elastic job.
+
+    Args:
+        topology: what the process was started with.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._client = KeyValueClient(topology.rendezvous, topology.secret)
+        self._places = MailboxReader(self._client, place_box(topology.worker))
+        self._after = -1
+        #: Workers of the present world that were not in the one before.
+        self.num_newcomers = 0
+
+    def next_place(self, timeout_s: float) -> Topology:
+        """Leave the world before, if there was one, and wait for the next.
+
+        Args:
+            timeout_s: how long the driver waits for enough workers.
+
+        Raises:
+            ConnectionError: the driver has gone, or has not answered in time.
+            SystemExit: the job goes on without this worker.
+        """
+        asked = {"worker": self.topology.worker, "after": self._after}
+        post(self._client, DRIVER_BOX, json.dumps(asked).encode())
+        try:
+            answer = json.loads(self._places.next(timeout_s + _GRACE_S))
+        except TimeoutError as error:
+            raise ConnectionError(f"the driver gave this worker no place within {timeout_s + _GRACE_S:g} s") from error
+        if "leave" in answer:
+            logger.info("this worker leaves the job: %s", answer["leave"])
+            sys.exit(0)
+        self.topology = replace(self.topology, **{name: answer[name] for name in PLACE_FIELDS})
+        self._after = self.topology.generation
+        self.num_newcomers = int(answer["newcomers"])
+        return self.topology
+
+    def news(self) -> MailboxReader:
+        """What the driver tells this worker unasked, over a connection of its own."""
+        return MailboxReader(self._client.clone(), news_box(self.topology.worker))
+
+
+_membership: Membership | None = None
+_owner_pid = 0
+
+
+def membership(topology: Topology) -> Membership:
+    """The one membership of this process."""
+    global _membership, _owner_pid
+    if _membership is None or _owner_pid != os.getpid():
+        _membership, _owner_pid = Membership(topology), os.getpid()
+    return _membership

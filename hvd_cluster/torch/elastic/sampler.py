@@ -1,0 +1,73 @@
+"""Which samples of a dataset this worker takes, in an epoch whose workers may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+
+from hvd_cluster.elastic.sampling import epoch_order, share
+from hvd_cluster.engine import basics
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Deals a dataset to the workers, and after they have changed deals what is left of the epoch anew.
+
+    Pass it to a ``DataLoader`` and to a :class:`~hvd_cluster.torch.elastic.TorchState`, and call :meth:`record_batch`
+    behind every step, before the commit.
+
+    Args:
+        dataset: what has a length.
+        shuffle: another order in each epoch.
+        seed: of the order; equal on all ranks.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        #: How many of the epoch's samples all workers together have processed.
+        self.processed_num = 0
+        self.rank = 0
+        self.num_replicas = 1
+        #: The samples that are left to all workers together, in order.
+        self.remaining_indices: list[int] = []
+        #: Those of them that are this worker's.
+        self.indices: list[int] = []
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch``: call it at the end of each, so that a restored state does not begin the epoch anew."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that every worker has processed a batch of ``batch_size`` samples."""
+        self.processed_num = min(len(self.dataset), self.processed_num + batch_size * self.num_replicas)
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"epoch", "processed_num"}``."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to that place, and deal what is left there to the present workers."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Deal the samples that are left to the workers that there are now."""
+        if basics.is_initialized():
+            self.rank, self.num_replicas = basics.rank(), basics.size()
+        order = epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch)
+        self.remaining_indices = order[self.processed_num :].tolist()
+        self.indices = share(order, self.processed_num, self.rank, self.num_replicas).tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)

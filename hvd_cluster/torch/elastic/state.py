@@ -1,0 +1,171 @@
+"""The state of a torch training function: models, optimizers, samplers and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.engine import basics
+from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.torch.elastic.sampler import ElasticSampler
+from hvd_cluster.torch.elastic.snapshot import copied
+from hvd_cluster.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.ops import broadcast
+
+
+class StateHandler:
+    """How one kind of object is saved, restored and made equal on all ranks."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._saved: Any = None
+        self.save()
+
+    def save(self) -> None:
+        """Keep a copy of the object's state dict, in the memory of the copy before."""
+        self._saved = copied(self.value.state_dict(), self._saved)
+
+    def restore(self) -> None:
+        """Load what was saved last."""
+        self.value.load_state_dict(copied(self._saved))
+
+    def sync(self) -> None:
+        """Take over rank 0's state, and save it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is made equal on all ranks")
+
+    def reset(self) -> None:
+        """Adapt to a new world."""
+
+    def set_value(self, value: Any) -> None:
+        """Take care of another object from now on."""
+        self.value = value
+        self.save()
+
+
+class ModelStateHandler(StateHandler):
+    """A ``torch.nn.Module``."""
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)  # copies into the model's own tensors
+
+    def sync(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(StateHandler):
+    """A ``torch.optim.Optimizer``, wrapped or not."""
+
+    def restore(self) -> None:
+        try:
+            self.value.load_state_dict(copied(self._saved))
+        except HorovodInternalError:
+            # Gradients were on their way when the world broke; now they are forgotten.
+            self.value.load_state_dict(copied(self._saved))
+        for group in self.value.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None  # of the step that did not come about
+
+    def sync(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(StateHandler):
+    """An :class:`~hvd_cluster.torch.elastic.sampler.ElasticSampler`."""
+
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        self.save()
+
+    def reset(self) -> None:
+        self.value.reset()
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """Which class is taken care of by which handler; the first that fits counts."""
+    return _registry
+
+
+def set_handler_registry(registry: Iterable[tuple[type, type[StateHandler]]]) -> None:
+    """Replace the table of :func:`get_handler_registry`, for states that are made from now on."""
+    _registry[:] = registry
+
+
+class TorchState(ObjectState):
+    """What a torch training function must not lose.
+
+    Assigning to an attribute that has a handler hands the new object to the handler, which saves it.
+
+    Args:
+        model: a module.
+        optimizer: an optimizer.
+        kwargs: further modules, optimizers, samplers, and plain values that can be pickled: ``epoch=0, batch=0``.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        given = {**kwargs, **{n: v for n, v in (("model", model), ("optimizer", optimizer)) if v is not None}}
+        handlers = {name: handler for name, value in given.items() if (handler := _handler_of(value)) is not None}
+        object.__setattr__(self, "_handlers", handlers)
+        for name, handler in handlers.items():
+            object.__setattr__(self, name, handler.value)
+        if model is None:
+            self.model = None
+        if optimizer is None:
+            self.optimizer = None
+        plain = {name: value for name, value in given.items() if name not in handlers}
+        super().__init__(broadcast_object, basics.rank, **plain)
+
+    _handlers: dict[str, StateHandler]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._handlers:
+            self._handlers[name].set_value(value)
+        object.__setattr__(self, name, value)
+
+    def save(self) -> None:
+        """Copy everything into memory: models and optimizers on their own devices, into the copies of last time."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to what was saved last; gradients are cleared."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """Make everything that of rank 0, and save it."""
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self) -> None:
+        """Deal the samples that are left to the workers of the new world."""
+        for handler in self._handlers.values():
+            handler.reset()
+
+    def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
+        # One small tensor instead of a pickled object: this happens at every commit.
+        before, latest, change = broadcast(torch.tensor(news, dtype=torch.float64), 0, "elastic.news").tolist()
+        return before, latest, int(change)
+
+
+def _handler_of(value: Any) -> StateHandler | None:
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return None

@@ -1,0 +1,100 @@
+"""A petastorm reader under TensorFlow, in a process of its own: TensorFlow's import leaves variables behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvd_cluster.data.petastorm import make_reader
+from hvd_cluster.data.petastorm.tf_utils import converted, described, make_petastorm_dataset
+from hvd_cluster.data.petastorm.unischema import UnischemaField
+from hvd_cluster.errors import MissingExtraError
+
+FILES = Path(__file__).parent / "files"
+with_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
+)
+
+
+def run(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(FILES)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "expected"),
+    [
+        (np.uint16, (2, None), ("int32", (2, None))),
+        (np.uint32, (), ("int64", ())),
+        (np.bool_, (), ("bool", ())),
+        (np.str_, (), ("string", ())),
+        (Decimal, (), ("string", ())),
+        (np.datetime64, (), ("int64", ())),
+    ],
+)
+def test_fields_are_described_as_petastorm_does(dtype: Any, shape: tuple[int | None, ...], expected: Any) -> None:
+    field = UnischemaField("x", dtype, shape)
+    assert described(field, batched=False) == expected
+    assert described(field, batched=True) == (expected[0], (None, *expected[1]))
+
+
+def test_values_are_converted_and_nulls_named() -> None:
+    assert converted("x", np.uint16(5)).dtype == np.int32
+    assert converted("x", Decimal("1.50")).tolist() == "1.50"
+    assert converted("x", np.datetime64("1970-01-02")).tolist() == 86400 * 10**9
+    for value in (None, np.array([1, None], dtype=object)):
+        with pytest.raises(TypeError, match="'x' holds None"):
+            converted("x", value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="tensorflow is installed")
+def test_without_tensorflow_the_extra_is_named() -> None:
+    with make_reader(FILES / "keyed") as reader, pytest.raises(MissingExtraError, match=r"hvd-cluster\[tensorflow\]"):
+        make_petastorm_dataset(reader)
+
+
+@with_tensorflow
+def test_rows_and_batches_come_as_namedtuples() -> None:
+    run("""
+import sys
+import numpy as np
+from hvd_cluster.data.petastorm import make_batch_reader, make_reader
+from hvd_cluster.data.petastorm.tf_utils import make_petastorm_dataset
+fields = ["id", "u16", "png", "moment", "points"]
+with make_reader(sys.argv[1] + "/everything", fields, shuffle_row_groups=False) as reader:
+    dataset = make_petastorm_dataset(reader)
+    for _ in range(2):
+        rows = list(dataset)
+        assert sorted(int(row.id) for row in rows) == list(range(10))
+        assert all(row.png.shape == (8, 6, 3) and int(row.u16) == 60000 + int(row.id) for row in rows)
+    assert rows[0].points.shape[1] == 3 and rows[0].u16.dtype.name == "int32", rows[0]
+with make_batch_reader(sys.argv[1] + "/plain", ["id", "x", "v"], shuffle_row_groups=False) as reader:
+    batches = list(make_petastorm_dataset(reader))
+    ids = np.concatenate([batch.id.numpy() for batch in batches])
+    assert sorted(ids) == list(range(10))
+    assert all(batch.v.shape == (len(batch.id), 2) for batch in batches)
+""")
+
+
+@with_tensorflow
+def test_a_converter_gives_batches_of_the_size_asked_for() -> None:
+    run("""
+import sys
+from hvd_cluster.data.converter import make_spark_converter
+converter = make_spark_converter(sys.argv[1] + "/plain")
+with converter.make_tf_dataset(batch_size=4, num_epochs=1, schema_fields=["id", "x"]) as dataset:
+    batches = list(dataset)
+assert [len(batch.id) for batch in batches] == [4, 4, 2]
+assert sorted(int(i) for batch in batches for i in batch.id) == list(range(10))
+with converter.make_tf_dataset(batch_size=4, shuffling_queue_capacity=6, schema_fields=["id"]) as dataset:
+    assert sum(len(batch.id) for batch in dataset.take(20)) >= 60
+""")

@@ -1,0 +1,280 @@
+"""What columns become: every type, declared shapes, padding, nulls by policy, decode functions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_cluster.data.cache import MemoryCache
+from hvd_cluster.data.column_rules import padded
+from hvd_cluster.data.decoding import RawTensor
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.vectors import vector_type
+from hvd_cluster.errors import DataError
+
+
+def one_batch(folder: Path, table: pa.Table, columns: Any = None, **options: Any) -> dict[str, Any]:
+    """All rows in their order, read from row groups of three."""
+    folder.mkdir(exist_ok=True)
+    pq.write_table(table, folder / "a.parquet", row_group_size=3)
+    options = {"batch_size": table.num_rows, "shuffle": False, "remainder": "partial", **options}
+    (batch,) = ParquetReader(folder, columns, **options)
+    return batch
+
+
+def test_times_are_counts_of_their_unit(tmp_path: Path) -> None:
+    moments = [dt.datetime(1970, 1, 2), dt.datetime(1969, 12, 31, 23, 59, 59, 999999)]  # noqa: DTZ001
+    table = pa.table(
+        {
+            "us": pa.array(moments, pa.timestamp("us")),
+            "ns": pa.array(moments, pa.timestamp("ns", "UTC")),
+            "day": pa.array([dt.date(1970, 1, 11), dt.date(1969, 12, 31)]),
+            "time": pa.array([dt.time(0, 0, 1), dt.time(1)], pa.time32("ms")),
+            "span": pa.array([5, -7], pa.duration("ms")),
+        }
+    )
+    batch = one_batch(tmp_path, table)
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "us": [86_400_000_000, -1],
+        "ns": [86_400_000_000_000, -1000],
+        "day": [10, -1],
+        "time": [1000, 3_600_000],
+        "span": [5, -7],
+    }
+    assert {values.dtype for values in batch.values()} == {torch.int64}
+
+
+def test_files_with_other_units_come_in_the_unit_of_the_first(tmp_path: Path) -> None:
+    for name, unit in (("a", "ms"), ("b", "us")):
+        table = pa.table({"t": pa.array([dt.datetime(1970, 1, 1, 0, 0, 2)], pa.timestamp(unit))})  # noqa: DTZ001
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    reader = ParquetReader(tmp_path, batch_size=2)
+    assert reader.schema["t"] == Column("t", Kind.TIME, "int64", unit="ms")
+    assert next(iter(reader))["t"].tolist() == [2000, 2000]
+
+
+def test_decimals_are_float64(tmp_path: Path) -> None:
+    values = [decimal.Decimal("1.25"), decimal.Decimal("-99999999.75"), decimal.Decimal("0")]
+    batch = one_batch(tmp_path, pa.table({"d": pa.array(values, pa.decimal128(20, 2))}))
+    assert batch["d"].dtype == torch.float64
+    assert batch["d"].tolist() == [1.25, -99999999.75, 0.0]
+
+
+def test_lists_take_their_declared_shape(tmp_path: Path) -> None:
+    values = np.arange(5 * 12, dtype=np.float32).reshape(5, 12)
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 12)
+    table = pa.table(
+        {"fixed": fixed, "lists": [row.tolist() for row in values], "nested": values.reshape(5, 3, 4).tolist()}
+    )
+    batch = one_batch(tmp_path, table, shapes={"fixed": (3, 4), "lists": (2, 2, 3), "nested": (3, 4)})
+    assert np.array_equal(batch["fixed"], values.reshape(5, 3, 4))
+    assert np.array_equal(batch["lists"], values.reshape(5, 2, 2, 3))
+    assert np.array_equal(batch["nested"], values.reshape(5, 3, 4))
+
+
+def test_lists_without_a_declared_shape_have_the_length_of_the_first(tmp_path: Path) -> None:
+    table = pa.table({"l": [[1, 2], [3, 4], [5, 6], [7, 8]], "v": vectors([[1.0, 2.0, 3.0]] * 4)})
+    batch = one_batch(tmp_path, table)
+    assert batch["l"].shape == (4, 2)
+    assert batch["v"].shape == (4, 3)
+    with pytest.raises(DataError, match="(?s)row group 1 of .*'l' holds lists of different lengths, 2 and 1") as caught:
+        one_batch(tmp_path, pa.table({"l": [[1, 2], [3, 4], [5, 6], [7]]}))
+    assert "pad or cut" in str(caught.value)
+
+
+def vectors(rows: list[Any]) -> pa.Array:
+    """Dense vectors of lists, sparse ones of (size, indices, values)."""
+    dicts = [
+        {"type": 0, "size": row[0], "indices": row[1], "values": row[2]}
+        if isinstance(row, tuple)
+        else {"type": 1, "size": None, "indices": None, "values": row}
+        for row in rows
+    ]
+    return pa.array(dicts, vector_type())
+
+
+def test_spark_vectors_are_dense_tensors(tmp_path: Path) -> None:
+    batch = one_batch(
+        tmp_path, pa.table({"v": vectors([[1.0, 2.0, 3.0], (3, [2], [5.0]), (3, [], []), [4.0, 5.0, 6.0]])})
+    )
+    assert batch["v"].tolist() == [[1, 2, 3], [0, 0, 5], [0, 0, 0], [4, 5, 6]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(lists=st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_size=10), length=st.integers(1, 5))
+def test_padding_is_what_python_does_row_by_row(lists: list[list[int]], length: int) -> None:
+    flat = np.array([value for one in lists for value in one], dtype=np.int64)
+    lengths = np.array([len(one) for one in lists])
+    expected = [(one + [-1] * length)[:length] for one in lists]
+    assert padded(flat, lengths, length, -1).tolist() == expected
+
+
+def test_ragged_lists_are_padded_and_cut_to_the_declared_length(tmp_path: Path) -> None:
+    lists: Any = [[1, 2, 3, 4], [], [5], None, [6, None]]
+    table = pa.table({"t": pa.array(lists, pa.list_(pa.int32()))})
+    batch = one_batch(tmp_path, table, shapes={"t": (3,)}, pad={"t": -1}, fill_nulls={"t": 9})
+    assert batch["t"].dtype == torch.int32
+    assert batch["t"].tolist() == [[1, 2, 3], [-1, -1, -1], [5, -1, -1], [9, 9, 9], [6, 9, -1]]
+
+
+def test_nulls_are_an_error_a_value_or_a_row_that_is_left_out(tmp_path: Path) -> None:
+    table = pa.table(
+        {"x": [0.5, None, 2.5, None, 4.5, 5.5, 6.5], "k": [0, 1, None, 3, 4, 5, 6], "b": [True, None] * 3 + [False]}
+    )
+    with pytest.raises(DataError, match="'x' holds 1 null") as caught:
+        one_batch(tmp_path, table)
+    assert "row group 0 of" in str(caught.value)
+    filled = one_batch(tmp_path, table, fill_nulls={"x": -1, "k": 7, "b": True})
+    assert filled["x"].tolist() == [0.5, -1, 2.5, -1, 4.5, 5.5, 6.5]
+    assert filled["k"].tolist() == [0, 1, 7, 3, 4, 5, 6]
+    assert filled["b"].tolist() == [True] * 6 + [False]
+    assert one_batch(tmp_path, table, drop_nulls=True)["k"].tolist() == [0, 4, 6]
+    assert one_batch(tmp_path, table, ["x", "k"], drop_nulls=["x"], fill_nulls={"k": 7})["k"].tolist() == [
+        0,
+        7,
+        4,
+        5,
+        6,
+    ]
+
+
+def test_nulls_in_vectors_and_lists_leave_out_the_row(tmp_path: Path) -> None:
+    rows = vectors([[1.0, 2.0]] * 4).to_pylist()
+    table = pa.table(
+        {
+            "v": pa.array([rows[0], None, rows[2], rows[3]], vector_type()),
+            "l": pa.array([[1, 2], [3, 4], None, [5, 6]], pa.list_(pa.int64())),
+        }
+    )
+    batch = one_batch(tmp_path, table, drop_nulls=True)
+    assert batch["l"].tolist() == [[1, 2], [5, 6]]
+    assert batch["v"].shape == (2, 2)
+
+
+# --- decode functions -----------------------------------------------------------------------------------------------
+
+
+def images(count: int) -> tuple[list[bytes], Any]:
+    arrays = np.random.default_rng(0).integers(0, 256, (count, 4, 5, 3), dtype=np.uint8)
+    packed = []
+    for array in arrays:
+        stream = io.BytesIO()
+        np.save(stream, array)
+        packed.append(stream.getvalue())
+    return packed, arrays
+
+
+def load(data: bytes) -> Any:
+    return np.load(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_decode_function_makes_tensors_of_binary_and_text(tmp_path: Path, shuffle: bool, cached: bool) -> None:
+    packed, arrays = images(20)
+    table = pa.table({"id": range(20), "image": packed, "name": [f"n{i}" for i in range(20)]})
+    decode = {"image": load, "name": lambda text: int(text[1:])}
+    cache = MemoryCache(1 << 20) if cached else None
+    for _ in range(2):
+        batch = one_batch(tmp_path, table, decode=decode, shuffle=shuffle, window_bytes=500, cache=cache)
+        ids = batch["id"]
+        assert torch.equal(batch["name"], ids)
+        assert torch.equal(batch["image"], torch.from_numpy(arrays)[ids])
+
+
+def test_decode_functions_see_the_rows_of_their_rank_only(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"s": [str(i) for i in range(40)]}), tmp_path / "a.parquet")
+    seen: list[int] = []
+
+    def decode(text: str) -> int:
+        seen.append(int(text))
+        return int(text)
+
+    for rank in range(2):
+        reader = ParquetReader(tmp_path, batch_size=5, rank=rank, size=2, decode={"s": decode})
+        assert reader.schema["s"] == Column("s", Kind.NUMERIC, "int64")
+        seen.remove(0)  # the first row, to learn the schema
+        assert len(list(reader)) == 4
+    assert sorted(seen) == list(range(40))
+
+
+@pytest.mark.parametrize("arrow_type", [pa.binary(), pa.large_binary(), pa.binary(12)], ids=str)
+def test_raw_tensors_are_decoded_whole_columns_at_once(tmp_path: Path, arrow_type: Any) -> None:
+    values = np.random.default_rng(1).standard_normal((10, 3)).astype("<f4")
+    table = pa.table({"id": range(10), "x": pa.array([row.tobytes() for row in values], arrow_type)})
+    for shuffle in (False, True):
+        batch = one_batch(tmp_path, table, decode={"x": RawTensor("float32", (3,))}, shuffle=shuffle)
+        assert np.array_equal(batch["x"], values[batch["id"].numpy()])
+        batch["x"].zero_()  # nobody else's memory
+    with pytest.raises(
+        DataError,
+        match=r"'x' holds a value of 12 bytes in row 0 of row group 0 of .*, but float32 of shape \(4,\) takes 16",
+    ):
+        one_batch(tmp_path, table, decode={"x": RawTensor("float32", (4,))}, batch_size=5)
+
+
+def test_decoded_values_reach_the_transformation(tmp_path: Path) -> None:
+    packed, arrays = images(6)
+    table = pa.table({"id": range(6), "image": packed})
+    batch = one_batch(
+        tmp_path,
+        table,
+        decode={"image": load},
+        transformation_fn=lambda row: {"id": row["id"], "mean": row["image"].astype("f8").mean()},
+    )
+    assert np.allclose(batch["mean"], arrays.reshape(6, -1).mean(1))
+
+
+def test_columns_of_any_type_can_be_decoded(tmp_path: Path) -> None:
+    table = pa.table({"s": [{"a": i, "b": "x"} for i in range(5)], "l": [["a"] * i for i in range(5)]})
+    with pytest.raises(DataError, match="(?s)'s' has the type struct.*'l' has the type list<"):
+        one_batch(tmp_path, table)
+    batch = one_batch(tmp_path, table, decode={"s": lambda value: value["a"], "l": len})
+    assert batch["s"].tolist() == batch["l"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (lambda text: int(text) // (int(text) - 4), "failed on row 1 of row group 1 of .*ZeroDivisionError"),
+        (lambda text: np.zeros(2 if text == "4" else 1), r"shape \(2,\).*row 1 of row group 1 of .*shape \(1,\)"),
+        (lambda text: 0.5 if text == "4" else 1, "dtype float64.*dtype int64 for the first row"),
+        (lambda text: text, "the decode function returned str in column 's'"),
+    ],
+    ids=["raises", "shape", "dtype", "text"],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_row(tmp_path: Path, decode: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        one_batch(tmp_path, pa.table({"s": [str(i) for i in range(9)]}), decode={"s": decode})
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"shapes": {"zzz": (1,)}}, "shapes names the column 'zzz', which is not read"),
+        ({"shapes": {"x": (2,)}}, "'x', which holds numeric, the shape"),
+        ({"pad": {"l": 0}}, r"shapes={'l': \(128,\)}"),
+        ({"pad": {"x": 0}, "fill_nulls": {"l": 0}}, "(?s)pad names column 'x'.*fill names column 'l'"),
+    ],
+)
+def test_rules_that_do_not_fit_their_column_are_refused(tmp_path: Path, rules: Any, message: str) -> None:
+    table = pa.table({"x": [1.0] * 4, "l": [[1, 2]] * 4})
+    with pytest.raises(DataError, match=message):
+        one_batch(tmp_path, table, **rules)
+
+
+def test_a_value_for_nulls_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="fill gives column 'x' of int64 the value 'many'"):
+        one_batch(tmp_path, pa.table({"x": [1, None]}), fill_nulls={"x": "many"})

@@ -1,0 +1,148 @@
+"""Readers on plain paths, lists of files, filesystems and URLs; what their batches can be given to."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for part in range(3):
+        ids = np.arange(part * 40, part * 40 + 40)
+        pq.write_table(
+            pa.table({"id": ids, "x": ids / 2, "s": ids.astype(str)}),
+            tmp_path / "in" / f"{part}.parquet",
+            row_group_size=16,
+        )
+    return tmp_path / "in"
+
+
+def rows(reader: ParquetReader) -> list[int]:
+    return [row for batch in reader for row in batch["id"].tolist()]
+
+
+def test_every_way_to_name_the_same_data_gives_the_same_batches(folder: Path) -> None:
+    read = functools.partial(ParquetReader, columns=["id", "x"], batch_size=10)
+    expected = rows(read(folder))
+    assert sorted(expected) == list(range(120))
+    files = sorted(map(str, folder.glob("*.parquet")))
+    assert rows(read(str(folder))) == expected
+    assert rows(read(folder.as_uri())) == expected
+    assert rows(read(files)) == expected
+    assert rows(read(str(folder), filesystem=pa.fs.LocalFileSystem())) == expected
+    assert rows(read("in", filesystem=pa.fs.SubTreeFileSystem(str(folder.parent), pa.fs.LocalFileSystem()))) == expected
+    assert rows(read(str(folder), filesystem=fsspec.filesystem("file"))) == expected
+    assert rows(read(str(folder), filesystem=Store.create(folder.parent))) == expected
+
+
+def test_a_memory_filesystem_by_url(folder: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    for file in folder.glob("*.parquet"):
+        memory.pipe(f"/bucket/data/{file.name}", file.read_bytes())
+    try:
+        assert rows(ParquetReader("memory://bucket/data", ["id"], batch_size=10)) == rows(
+            ParquetReader(folder, ["id"], batch_size=10)
+        )
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_all_columns_are_read_where_none_is_named(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"no tensor can be made of column 's' \(string\).*decode function"):
+        ParquetReader(folder, batch_size=4)
+    reader = ParquetReader(folder, batch_size=4, decode={"s": int})
+    assert reader.schema.names == ("id", "x", "s")
+    assert all(torch.equal(batch["s"], batch["id"]) for batch in reader)
+
+
+def test_numpy_arrays_on_request(folder: Path) -> None:
+    tensors = list(ParquetReader(folder, ["x", "id"], batch_size=7))
+    arrays = list(ParquetReader(folder, ["x", "id"], batch_size=7, arrays="numpy"))
+    assert len(tensors) == len(arrays) == 17
+    for one, other in zip(tensors, arrays, strict=True):
+        assert type(other["x"]) is np.ndarray
+        assert np.array_equal(one["x"], other["x"])
+        other["x"][:] = 0  # theirs alone
+
+
+def test_tensors_go_through_dlpack_without_a_copy(folder: Path) -> None:
+    batch = next(iter(ParquetReader(folder, ["x"], batch_size=7)))
+    there = np.from_dlpack(batch["x"])
+    assert there.__array_interface__["data"][0] == batch["x"].data_ptr()
+
+
+def test_a_data_loader_takes_a_reader(folder: Path) -> None:
+    reader = ParquetReader(folder, ["id"], batch_size=10)
+    loader = torch.utils.data.DataLoader(reader, batch_size=None)
+    assert len(loader) == 12
+    first = [batch["id"].tolist() for batch in loader]
+    assert first == [batch["id"].tolist() for batch in reader.epoch(0)]
+    second = [batch["id"].tolist() for batch in loader]
+    assert second == [batch["id"].tolist() for batch in reader.epoch(1)]
+
+
+def test_several_processes_of_a_data_loader_are_refused(folder: Path) -> None:
+    script = (
+        "import sys, torch; from hvd_cluster.data.reader import ParquetReader\n"
+        "reader = ParquetReader(sys.argv[1], ['id'], batch_size=10)\n"
+        "next(iter(torch.utils.data.DataLoader(reader, batch_size=None, num_workers=2)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "num_workers=2, which would each read everything: set it to 0" in done.stderr
+
+
+def test_a_reader_pickles_with_its_position(folder: Path) -> None:
+    reader = ParquetReader(folder, ["id"], batch_size=10)
+    next(iter(reader))
+    again = pickle.loads(pickle.dumps(reader))
+    assert rows(again) == rows(reader)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("nowhere", {}, "there is no Parquet at"),
+        (7, {}, "cannot read 7: give a path"),
+        ([], {}, r"cannot read \[\]: give a path"),
+        ("", {"columns": "id"}, "columns is the text 'id'"),
+        ("", {"columns": ["ID"]}, "there is no column 'ID'; did you mean 'id'"),
+        (
+            "",
+            {"rank": 2, "size": 2, "arrays": "jax", "lanes": 0},
+            "(?s)rank is 2 of size 2.*arrays is 'jax'.*lanes is 0",
+        ),
+        ("", {"remainder": "keep"}, "remainder is 'keep': it is one of drop, pad, partial, uneven"),
+        ("", {"filesystem": object()}, "object is no filesystem"),
+    ],
+)
+def test_what_cannot_be_read_is_named(folder: Path, source: Any, options: dict[str, Any], message: str) -> None:
+    where = folder / source if isinstance(source, str) else source
+    with pytest.raises(DataError, match=message):
+        ParquetReader(where, **{"columns": ["id"], "batch_size": 4, **options})
+
+
+def test_readers_read_ahead_in_threads_that_close_with_the_iteration(folder: Path) -> None:
+    reader = ParquetReader(folder, ["id"], batch_size=4, window_bytes=64)
+    for _ in reader:
+        break
+    assert reader.position.row == 4
+    assert len(rows(reader)) == 116

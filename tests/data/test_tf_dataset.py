@@ -1,0 +1,81 @@
+"""A reader under TensorFlow's loops, in a process of its own: TensorFlow's import leaves variables behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.tf_dataset import to_tf_dataset
+from hvd_cluster.errors import MissingExtraError
+
+with_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
+)
+SETUP = """
+import sys
+import numpy as np
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.tf_dataset import to_tf_dataset
+reader = ParquetReader(sys.argv[1], batch_size=8)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    ids = np.arange(50)
+    pairs = pa.FixedSizeListArray.from_arrays(pa.array(np.stack([ids, 2 * ids], 1).astype("f4").reshape(-1)), 2)
+    pq.write_table(pa.table({"id": ids, "f": pairs}), tmp_path / "a.parquet", row_group_size=7)
+    return tmp_path
+
+
+def run(script: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + script, str(folder)], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed")
+def test_without_tensorflow_the_error_names_the_extra(folder: Path) -> None:
+    with pytest.raises(MissingExtraError, match=r"hvd-cluster\[tensorflow\]"):
+        to_tf_dataset(ParquetReader(folder, batch_size=8))
+
+
+@with_tensorflow
+def test_batches_are_those_of_the_reader(folder: Path) -> None:
+    script = """
+expected = [batch["id"].tolist() for epoch in (0, 1) for batch in reader.epoch(epoch)]
+dataset = to_tf_dataset(reader, num_epochs=2)
+assert int(dataset.cardinality()) == len(expected) == 12
+batches = list(dataset)
+assert [batch["id"].numpy().tolist() for batch in batches] == expected
+assert batches[0]["f"].shape == (8, 2)
+assert batches[0]["f"].numpy().dtype == np.float32
+assert reader.position.epoch == 2
+"""
+    run(script, folder)
+
+
+@with_tensorflow
+def test_a_data_set_goes_on_from_the_position(folder: Path) -> None:
+    script = """
+expected = [batch["id"].tolist() for batch in reader.epoch(0)]
+next(iter(reader))
+dataset = to_tf_dataset(reader, map_batch=lambda batch: (batch["f"], batch["id"]), prefetch=2)
+assert [ids.numpy().tolist() for _, ids in dataset] == expected[1:]
+try:
+    to_tf_dataset(reader, num_epochs=0)
+except ValueError as error:
+    assert "num_epochs is 0" in str(error)
+else:
+    raise AssertionError("no epochs were accepted")
+"""
+    run(script, folder)

@@ -1,0 +1,132 @@
+"""The files of deploy/ are what docs/running.md says, and what the clusters' own schemas allow."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hvd_cluster.launch.cli.main import parse_args
+from hvd_cluster.launch.hosts import Host, parse_hostfile
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SCHEMAS = Path(__file__).with_name("schemas")
+MANIFESTS = {"mpijob.yaml": "mpijob.v2beta1.json", "jobset.yaml": "jobset.v1alpha2.json"}
+
+
+def manifest(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / "kubernetes" / name).read_text())
+
+
+def schema(name: str) -> Any:
+    return json.loads((SCHEMAS / name).read_text())
+
+
+def test_every_manifest_has_a_schema() -> None:
+    assert {path.name for path in (DEPLOY / "kubernetes").iterdir()} == set(MANIFESTS)
+    for name in MANIFESTS.values():
+        assert re.search(r"at commit [0-9a-f]{40}, version v\d", schema(name)["$comment"])
+
+
+@pytest.mark.parametrize(("name", "of"), MANIFESTS.items())
+def test_a_manifest_is_what_its_kind_allows(name: str, of: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema(of))
+    jsonschema.validate(manifest(name), schema(of))
+
+
+@pytest.mark.parametrize(("name", "of"), MANIFESTS.items())
+def test_the_schemas_find_what_is_wrong(name: str, of: str) -> None:
+    for change in ({"replicas": 2}, {"suspend": "yes"}):
+        wrong = copy.deepcopy(manifest(name))
+        wrong["spec"].update(change) if "replicas" in change else wrong["spec"].setdefault("runPolicy", {}).update(
+            change
+        )
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema(of))
+
+
+def test_the_launcher_of_the_mpi_operator_understands_its_hostfile_and_its_flags() -> None:
+    replicas = manifest("mpijob.yaml")["spec"]["mpiReplicaSpecs"]
+    (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
+    assert launcher["command"] == ["hvdrun"]
+    parsed = parse_args(launcher["args"])
+    assert (parsed.hostfile, parsed.command) == ("/etc/mpi/hostfile", ["python", "/work/train.py"])
+    # What the operator writes for two workers with a slot each.
+    text = "hvd-train-worker-0.hvd-train.default.svc slots=1\nhvd-train-worker-1.hvd-train.default.svc slots=1\n"
+    assert parse_hostfile(text) == [Host(f"hvd-train-worker-{n}.hvd-train.default.svc", 1) for n in range(2)]
+    (worker,) = replicas["Worker"]["template"]["spec"]["containers"]
+    assert worker["command"] == ["/usr/sbin/sshd"]
+
+
+def test_the_pods_of_the_jobset_agree_on_their_number_and_their_master() -> None:
+    document = manifest("jobset.yaml")
+    name = document["metadata"]["name"]
+    (job,) = document["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    flags = dict(word[2:].split("=") for word in shlex.split(container["args"][0]) if word.startswith("--"))
+    assert int(flags["nnodes"]) == spec["parallelism"] == spec["completions"]
+    assert flags["master-addr"] == f"{name}-{job['name']}-0-0.{name}"
+    assert int(flags["master-port"]) == container["ports"][0]["containerPort"]
+
+
+def pip_lines(text: str) -> list[list[str]]:
+    """The pip commands of a recipe."""
+    return [shlex.split(line) for line in re.findall(r"^(?:RUN|   ) ?(pip .*)$", text, flags=re.MULTILINE)]
+
+
+def test_docker_and_apptainer_install_the_same() -> None:
+    docker = pip_lines((DEPLOY / "Dockerfile").read_text())
+    assert docker == pip_lines((DEPLOY / "apptainer.def").read_text())
+    assert docker[0][-1] == "/src"
+    assert copied() == ["pyproject.toml", "README.md", "LICENSE", "hvd_cluster"]
+
+
+def copied() -> list[str]:
+    """What the Dockerfile copies to /src."""
+    lines = re.findall(r"^COPY (.*) /src/\S*$", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
+    return [name for line in lines for name in line.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_images_pip_lines_work_where_there_is_no_compiler(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    source = tmp_path / "src"
+    source.mkdir()
+    for name in copied():
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, source / name)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("sh", "env", "uname", "ldconfig", "cat"):  # what pip and torch may ask the system
+        found = next((p for folder in ("/usr/bin", "/bin", "/sbin") if (p := Path(folder, tool)).exists()), None)
+        if found is not None:
+            (tools / tool).symlink_to(found)
+    environ = {"PATH": f"{tmp_path}/venv/bin:{tools}", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    environ.update(
+        {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "HTTP", "http", "SSL"))}
+    )
+    for compiler in ("cc", "gcc", "g++", "clang", "nvcc", "cmake"):
+        assert not any(Path(folder, compiler).exists() for folder in environ["PATH"].split(":"))
+    for line in pip_lines((DEPLOY / "Dockerfile").read_text()):
+        command = [str(source) if word == "/src" else word for word in line]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    script = (
+        "import torch, hvd_cluster.torch as hvd; hvd.init(); print(hvd.allreduce(torch.ones(1)).item(), hvd.size())"
+    )
+    line = ["hvdrun", "-np", "2", "python", "-c", script]
+    done = subprocess.run(line, env={**environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:1.0 2", "[1]<stdout>:1.0 2"], done.stderr

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster.launch.cli.main import parse_args
+from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
+from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.hosts import Host
+
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_NTASKS": "4",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+LSF = {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a03 2 a07 3"}
+
+
+def plan(*arguments: str, environ: dict[str, str] | None = None) -> Plan:
+    return make_plan(parse_args([*arguments, "train", "--lr", "a b"]), environ or {}, as_horovod=False)
+
+
+def test_without_hosts_all_workers_are_on_this_one() -> None:
+    made = make_plan(parse_args(["-np", "3", "true"]), {}, as_horovod=False)
+    assert made.spec.hosts == (Host("localhost", 3),)
+    assert made.notes == ()
+
+
+def test_hosts_are_filled_in_order(tmp_path: Path) -> None:
+    assert plan("-np", "3", "-H", "a:2,b:2").spec.hosts == (Host("a", 2), Host("b", 1))
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=4\n")
+    assert plan("-np", "3", "--hostfile", str(tmp_path / "hosts")).spec.hosts == (Host("a", 1), Host("b", 2))
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts", "size"),
+    [(SLURM, (Host("n1", 2), Host("n2", 2)), 4), (LSF, (Host("a03", 2), Host("a07", 3)), 5)],
+)
+def test_a_batch_system_names_the_hosts_and_their_number(
+    environ: dict[str, str], hosts: tuple[Host, ...], size: int
+) -> None:
+    made = plan(environ=environ)
+    assert (made.spec.hosts, made.spec.num_proc) == (hosts, size)
+    assert "gave this job" in made.notes[0]
+    assert "-np was not given" in made.notes[1]
+    assert plan("-np", "1", "-H", "other:1", environ=environ).spec.hosts == (Host("other", 1),)
+
+
+def test_a_dry_run_shows_the_way_to_each_host_and_no_secret() -> None:
+    made = plan("-np", "3", "-H", "a:2,me@b:2", "-p", "2222", "-i", "key", "--cycle-time-ms", "2")
+    lines = describe(made.spec).splitlines()
+    assert lines[0] == "# HOROVOD_CYCLE_TIME=2.0"
+    assert lines[1].startswith("# a: ssh -T -x -o BatchMode=yes")
+    assert " -p 2222 -i key " in lines[2]
+    assert " me@b " in lines[2]
+    assert "hvd_cluster.launch.agent" in lines[2]
+    assert lines[3:] == [
+        f"[{rank}] {host}: HOROVOD_RANK={rank} HOROVOD_SIZE=3 HOROVOD_LOCAL_RANK={local} HOROVOD_LOCAL_SIZE={here} "
+        f"HOROVOD_CROSS_RANK={cross} HOROVOD_CROSS_SIZE={hosts} train --lr 'a b'"
+        for rank, host, local, here, cross, hosts in [
+            (0, "a", 0, 2, 0, 2),
+            (1, "a", 1, 2, 0, 1),
+            (2, "me@b", 0, 1, 1, 2),
+        ]
+    ]
+    assert "SECRET" not in describe(made.spec)
+
+
+def test_a_discovery_script_or_a_least_number_makes_the_job_elastic() -> None:
+    spec = plan("--min-np", "2", "--max-np", "4", "--host-discovery-script", "./find.sh", "--reset-limit", "3").spec
+    assert isinstance(spec, ElasticSpec)
+    assert (spec.num_proc, spec.min_num_proc, spec.max_num_proc, spec.reset_limit) == (2, 2, 4, 3)
+    assert isinstance(plan("-np", "2", "--min-np", "1", "-H", "a:1,b:1").spec, ElasticSpec)
+    assert "elastic: 2 to 4 workers, 2 at first, on the hosts that ./find.sh prints" in describe(spec)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-np", "2", "--min-np", "3"], "-np=2 is less than --min-np=3"),
+        (["-np", "4", "--max-np", "3"], "--max-np=3 is less than -np=4"),
+        (["-np", "2", "--reset-limit", "-1"], "--reset-limit=-1 must be >= 0"),
+        (["-np", "2", "--blacklist-cooldown-range", "5", "2"], "--blacklist-cooldown-range 5 2 must be two rising"),
+        (["-np", "2", "--blacklist-cooldown-range", "0.5", "2"], "1 to 3600"),
+        (["-np", "2", "--slots", "0"], "--slots=0 must be at least 1"),
+    ],
+)
+def test_an_elastic_job_that_makes_no_sense_is_refused(arguments: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        plan(*arguments, "--host-discovery-script", "./find.sh")
+
+
+def test_fault_tolerance_needs_two_hosts_where_they_are_fixed() -> None:
+    with pytest.raises(ValueError, match="Cannot run in fault tolerance mode with fewer than 2 hosts"):
+        plan("-np", "2", "--min-np", "1", "-H", "a:2")

@@ -1,0 +1,223 @@
+"""Elastic jobs on real processes of this host: its names are hosts of one slot or more each."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hvd_cluster
+from hvd_cluster.errors import LaunchError, WorkerFailedError
+
+HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
+TRAIN = Path(__file__).with_name("scripts") / "train.py"
+EPOCHS = 2
+
+
+class Job:
+    """An hvdrun in a folder of its own, whose discovery script prints what ``hosts`` says."""
+
+    def __init__(
+        self, folder: Path, hosts: str, *flags: str, pause_s: float = 0.05, command: list[str] | None = None
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.set_hosts(hosts)
+        line = [*HVDRUN, "--verbose", "--host-discovery-script", f"cat {folder}/hosts", *flags]
+        line += command or [sys.executable, str(TRAIN), str(folder), str(EPOCHS), str(pause_s)]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def set_hosts(self, hosts: str) -> None:
+        """What the script prints from now on."""
+        temporary = self.folder / "hosts.new"
+        temporary.write_text(hosts.replace(",", "\n") + "\n")
+        temporary.rename(self.folder / "hosts")
+
+    def workers(self) -> dict[int, tuple[int, int, int]]:
+        """Process id -> (step, rank, size), of those that live."""
+        found = {}
+        for note in self.folder.glob("pid.*"):
+            pid = int(note.name.removeprefix("pid."))
+            if Path(f"/proc/{pid}").exists():
+                step, rank, size = map(int, note.read_text().split())
+                found[pid] = (step, rank, size)
+        return found
+
+    def wait_for(self, condition: Any, timeout_s: float = 60.0) -> None:
+        """Wait until ``condition(workers)`` holds."""
+        deadline_s = time.monotonic() + timeout_s
+        while not condition(self.workers()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
+            time.sleep(0.02)
+
+    def kill(self, rank: int, from_step: int = 3) -> None:
+        """``kill -9`` to the worker of ``rank`` once it has taken that many steps."""
+        self.wait_for(lambda workers: any(r == rank and s >= from_step for s, r, _ in workers.values()))
+        pid = next(pid for pid, (s, r, _) in self.workers().items() if r == rank and s >= from_step)
+        os.kill(pid, signal.SIGKILL)
+
+    def end(self, timeout_s: float = 90.0) -> dict[str, Any]:
+        """The end of a job that succeeds."""
+        try:
+            assert self.process.wait(timeout_s) == 0, self.log.read_text()
+        finally:
+            self.process.kill()
+            self.process.wait()
+        end: dict[str, Any] = json.loads((self.folder / "end.json").read_text())
+        return end
+
+    def refusal(self, timeout_s: float = 60.0) -> str:
+        """What a job that fails says."""
+        try:
+            assert self.process.wait(timeout_s) != 0
+        finally:
+            self.process.kill()
+            self.process.wait()
+        return self.log.read_text()
+
+
+def each_sample_once_per_epoch(end: dict[str, Any]) -> bool:
+    return Counter(map(tuple, end["seen"])) == Counter(
+        (epoch, sample) for epoch in range(EPOCHS) for sample in range(64)
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The end of a run of two workers that nobody disturbs."""
+    return Job(tmp_path_factory.mktemp("undisturbed"), "localhost:1,127.0.0.1:1", "-np", "2", pause_s=0.0).end()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_replaced_changes_nothing(rank: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--blacklist-cooldown-range", "1", "1")
+    job.kill(rank)
+    end = job.end()
+    assert end["weights"] == undisturbed["weights"]
+    assert end["seen"] == undisturbed["seen"]
+    assert set(end["sizes"]) == {2}
+    assert "restart: generation 1 has 2 workers, 1 of them new" in job.log.read_text()
+
+
+def test_the_job_goes_on_with_fewer_workers_and_takes_those_that_come(tmp_path: Path) -> None:
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", "--max-np", "2", pause_s=0.15)
+    job.kill(0)
+    job.wait_for(lambda workers: any(size == 1 for _, _, size in workers.values()))
+    job.set_hosts("127.0.0.1:1,127.0.0.2:1")
+    job.wait_for(lambda workers: sum(size == 2 for _, _, size in workers.values()) == 2)
+    end = job.end()
+    assert [size for size, before in zip(end["sizes"], [0, *end["sizes"]], strict=False) if size != before] == [2, 1, 2]
+    assert each_sample_once_per_epoch(end)
+
+
+def test_workers_of_a_host_that_discovery_drops_leave_between_two_steps(tmp_path: Path) -> None:
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", pause_s=0.1)
+    job.wait_for(lambda workers: any(step >= 3 for step, _, _ in workers.values()))
+    job.set_hosts("localhost:1")
+    end = job.end()
+    log = job.log.read_text()
+    assert each_sample_once_per_epoch(end)
+    assert set(end["sizes"]) == {1, 2}
+    assert "back to the last commit" not in log  # nobody lost a step
+    assert re.search(r"resize: generation 1 has 1 workers, 0 of them new", log)
+
+
+def test_the_last_worker_with_the_state_goes_on_where_its_host_has_failed(tmp_path: Path) -> None:
+    job = Job(tmp_path, "localhost:2", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1", pause_s=0.1)
+    job.kill(1)
+    end = job.end()
+    assert each_sample_once_per_epoch(end)
+    assert end["sizes"][0] == 2
+    assert 1 in end["sizes"]
+
+
+def test_too_few_workers_for_too_long_end_the_job_with_what_it_lacks(tmp_path: Path) -> None:
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "2", "--elastic-timeout", "2")
+    job.kill(1)
+    told = job.refusal()
+    assert "waiting: 2 workers needed, 1 ready, 1 slots usable" in told
+    assert "Timed out waiting for minimum number of slots to become available" in told
+    assert "127.0.0.1 is kept out" in told
+    assert "The first worker that failed:\n\nRank 1 on host 127.0.0.1 was killed by signal 9" in told
+
+
+def test_a_reset_limit_ends_the_job(tmp_path: Path) -> None:
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", "--reset-limit", "0")
+    job.kill(0)
+    assert "number of resets during elastic job exceeded limit: 0" in job.refusal()
+
+
+def test_a_program_that_fails_everywhere_ends_the_job_with_its_own_words(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo what went wrong; exit 7"]
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", command=command)
+    told = job.refusal()
+    assert job.process.returncode == 7
+    assert "kept out for good after a failure" in told
+    assert told.endswith("what went wrong\n")
+
+
+def test_a_discovery_script_that_fails_at_first_is_refused(tmp_path: Path) -> None:
+    line = [*HVDRUN, "-np", "1", "--host-discovery-script", "echo nobody home >&2; exit 3", "true"]
+    result = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "ended with exit code 3: nobody home" in result.stderr
+
+
+def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path: Path) -> None:
+    def fn(base: int) -> tuple[int, int]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, total=hvd.rank())
+
+        @hvd.elastic.run
+        def train(state: Any) -> tuple[int, int]:
+            state.commit()
+            return base + hvd.rank(), state.total
+
+        return train(state)
+
+    script = f"{tmp_path}/hosts.sh"
+    Path(script).write_text("echo localhost:1; echo 127.0.0.1\n")
+    ran = hvd_cluster.run(fn, (10,), num_proc=2, host_discovery_script=f"sh {script}", verbose=0)
+    assert ran == [(10, 0), (11, 0)]
+
+    def wrong() -> None:
+        raise ValueError("my own")
+
+    with pytest.raises(WorkerFailedError, match="ValueError: my own"):
+        hvd_cluster.run(wrong, min_num_proc=1, hosts="localhost:1,127.0.0.1:1", verbose=0)
+    with pytest.raises(LaunchError, match="cannot be discovered"):
+        hvd_cluster.run(wrong, min_num_proc=1, host_discovery_script="exit 1", verbose=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_fifty_runs_with_kills_at_random_moments_end_well(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    random.seed(os.environ.get("HVD_TEST_SEED", "5"))
+    flags = ["-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "1", "1", "--elastic-timeout", "60"]
+    for turn in range(50):
+        job = Job(tmp_path / str(turn), "localhost:1,127.0.0.1:1", *flags, pause_s=0.03)
+        for _ in range(random.choice((1, 2))):
+            job.wait_for(lambda workers: workers)
+            time.sleep(random.uniform(0.0, 1.0))
+            for pid in random.sample(sorted(job.workers()), k=min(1, len(job.workers()))):
+                others = [other for other in job.workers() if other != pid]
+                if others:  # the state is with somebody else
+                    os.kill(pid, signal.SIGKILL)
+        end = job.end(150)
+        assert end["weights"] == undisturbed["weights"], turn
+        assert each_sample_once_per_epoch(end), turn

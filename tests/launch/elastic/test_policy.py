@@ -1,0 +1,198 @@
+"""The policy is pure: each test shows it one moment of a job."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from hvd_cluster.launch.elastic.policy import PATIENCE_S, Decision, Phase, Step, View, WorkerView, decide
+
+S, W, R = Phase.STARTING, Phase.WAITING, Phase.RUNNING
+
+
+def view(workers: list[tuple[str, Phase, int | None]], hosts: dict[str, int], **more: Any) -> View:
+    numbers: dict[str, Any] = {"num_proc": 2, "min_num_proc": 2, **more}
+    return View(
+        hosts=hosts,
+        workers=tuple(WorkerView(key, host, phase, rank) for key, (host, phase, rank) in enumerate(workers)),
+        **numbers,
+    )
+
+
+def test_workers_start_on_all_slots_but_no_more_than_wanted() -> None:
+    assert decide(view([], {"a": 2, "b": 2})).start == ("a", "a", "b", "b")
+    assert decide(view([], {"a": 2, "b": 2}, max_num_proc=3)).start == ("a", "a", "b")
+    assert decide(view([("a", S, None)], {"a": 2, "b": 1}, max_num_proc=2)).start == ("a",)
+
+
+def test_the_first_world_waits_for_those_that_are_starting_but_not_for_ever() -> None:
+    workers = [("a", W, None), ("a", W, None), ("b", S, None)]
+    hosts = {"a": 2, "b": 1}
+    assert decide(view(workers, hosts)).step is Step.WAIT
+    late = decide(view(workers, hosts, ready_for_s=PATIENCE_S))
+    assert (late.step, late.world) == (Step.START, (0, 1))
+    assert decide(view([("a", W, None), ("a", S, None)], hosts, ready_for_s=99.0)).step is Step.WAIT
+
+
+def test_a_world_that_trains_hears_of_new_workers_when_they_are_ready() -> None:
+    members = [("a", R, 0), ("a", R, 1)]
+    hosts = {"a": 2, "b": 2}
+    began = decide(view(members, hosts, generation=0, size=2))
+    assert (began.step, began.start) == (Step.WAIT, ("b", "b"))
+    one = [*members, ("b", W, None), ("b", S, None)]
+    assert decide(view(one, hosts, generation=0, size=2)).step is Step.WAIT
+    both = [*members, ("b", W, None), ("b", W, None)]
+    assert decide(view(both, hosts, generation=0, size=2)).notify == (True, False)
+
+
+def test_members_of_hosts_that_are_gone_are_to_leave() -> None:
+    members = [("a", R, 0), ("b", R, 1)]
+    assert decide(view(members, {"a": 1}, generation=0, size=2)).notify == (False, True)
+    asked = [("a", W, 0), ("b", W, 1)]
+    decision = decide(view(asked, {"a": 1}, generation=0, size=2, min_num_proc=1))
+    assert (decision.step, decision.world, decision.leave) == (Step.RESIZE, (0,), (1,))
+
+
+def test_a_broken_world_waits_until_all_members_have_left_it() -> None:
+    decision = decide(view([("a", W, 0), ("b", R, 1)], {"a": 1, "b": 1}, generation=0, size=3, num_lost=1))
+    assert (decision.step, decision.world) == (Step.WAIT, ())
+    assert "ranks 1 to leave" in decision.text
+
+
+def test_old_members_keep_the_low_ranks_and_the_state() -> None:
+    workers = [("c", W, None), ("a", W, 2), ("b", W, 1)]
+    decision = decide(view(workers, {"a": 1, "b": 1, "c": 1}, generation=4, size=3, num_lost=1))
+    assert (decision.step, decision.world) == (Step.RESTART, (2, 1, 0))
+
+
+def test_the_workers_of_a_failed_host_are_stopped() -> None:
+    members = [("a", R, 0), ("b", R, 1), ("b", R, 2)]
+    decision = decide(
+        view(members, {"a": 1}, blacklisted=frozenset("b"), generation=0, size=4, num_lost=1, min_num_proc=1)
+    )
+    assert decision.stop == (1, 2)
+
+
+def test_unless_the_state_would_go_with_them() -> None:
+    left = view([("b", W, 1)], {}, blacklisted=frozenset("b"), generation=0, size=2, num_lost=1, min_num_proc=1)
+    decision = decide(left)
+    assert (decision.stop, decision.step, decision.world) == ((), Step.RESIZE, (0,))
+    trains = view([("b", R, 0)], {}, blacklisted=frozenset("b"), generation=1, size=1, min_num_proc=1)
+    assert decide(trains) == Decision(step=Step.WAIT)
+
+
+def test_too_few_workers_wait_and_then_give_up() -> None:
+    short = [("a", W, 0)]
+    waiting = decide(view(short, {"a": 1}, generation=0, size=2, num_lost=1, short_for_s=5))
+    assert (waiting.step, waiting.text) == (Step.WAIT, "2 workers needed, 1 ready, 1 slots usable")
+    over = decide(view(short, {"a": 1}, generation=0, size=2, num_lost=1, short_for_s=601))
+    assert over.step is Step.RAISE
+    assert "Timed out waiting for minimum number of slots" in over.text
+
+
+def test_a_job_whose_hosts_all_failed_for_good_ends_at_once() -> None:
+    gone: dict[str, Any] = {"blacklisted": frozenset("ab")}
+    assert decide(view([], {}, **gone)).step is Step.RAISE
+    assert decide(view([], {}, may_return=True, **gone)).step is Step.WAIT
+    assert decide(view([], {"c": 1}, **gone)).step is Step.WAIT
+    assert decide(view([], {"c": 1}, may_come=False, **gone)).step is Step.RAISE
+
+
+def test_a_state_that_nobody_holds_any_more_is_lost() -> None:
+    decision = decide(view([("a", W, None), ("a", W, None)], {"a": 2}, generation=3, size=2, num_lost=2))
+    assert decision.step is Step.RAISE
+    assert "unable to broadcast state" in decision.text
+
+
+@pytest.mark.parametrize(("num_resets", "step"), [(1, Step.RESTART), (2, Step.RAISE)])
+def test_resets_are_counted(num_resets: int, step: Step) -> None:
+    workers = [("a", W, 0), ("a", W, None)]
+    decision = decide(view(workers, {"a": 2}, generation=2, size=2, num_lost=1, num_resets=num_resets, reset_limit=2))
+    assert decision.step is step
+
+
+def test_no_worker_is_started_that_could_not_join_any_more() -> None:
+    members = [("a", R, 0), ("a", R, 1)]
+    assert decide(view(members, {"a": 4}, generation=1, size=2, num_resets=0, reset_limit=0)).start == ()
+
+
+def test_a_finished_job_starts_nothing_and_sends_home_who_waits() -> None:
+    workers = [("a", R, 1), ("a", W, 2), ("b", S, None)]
+    decision = decide(view(workers, {"a": 2, "b": 4}, generation=0, size=3, is_finished=True))
+    assert (decision.start, decision.leave, decision.stop, decision.world) == ((), (1,), (2,), ())
+
+
+def test_any_sequence_of_losses_and_changes_keeps_the_rules() -> None:
+    """A simulation: whatever happens, worlds are no larger than allowed, no smaller, and begin with a holder."""
+    for seed in range(200):
+        _simulate(random.Random(seed))
+
+
+def _simulate(chance: random.Random) -> None:
+    hosts = {"a": 2, "b": 1, "c": 3}
+    least, most = 2, 4
+    workers: dict[int, WorkerView] = {}
+    generation, size, lost, keys = -1, 0, 0, iter(range(10_000))
+    blacklisted: set[str] = set()
+    for _ in range(60):
+        usable = {host: slots for host, slots in hosts.items() if host not in blacklisted}
+        decision = decide(
+            View(
+                hosts=usable,
+                blacklisted=frozenset(blacklisted),
+                workers=tuple(workers.values()),
+                num_proc=2,
+                min_num_proc=least,
+                max_num_proc=most,
+                generation=generation,
+                size=size,
+                num_lost=lost,
+                ready_for_s=chance.choice((0.0, PATIENCE_S)),
+                may_return=True,
+            )
+        )
+        if decision.step is Step.RAISE:
+            assert all(worker.rank is None for worker in workers.values())
+            return
+        assert not set(decision.stop) & set(decision.world)
+        assert not set(decision.leave) & set(decision.world)
+        for key in {*decision.stop, *decision.leave}:
+            gone = workers.pop(key)
+            assert (
+                gone.rank is None
+                or gone.host in blacklisted
+                or gone.host not in usable
+                or decision.world
+                or (Counter(w.host for w in workers.values())[gone.host] >= usable[gone.host])
+            )
+        if decision.world:
+            assert least <= len(decision.world) <= most
+            assert generation < 0 or workers[decision.world[0]].rank is not None
+            old = [w.rank for key in decision.world if (w := workers[key]).rank is not None]
+            assert old == sorted(old)
+            for worker in workers.values():
+                assert worker.rank is None or worker.key in decision.world
+            for rank, key in enumerate(decision.world):
+                workers[key] = WorkerView(key, workers[key].host, R, rank)
+            generation, size, lost = generation + 1, len(decision.world), 0
+        for host in decision.start:
+            key = next(keys)
+            workers[key] = WorkerView(key, host, S)
+        assert len(workers) <= most + sum(w.host in blacklisted or w.host not in usable for w in workers.values())
+        if decision.notify != (False, False):
+            workers = {k: WorkerView(k, w.host, W if w.phase is R else w.phase, w.rank) for k, w in workers.items()}
+        for key, worker in list(workers.items()):
+            fate = chance.random()
+            if fate < 0.03:
+                del workers[key]
+                blacklisted.add(worker.host)
+                lost += worker.rank is not None
+            elif worker.phase is S or (worker.phase is R and lost):
+                workers[key] = WorkerView(key, worker.host, W, worker.rank)
+        if chance.random() < 0.2:
+            blacklisted.clear()
+        if chance.random() < 0.1:
+            hosts = {host: slots for host, slots in {"a": 2, "b": 1, "c": 3, "d": 2}.items() if chance.random() < 0.8}

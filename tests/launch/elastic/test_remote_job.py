@@ -1,0 +1,65 @@
+"""Elastic jobs on hosts of their own, reached over ssh; see tests/plugins/hosts.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts import Machines
+
+HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
+TRAIN = Path(__file__).with_name("scripts") / "train.py"
+EPOCHS = 2
+
+
+def notes(folder: Path) -> list[tuple[int, int, int]]:
+    """(step, rank, size) of all workers that there ever were."""
+    found = []
+    for note in folder.glob("pid.*"):
+        step, rank, size = map(int, note.read_text().split())
+        found.append((step, rank, size))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["cut", "removed"])
+def test_a_host_that_goes_is_replaced_by_one_that_comes(
+    hosts: Callable[[int], Machines], tmp_path: Path, way: str
+) -> None:
+    made = hosts(3)
+    listed = tmp_path / "hosts"
+    listed.write_text(f"{made[0].address}:1\n{made[1].address}:1\n")
+    folder, log = tmp_path / "run", tmp_path / "log"
+    folder.mkdir()
+    line = [*HVDRUN, "--verbose", "-i", made.key, "-np", "2", "--min-np", "1", "--max-np", "2"]
+    line += ["--host-discovery-script", f"cat {listed}", sys.executable, str(TRAIN), str(folder), str(EPOCHS), "0.2"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(line, stdout=out, stderr=out, env=made.environment)
+    try:
+        wait_for(lambda: any(step >= 3 for step, _, _ in notes(folder)), process, log)
+        if way == "cut":
+            made[0].cut()  # the host of rank 0, without a word
+        listed.write_text(f"{made[1].address}:1\n{made[2].address}:1\n")
+        assert process.wait(120) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    end = json.loads((folder / "end.json").read_text())
+    assert Counter(map(tuple, end["seen"])) == Counter((epoch, s) for epoch in range(EPOCHS) for s in range(64))
+    assert end["sizes"][-1] == 2
+    assert "1 of them new" in log.read_text()
+    assert [machine.processes() for machine in made.machines[1:]] == [[], []]

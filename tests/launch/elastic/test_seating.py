@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from hvd_cluster.launch.elastic.seating import seat_members
+from hvd_cluster.launch.placement import Seat
+
+
+def seats(*hosts: str) -> list[Seat]:
+    return [Seat(index, host, host) for index, host in enumerate(hosts)]
+
+
+def test_members_keep_the_order_of_their_seniority_as_ranks() -> None:
+    placed = seat_members(seats("a", "b", "b", "a"), [0, 0, 1, 1])
+    assert [(p.rank, p.seat.host_key, p.local_rank, p.local_size) for p in placed] == [
+        (0, "a", 0, 2),
+        (1, "a", 1, 2),
+        (2, "b", 0, 2),
+        (3, "b", 1, 2),
+    ]
+
+
+def test_a_new_worker_in_a_lower_slot_takes_the_lower_local_rank_but_not_rank_0() -> None:
+    placed = seat_members(seats("a", "a", "b"), [1, 0, 0])  # the first is an old worker in slot 1
+    assert [(p.rank, p.seat.index, p.local_rank) for p in placed] == [(0, 0, 1), (1, 1, 0), (2, 2, 0)]
+    assert [(p.cross_rank, p.cross_size) for p in placed] == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_a_worker_that_is_left_alone_is_the_first_of_its_host() -> None:
+    (placed,) = seat_members(seats("a"), [3])
+    assert (placed.local_rank, placed.local_size) == (0, 1)

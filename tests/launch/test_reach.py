@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.launch.reach import Beacon, Claim, call, choose, witnesses
+from hvd_cluster.rendezvous.secret import new_secret
+
+
+def test_only_a_host_of_the_job_counts_as_an_answer() -> None:
+    secret = new_secret()
+    with contextlib.ExitStack() as stack:
+        right = stack.enter_context(contextlib.closing(Beacon(secret, "right")))
+        stranger = stack.enter_context(contextlib.closing(Beacon(new_secret(), "right")))
+        other = stack.enter_context(contextlib.closing(Beacon(secret, "other")))
+        claims = [
+            Claim("right", ("127.0.0.1", "127.0.0.9"), right.port),
+            Claim("right", ("127.0.0.1",), stranger.port),
+            Claim("absent", ("127.0.0.1",), other.port),
+        ]
+        assert call(claims[:1], secret) == {"right": ("127.0.0.1", "127.0.0.9")}
+        assert call(claims[1:], secret) == {"right": (), "absent": ()}
+    assert call(claims[:1], secret) == {"right": ()}
+
+
+def test_the_first_address_that_all_witnesses_reached_is_chosen() -> None:
+    claims = [Claim("a", ("10.0.0.1", "10.1.0.1"), 1), Claim("b", ("10.0.0.2",), 1), Claim("c", ("10.0.0.3",), 1)]
+    reached = {
+        "a": {"b": ("10.0.0.2",), "c": ("10.0.0.3",)},
+        "b": {"a": ("10.1.0.1", "10.0.0.1"), "c": ("10.0.0.3",)},
+        "c": {"a": ("10.1.0.1",), "b": ("10.0.0.2",)},
+    }
+    assert choose(claims, reached) == {"a": "10.1.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+
+
+def test_a_host_that_nobody_reaches_is_named_with_who_tried() -> None:
+    claims = [Claim("a", ("10.0.0.1",), 1), Claim("b", ("10.0.0.2",), 1)]
+    with pytest.raises(LaunchError, match=r"b has 10\.0\.0\.2; reached by a at none"):
+        choose(claims, {"a": {}, "b": {"a": ("10.0.0.1",)}})
+
+
+def test_every_host_has_witnesses_and_no_more_than_needed() -> None:
+    names = [f"h{index}" for index in range(100)]
+    assert {len(witnesses(names, name)) for name in names} == {8}
+    assert witnesses(["a", "b"], "a") == ["b"]
+    assert all(name not in witnesses(names, name) for name in names)
+
+
+def test_interfaces_are_chosen_by_name_or_by_the_beginning_of_one() -> None:
+    there = {"eth0": "10.0.0.1", "eth1": "10.1.0.1", "ib0": "10.2.0.1"}
+    assert named(there, []) == there
+    assert list(named(there, ["ib0", "ens5"])) == ["ib0"]
+    assert list(named(there, ["eth"])) == ["eth0", "eth1"]
+    assert named(there, ["wlan"]) == {}
+    assert not any(address.startswith("127.") for address in interface_addresses().values())

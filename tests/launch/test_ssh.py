@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from hvd_cluster.launch.ssh import Ssh, ending, may_pass
+
+
+def test_ssh_never_asks_and_gives_up_on_a_dead_network() -> None:
+    line = Ssh(port=2222, identity_file="key", connect_timeout_s=7).arguments("me@host", ["echo", "a b"])
+    text = shlex.join(line)
+    assert line[0] == "ssh"
+    for option in ("BatchMode=yes", "ConnectTimeout=7", "ServerAliveInterval=5", "-p 2222", "-i key"):
+        assert option in text
+    assert line[-2:] == ["me@host", "echo 'a b'"]
+
+
+def test_the_agent_starts_with_what_it_is_given_and_nothing_secret() -> None:
+    command = Ssh(python="/opt/python").agent_command({"PYTHONPATH": "/a b:/c"})
+    assert command == ["exec", "env", "PYTHONPATH=/a b:/c", "/opt/python", "-m", "hvd_cluster.launch.agent"]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "output", "passes"),
+    [
+        (255, "ssh: connect to host a port 22: Connection refused", True),
+        (255, "ssh: Could not resolve hostname a: Name or service not known", True),
+        (255, "me@a: Permission denied (publickey).", False),
+        (255, "Host key verification failed.", False),
+        (127, "env: '/x/python': No such file or directory", False),
+    ],
+)
+def test_a_host_that_is_not_up_yet_is_told_from_one_that_refuses(exit_code: int, output: str, passes: bool) -> None:
+    assert may_pass(exit_code, output) is passes
+
+
+def test_an_ending_names_the_host_and_the_remedy() -> None:
+    assert "must get there without a password (try: ssh a true)" in ending("a", 255, "Permission denied", "/x")
+    assert "there is no /x/python there; every host needs the same" in ending("a", 127, "", "/x/python")
+    assert ending("a", 1, "Traceback", "/x").endswith("agent ended with code 1\n    Traceback")

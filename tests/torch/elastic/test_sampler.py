@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import torch
+
+import hvd_cluster.torch as hvd
+
+
+def test_a_loader_goes_on_behind_the_recorded_batches() -> None:
+    data = torch.arange(10)
+    sampler = hvd.elastic.ElasticSampler(data, shuffle=True, seed=1)
+    loader = torch.utils.data.DataLoader(data, batch_size=3, sampler=sampler)
+    assert len(sampler) == 10
+    first: list[int] = []
+    for index, batch in enumerate(loader):
+        first += batch.tolist()
+        sampler.record_batch(index, len(batch))
+        if index == 1:
+            break
+    saved = sampler.state_dict()
+    assert saved == {"epoch": 0, "processed_num": 6}
+    other = hvd.elastic.ElasticSampler(data, shuffle=True, seed=1)
+    other.load_state_dict(saved)
+    assert sorted([*first, *other]) == list(range(10))
+    assert other.remaining_indices == list(other)
+    assert len(other) == 4
+
+
+def test_a_new_epoch_has_another_order_and_all_samples() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(20), seed=0)
+    before = list(sampler)
+    sampler.record_batch(0, 20)
+    sampler.set_epoch(1)
+    assert sorted(sampler) == sorted(before)
+    assert list(sampler) != before
+    assert (sampler.epoch, sampler.processed_num) == (1, 0)
+
+
+def test_a_batch_that_is_smaller_than_said_counts_no_more_than_there_is() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(5), shuffle=False)
+    for index in range(2):
+        sampler.record_batch(index, 3)
+    assert sampler.processed_num == 5
+    sampler.reset()
+    assert list(sampler) == []

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.launch import local
+from hvd_cluster.torch.elastic.snapshot import copied
+from hvd_cluster.torch.elastic.state import get_handler_registry, set_handler_registry
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def trained(steps: int, lr: float = 0.1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    step(model, optimizer, steps)
+    return model, optimizer
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(5, 3)).sum().backward()
+        optimizer.step()
+
+
+def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    moments = [v for entry in optimizer.state_dict()["state"].values() for v in entry.values()]
+    return [*(p.clone() for p in model.state_dict().values()), *(m.clone() for m in moments)]
+
+
+def equal(left: list[Any], right: list[Any]) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_a_model_and_its_optimizer_go_back_to_the_commit_and_train_on_as_if_nothing_was() -> None:
+    model, optimizer = trained(2)
+    state = hvd.elastic.TorchState(model, optimizer, epoch=1)
+    step(model, optimizer)
+    state.epoch = 2
+    state.commit()
+    committed = everything(model, optimizer)
+    step(model, optimizer)
+    after_one_more = everything(model, optimizer)
+    step(model, optimizer, 3)
+    for _ in range(2):  # restoring leaves what was saved alone
+        state.restore()
+        assert equal(everything(model, optimizer), committed)
+        assert all(p.grad is None for p in model.parameters())
+        assert state.epoch == 2
+        step(model, optimizer)
+        assert equal(everything(model, optimizer), after_one_more)
+
+
+def test_a_restore_before_the_first_commit_goes_back_to_the_last_sync() -> None:
+    model, optimizer = trained(1)
+    state = hvd.elastic.TorchState(model, optimizer)
+    step(model, optimizer)
+    state.sync()
+    synced = everything(model, optimizer)
+    step(model, optimizer)
+    state.restore()
+    assert equal(everything(model, optimizer), synced)
+
+
+def test_an_object_that_is_assigned_is_taken_care_of_from_then_on() -> None:
+    model, optimizer = trained(1)
+    state = hvd.elastic.TorchState(model, optimizer, other=torch.nn.Linear(1, 1))
+    new = torch.nn.Linear(1, 1)
+    weight = new.weight.detach().clone()
+    state.other = new
+    with torch.no_grad():
+        new.weight.add_(1.0)
+    state.restore()
+    assert torch.equal(new.weight, weight)
+    assert state.other is new
+    assert hvd.elastic.TorchState(epoch=0).model is None
+
+
+def test_a_commit_reuses_the_memory_of_the_commit_before() -> None:
+    first = copied({"a": torch.ones(3), "list": [torch.zeros(2), 1.5, "x"]})
+    address = first["a"].data_ptr()
+    second = copied({"a": torch.full((3,), 2.0), "list": [torch.ones(2), 2.5, "y"]}, first)
+    assert second["a"].data_ptr() == address
+    assert second["a"].tolist() == [2.0] * 3
+    assert (second["list"][0].tolist(), second["list"][1:]) == ([1.0, 1.0], [2.5, "y"])
+    third = copied({"a": torch.ones(4), "list": []}, second)
+    assert (third["a"].tolist(), third["list"]) == ([1.0] * 4, [])
+
+
+def test_kinds_of_one_s_own_can_be_handled() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.value = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.value = state_dict["value"]
+
+    registry = list(get_handler_registry())
+    handler = type("CounterHandler", (registry[0][1].__mro__[1],), {"sync": lambda self: self.save()})
+    set_handler_registry([*registry, (Counter, handler)])
+    try:
+        state = hvd.elastic.TorchState(counter=Counter())
+        state.counter.value = 5
+        state.commit()
+        state.counter.value = 6
+        state.restore()
+        assert state.counter.value == 5
+    finally:
+        set_handler_registry(registry)
+
+
+def apart() -> dict[str, Any]:
+    """Ranks that begin apart, with equal structure but on rank 0 only a used optimizer."""
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1 * (hvd.rank() + 1)))
+    sampler = hvd.elastic.ElasticSampler(range(40), shuffle=False)
+    if hvd.rank() == 0:
+        sampler.record_batch(0, 4)
+        with optimizer.skip_synchronize():
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            torch.optim.Adam.step(optimizer)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=hvd.rank())
+    state.sync()
+    found = {
+        "weights": [p.detach().flatten().tolist() for p in model.parameters()],
+        "lr": optimizer.param_groups[0]["lr"],
+        "moments": [entry["exp_avg"].flatten().tolist() for entry in optimizer.state_dict()["state"].values()],
+        "step": state.step,
+        "samples": list(sampler),
+    }
+    state.commit()
+    hvd.shutdown()
+    return found
+
+
+def test_a_sync_makes_all_ranks_rank_0_and_deals_what_is_left() -> None:
+    first, second = local.run(apart, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert (first.pop("samples"), second.pop("samples")) == (list(range(8, 40, 2)), list(range(9, 40, 2)))
+    assert first == second
+    assert (first["lr"], first["step"]) == (0.1, 0)
+    assert len(first["moments"]) == 2
