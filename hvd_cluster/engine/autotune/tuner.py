@@ -95,8 +95,9 @@ class Tuner:
             given: names of the settings that the user has set, as :meth:`Settings.given` says; they stay.
         """
         log = AutotuneLog(settings.autotune_log)
+        cycle_time_ms = 1.0 if settings.cycle_time_ms is None else settings.cycle_time_ms
         return cls(
-            Parameters(settings.fusion_threshold_bytes, settings.cycle_time_ms),
+            Parameters(settings.fusion_threshold_bytes, cycle_time_ms),
             frozen=given,
             warmup_samples=settings.autotune_warmup_samples,
             steps_per_sample=settings.autotune_steps_per_sample,
