@@ -120,6 +120,10 @@ class Hosts:
         """A program that runs this Python on ``host``."""
         return self._scripts[host]
 
+    def enter(self, host: int) -> list[str]:
+        """The words in front of a command that runs on ``host``."""
+        return _enter(self._holders[host].pid)
+
     def call(self, host: int, function: Callable[[], T]) -> T:
         """``function()`` in a thread of this process that is on ``host``: its sockets are made there and stay there."""
 

@@ -103,6 +103,8 @@ class Settings:
     gloo_timeout_s: float = _knob("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0, _above_zero)
     #: Network interface for the data sockets; empty lets the rendezvous choose the one that reaches the driver.
     gloo_interface: str = _knob("HOROVOD_GLOO_IFACE", "", str)
+    #: A folder that all hosts share: where ranks on several hosts meet under mpirun, srun or jsrun.
+    rendezvous_folder: str = _knob("HOROVOD_RENDEZVOUS_FOLDER", "~/.hvd_cluster", str)
     #: Let the workers of one host exchange tensors through shared memory.
     shared_memory: bool = _knob("HOROVOD_SHARED_MEMORY", True, _flag)
     #: Path of the timeline, "DYNAMIC" to start it at run time, or empty for none.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 SECRET_VARIABLE = "_HOROVOD_SECRET_KEY"
@@ -45,9 +45,11 @@ class Topology:
     job_id: str = ""
     #: Names this process in an elastic job, in which ranks change; empty in others.
     worker: str = ""
+    #: Names a world that ``init(comm=...)`` made of some of the job's processes; empty for the job's own.
+    world: str = ""
     #: "host:port" for torch.distributed's own rendezvous (MASTER_ADDR, MASTER_PORT), on the host of rank 0.
     master: str = ""
-    #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, or "" for nobody.
+    #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, or "" for nobody.
     launcher: str = ""
 
     def __post_init__(self) -> None:
@@ -103,6 +105,26 @@ class Topology:
             "MASTER_PORT": master_port,
         }
         return {name: str(value) for name, value in variables.items() if value != ""}
+
+    def placed(self, host_keys: Sequence[str]) -> Topology:
+        """The same rank, with its indices on its host and over the hosts.
+
+        Args:
+            host_keys: by rank, a string that is equal for ranks of one host.
+        """
+        hosts: dict[str, list[int]] = {}  # in the order of each host's first rank
+        for rank, key in enumerate(host_keys):
+            hosts.setdefault(key, []).append(rank)
+        here = hosts[host_keys[self.rank]]
+        local_rank = here.index(self.rank)
+        peers = [ranks for ranks in hosts.values() if len(ranks) > local_rank]
+        return replace(
+            self,
+            local_rank=local_rank,
+            local_size=len(here),
+            cross_rank=peers.index(here),
+            cross_size=len(peers),
+        )
 
     def with_master(self, host: str, port: int) -> Topology:
         """The same place, with torch.distributed's rendezvous at ``host:port``."""

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+from hvd_cluster.rendezvous.communicator import is_communicator, meet_through, some_of
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, export
@@ -30,8 +32,8 @@ _lock = threading.RLock()
 _engine: Engine | None = None
 _engine_pid = 0
 _static_sets: list[ProcessSet] = []
-#: How often this process has assembled a world, by generation; equal on all ranks, since init() is collective.
-_attempts: dict[tuple[str, int], int] = {}
+#: How often this process has assembled a world, by job, generation and name; equal on all its ranks.
+_attempts: dict[tuple[str, int, str], int] = {}
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -40,7 +42,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     A second call does nothing until :func:`shutdown`.
 
     Args:
-        comm: must be None or name all ranks; worlds of some of the ranks come with a later version.
+        comm: a list of ranks of the launcher's world, which form a world of their own and are numbered in the order of
+            the list; or a communicator of mpi4py, whose processes do. All of them call this, and no others.
         process_sets: process sets to register, equal and in equal order on all ranks; or "dynamic", which allows
             ``add_process_set`` and ``remove_process_set``, as ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` does.
 
@@ -84,21 +87,25 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
 def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
     """Become ``topology.rank`` of the world that it describes."""
     global _engine, _engine_pid
-    if comm is not None and (not isinstance(comm, list) or sorted(comm) != list(range(topology.size))):
-        raise ValueError(f"Horovod initialization failed: comm={comm!r} is not the list of all {topology.size} ranks")
-    job = (topology.job_id, topology.generation)
+    server = None
+    if is_communicator(comm):
+        meeting = meet_through(comm, settings.gloo_timeout_s, settings.gloo_interface)
+        topology, server = meeting.topology, meeting.server
+    elif comm is not None:
+        topology = some_of(topology, comm)
+    job = (topology.job_id, topology.generation, topology.world)
     attempt = _attempts[job] = _attempts.get(job, -1) + 1
-    table = sets.register(static, topology.size)
-    try:
+    # Whatever raises, an interrupt too: nothing of a world that did not come about may stay.
+    with ExitStack() as on_failure:
+        if server is not None:
+            on_failure.callback(server.close)
+        table = sets.register(static, topology.size)
+        on_failure.callback(sets.unregister, static)
         world = assemble(topology, settings, attempt)
-        try:
-            _engine = Engine(world, settings, table)
-        except BaseException:  # an interrupt too: the connections must not outlive the attempt
-            world.close()
-            raise
-    except BaseException:  # raised again: nothing of a world that did not come about may stay
-        sets.unregister(static)
-        raise
+        on_failure.callback(world.close)
+        world.server = world.server or server
+        _engine = Engine(world, settings, table)
+        on_failure.pop_all()
     _static_sets[:] = static
     _engine_pid = os.getpid()
     if settings.timeline and settings.timeline != "DYNAMIC":

@@ -9,8 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_cluster.engine import tree
@@ -18,6 +17,7 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.bootstrap import meet
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
+from hvd_cluster.rendezvous.reach import host_key, interface_addresses
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
@@ -80,9 +80,9 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
     if topology.size == 1:
         return World(topology, tree.plan(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, "")
     timeout_s = settings.gloo_timeout_s
-    meeting = meet(topology, attempt, timeout_s)
+    meeting = meet(topology, attempt, timeout_s, folder=settings.rendezvous_folder, interface=settings.gloo_interface)
     topology = meeting.topology
-    prefix = f"world/{topology.generation}.{attempt}/"
+    prefix = f"world/{topology.generation}.{attempt}{topology.world}/"
     with ExitStack() as on_failure:
         if meeting.server is not None:
             on_failure.callback(meeting.server.close)
@@ -92,7 +92,13 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         links: dict[int, Link] = {}
         with _listening(address) as listener:
             members = _meet(client, prefix, topology, address, listener.getsockname()[1])
-            place = tree.plan([member["host_key"] for member in members])[topology.rank]
+            host_keys = [member["host_key"] for member in members]
+            local_places = [(member["local_rank"], member["local_size"]) for member in members]
+            if topology.world:  # some of the launcher's ranks: its local indices count others too
+                everybody = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
+                local_places = [(one.local_rank, one.local_size) for one in everybody]
+                topology = everybody[topology.rank]
+            place = tree.plan(host_keys)[topology.rank]
             if place.parent is not None:
                 parent = members[place.parent]
                 links[place.parent] = _call(parent["address"], parent["port"], topology, timeout_s)
@@ -104,19 +110,13 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         place=place,
         links=links,
         hosts=[member["host"] for member in members],
-        host_keys=[member["host_key"] for member in members],
-        local_places=[(member["local_rank"], member["local_size"]) for member in members],
+        host_keys=host_keys,
+        local_places=local_places,
         address=address,
         client=client,
         prefix=prefix,
         server=meeting.server,
     )
-
-
-def host_key() -> str:
-    """A string that is equal for two processes of one kernel and network namespace, which may share memory then."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot_id}/{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def interface_address(interface: str) -> str:
@@ -125,17 +125,8 @@ def interface_address(interface: str) -> str:
     Raises:
         ConnectionError: there is no such interface, or it has no address.
     """
-    import fcntl
-    import struct
-
-    get_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in interface.split(","):
-            try:
-                answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", name.strip().encode()[:15]))
-            except OSError:
-                continue
-            return socket.inet_ntoa(answer[20:24])
+    for address in interface_addresses(interface.split(",")):
+        return address
     names = ", ".join(name for _, name in socket.if_nameindex())
     raise ConnectionError(
         f"HOROVOD_GLOO_IFACE={interface!r} names no interface with an address; this host has: {names}"

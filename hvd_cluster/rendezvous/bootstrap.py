@@ -1,8 +1,10 @@
 """Finding each other when the launcher is not ours: rank 0 serves the key-value store, and tells the others where.
 
 Under torchrun they learn it from the agent's store. Ranks of one host that MPI or Slurm started learn it over an
-abstract Unix socket, where the kernel vouches that the other end is a process of the same user. The secret is made on
-the way; torchrun's store shows it to whoever can reach that store, so a network with strangers in it calls for hvdrun.
+abstract Unix socket, where the kernel vouches that the other end is a process of the same user; ranks on several hosts
+over MPI, where the program has imported mpi4py, else through a folder that they share
+(:mod:`hvd_cluster.rendezvous.folder`). The secret is made on the way; torchrun's store shows it to whoever can reach
+that store, so a network with strangers in it calls for hvdrun.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ import json
 import os
 import socket
 import struct
+import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from hvd_cluster.rendezvous.communicator import Communicator, meet_through
+from hvd_cluster.rendezvous.folder import meet_in_folder
+from hvd_cluster.rendezvous.meeting import Meeting
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address, split_address
@@ -24,23 +30,17 @@ from hvd_cluster.topology import Topology, join_address, split_address
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
-@dataclass
-class Meeting:
-    """Where the ranks meet."""
-
-    #: The topology, now with the address and the secret of the store.
-    topology: Topology
-    #: The store's server, where this rank serves it.
-    server: KeyValueServer | None = None
-
-
-def meet(topology: Topology, attempt: int, timeout_s: float) -> Meeting:
+def meet(
+    topology: Topology, attempt: int, timeout_s: float, *, folder: str = "~/.hvd_cluster", interface: str = ""
+) -> Meeting:
     """Agree on a key-value store with the other ranks.
 
     Args:
         topology: this rank's place; returned as it is when its launcher has named a store.
         attempt: how often this process has met the others before.
         timeout_s: how long to wait for rank 0.
+        folder: shared by the hosts, for launchers that say nothing about how to reach them.
+        interface: rank 0's network interface to use then; any that the others can reach by default.
 
     Raises:
         ConnectionError: the launcher left no way to find the others, or rank 0 did not come in time.
@@ -49,16 +49,33 @@ def meet(topology: Topology, attempt: int, timeout_s: float) -> Meeting:
         return Meeting(topology)
     # Where the launcher does not name its job, it is the parent of all of the job's processes on this host.
     job = topology.job_id or f"parent-{os.getppid()}"
-    label = f"hvd_cluster/{job}/{topology.generation}.{attempt}"
+    label = f"hvd_cluster/{job}/{topology.generation}.{attempt}/{topology.world}"
     if topology.launcher == "torchrun" and topology.master:
         return _through_agent(topology, label, timeout_s)
     if topology.local_size == topology.size:
         return _through_kernel(topology, label, timeout_s)
+    if not topology.world and (world := _mpi_world(topology)) is not None:
+        meeting = meet_through(world, timeout_s, interface)
+        # The launcher knows the place on the host, and MPI's name of the world differs from attempt to attempt.
+        found = meeting.topology
+        return replace(meeting, topology=replace(topology, rendezvous=found.rendezvous, secret=found.secret))
+    if topology.job_id and topology.launcher != "torchrun":
+        return meet_in_folder(topology, label, folder, timeout_s, interface)
     launcher = topology.launcher or "an unknown launcher"
     raise ConnectionError(
         f"rank {topology.rank} of {topology.size} was started by {launcher}, which says nothing about how to reach the "
-        "other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster"
+        "other hosts: start the job with hvdrun, torchrun or a launcher of hvd_cluster, or call "
+        "hvd.init(comm=mpi4py.MPI.COMM_WORLD)"
     )
+
+
+def _mpi_world(topology: Topology) -> Communicator | None:
+    """MPI's own world, if the program uses MPI already: initialising it here could surprise the program."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    world: Communicator = mpi.COMM_WORLD
+    return world if (world.Get_rank(), world.Get_size()) == (topology.rank, topology.size) else None
 
 
 def _through_agent(topology: Topology, label: str, timeout_s: float) -> Meeting:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.rendezvous.bootstrap import meet
 from hvd_cluster.topology import Topology
 
@@ -59,10 +63,81 @@ def test_a_launcher_that_names_a_store_is_taken_at_its_word() -> None:
     assert meet(ours, 0, 1.0).topology is ours
 
 
-def test_ranks_on_several_hosts_without_a_way_to_meet_are_told_what_to_use() -> None:
+def recorded(launcher: str, rank: int) -> dict[str, str]:
+    """What srun and jsrun set for one of two ranks on two hosts."""
+    if launcher == "slurm":
+        return {
+            "SLURM_JOB_ID": "1234",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": str(rank),
+            "SLURM_NTASKS": "2",
+            "SLURM_NNODES": "2",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            "SLURM_STEP_NODELIST": "host[0-1]",
+            "SLURMD_NODENAME": f"host{rank}",
+        }
+    return {
+        "LSB_JOBID": "77",
+        "PMIX_NAMESPACE": "77",
+        "PMIX_RANK": str(rank),
+        "JSM_NAMESPACE_RANK": str(rank),
+        "JSM_NAMESPACE_SIZE": "2",
+        "JSM_NAMESPACE_LOCAL_RANK": "0",
+        "JSM_NAMESPACE_LOCAL_SIZE": "1",
+    }
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "lsf"])
+def test_ranks_on_several_hosts_meet_in_a_folder_that_they_share(launcher: str, tmp_path: Path) -> None:
+    processes = []
+    for rank in range(2):
+        env = {**CLEAN, **recorded(launcher, rank), "OMP_NUM_THREADS": "1", "HOROVOD_RENDEZVOUS_FOLDER": str(tmp_path)}
+        processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True))
+    lines = [line for process in processes for line in process.communicate(timeout=90)[0].splitlines()]
+    assert sorted(lines) == ["rank 0 of 2, local 0: 3"] * 2 + ["rank 1 of 2, local 0: 3"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_on_several_hosts_without_a_way_to_meet_are_told_what_to_use(tmp_path: Path) -> None:
     lost = Topology(rank=0, size=4, local_rank=0, local_size=2, cross_size=2, launcher="openmpi")
     with pytest.raises(ConnectionError, match=r"started by openmpi, which says nothing .* hvdrun, torchrun"):
         meet(lost, 0, 1.0)
+    named = replace(lost, job_id="never")
+    for rank in (0, 2):
+        with pytest.raises(ConnectionError, match=r"did not meet the others in 0\.3 s in .* HOROVOD_RENDEZVOUS_FOLDER"):
+            meet(replace(named, rank=rank), 0, 0.3, folder=str(tmp_path / "meet"))
+    assert list((tmp_path / "meet").iterdir()) == []
+
+
+def test_a_note_that_others_could_read_is_not_trusted(tmp_path: Path) -> None:
+    topology = Topology(rank=1, size=2, cross_rank=1, cross_size=2, launcher="openmpi", job_id="job")
+    name = f"meeting-{hashlib.sha256(b'hvd_cluster/job/0.0/').hexdigest()[:24]}.json"
+    (tmp_path / name).write_text('{"addresses": ["127.0.0.1"], "port": 1, "secret": "00"}')
+    (tmp_path / name).chmod(0o644)
+    with pytest.raises(ConnectionError, match="others may read it"):
+        meet(topology, 0, 1.0, folder=str(tmp_path))
+
+
+def test_a_note_that_a_dead_job_has_left_is_passed_over(tmp_path: Path) -> None:
+    ranks = [
+        Topology(rank=rank, size=2, cross_rank=rank, cross_size=2, launcher="openmpi", job_id="again")
+        for rank in (0, 1)
+    ]
+    name = f"meeting-{hashlib.sha256(b'hvd_cluster/again/0.0/').hexdigest()[:24]}.json"
+    with ReservedPort() as nobody:
+        (tmp_path / name).write_text(json.dumps({"addresses": ["127.0.0.1"], "port": nobody.port, "secret": "00"}))
+        (tmp_path / name).chmod(0o600)
+        with ThreadPoolExecutor() as threads:
+            visitor = threads.submit(meet, ranks[1], 0, 20.0, folder=str(tmp_path))
+            host = meet(ranks[0], 0, 20.0, folder=str(tmp_path))
+            found = visitor.result()
+    assert host.server is not None
+    host.server.close()
+    assert found.topology.secret == host.topology.secret != b""
+    assert found.topology.rendezvous.endswith(f":{host.server.port}")
 
 
 def test_a_rank_that_never_comes_is_an_error_on_both_sides() -> None:

@@ -1,0 +1,136 @@
+"""Worlds that the user names: ``init(comm=...)`` with a list of ranks, or with a communicator of mpi4py."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeGuard
+
+from hvd_cluster.rendezvous.meeting import Meeting
+from hvd_cluster.rendezvous.reach import LOOPBACK, host_key, interface_addresses, reachable
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology, join_address
+
+_FAILED = "Horovod initialization failed"
+
+
+class Communicator(Protocol):
+    """What is needed of an ``mpi4py.MPI.Comm``."""
+
+    def Get_rank(self) -> int: ...  # noqa: N802 - MPI's spelling
+    def Get_size(self) -> int: ...  # noqa: N802
+    def Is_inter(self) -> bool: ...  # noqa: N802
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
+    def allgather(self, sendobj: Any) -> list[Any]: ...
+
+
+def is_communicator(comm: object) -> TypeGuard[Communicator]:
+    """True for a communicator of mpi4py, which need not be imported to tell."""
+    return all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast", "allgather"))
+
+
+def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
+    """This process's place in the world of some of the launcher's ranks; they are numbered in the order given.
+
+    On several hosts the place among them is not known yet: :meth:`Topology.placed` finds it.
+
+    Args:
+        topology: the place in the launcher's world.
+        ranks: ranks of that world.
+
+    Raises:
+        ValueError: ``ranks`` is no list of ranks of the launcher's world, or this process is not among them.
+    """
+    size, wanted = topology.size, list(ranks)
+    if not wanted or any(isinstance(rank, bool) or not isinstance(rank, int) for rank in wanted):
+        raise ValueError(f"{_FAILED}: comm={ranks!r} is neither a list of ranks nor a communicator of mpi4py")
+    wrong = [rank for rank in wanted if not 0 <= rank < size]
+    if wrong:
+        raise ValueError(f"{_FAILED}: comm={ranks!r} names ranks {wrong}; the launcher started 0 to {size - 1}")
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f"{_FAILED}: comm={ranks!r} names a rank twice")
+    if topology.rank not in wanted:
+        raise ValueError(
+            f"{_FAILED}: rank {topology.rank} called init(comm={ranks!r}) and is not in that list: ranks outside of it "
+            "have to leave init() out, or name a world of their own"
+        )
+    if wanted == list(range(size)):
+        return topology
+    name = hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]
+    rank, is_one_host = wanted.index(topology.rank), topology.local_size == size
+    return replace(
+        topology,
+        rank=rank,
+        size=len(wanted),
+        local_rank=rank if is_one_host else 0,
+        local_size=len(wanted) if is_one_host else 1,
+        cross_rank=0,
+        cross_size=1,
+        world=name,
+    )
+
+
+def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> Meeting:
+    """Agree on a store over MPI: this process has the same rank as in ``comm``, whoever started it.
+
+    Args:
+        comm: an intracommunicator; all its processes call this.
+        timeout_s: how long to try to reach rank 0.
+        interface: rank 0's network interface to use; any that the others can reach by default.
+
+    Raises:
+        ValueError: ``comm`` is no intracommunicator.
+        ConnectionError: a process cannot reach rank 0; raised on all of them.
+    """
+    try:
+        is_inter = comm.Is_inter()
+    except Exception as error:  # mpi4py's own, for a communicator that is null
+        raise ValueError(f"{_FAILED}: comm={comm!r} cannot be used: {error}") from error
+    if is_inter:
+        raise ValueError(f"{_FAILED}: comm={comm!r} joins two groups; use its Merge()")
+    rank, keys = comm.Get_rank(), comm.allgather(host_key())
+    is_one_host = len(set(keys)) == 1
+    server, offer, failure = None, None, ""
+    if rank == 0 and len(keys) > 1:
+        secret = new_secret()
+        server = KeyValueServer(secret, LOOPBACK if is_one_host else "0.0.0.0")
+        addresses = [LOOPBACK] if is_one_host else interface_addresses(interface.split(",") if interface else ())
+        offer = (addresses, server.port, secret)
+    world, offer = comm.bcast((secrets.token_hex(6), offer))
+    topology = Topology(rank=rank, size=len(keys), host=socket.gethostname(), world=world, launcher="mpi4py")
+    if offer is None:
+        return Meeting(topology)
+    addresses, port, secret = offer
+    reached = ""
+    if rank != 0:
+        try:
+            reached = reachable(addresses, port, secret, timeout_s)
+        except ConnectionError as error:
+            failure = f"rank {rank} on {topology.host} cannot reach rank 0: {error}"
+    # Nobody may leave before all know: the others would wait in MPI, where no timeout reaches.
+    told = comm.allgather((reached, failure))
+    failures = [text for _, text in told if text]
+    if failures:
+        if server is not None:
+            server.close()
+        raise ConnectionError(
+            f"{_FAILED}: {failures[0]}; the hosts need open ports among each other, and HOROVOD_GLOO_IFACE names rank "
+            "0's interface to use"
+        )
+    address = reached or own_address(keys, [address for address, _ in told])
+    return Meeting(replace(topology, rendezvous=join_address(address, port), secret=secret), server)
+
+
+def own_address(host_keys: Sequence[str], reached: Sequence[str]) -> str:
+    """The address of rank 0's host at which ranks of other hosts have reached it, for rank 0 to use itself.
+
+    Args:
+        host_keys: by rank.
+        reached: the address that each rank has used; "" for rank 0.
+    """
+    from_afar = [address for key, address in zip(host_keys, reached, strict=True) if key != host_keys[0]]
+    return (from_afar or [*filter(None, reached), LOOPBACK])[0]

@@ -1,0 +1,120 @@
+"""Finding each other through a folder that all hosts share, as home folders of Slurm and MPI clusters usually are.
+
+Rank 0 leaves a note: its addresses, the port and the secret of the store. The file belongs to this user and nobody else
+may read it, which is what makes the secret one. It is removed once all ranks have come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.communicator import own_address
+from hvd_cluster.rendezvous.meeting import Meeting
+from hvd_cluster.rendezvous.reach import host_key, interface_addresses, reachable
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology, join_address
+
+_POLL_S = 0.1
+
+
+def meet_in_folder(topology: Topology, label: str, folder: str, timeout_s: float, interface: str = "") -> Meeting:
+    """Agree on a store with ranks on other hosts.
+
+    Args:
+        topology: this rank's place.
+        label: names the meeting; equal on all ranks, and never used before by this user.
+        folder: on a file system that all hosts share.
+        timeout_s: how long to wait for the others.
+        interface: rank 0's network interface to use; any that the others can reach by default.
+
+    Raises:
+        ConnectionError: the folder cannot be used, or the others did not come in time.
+    """
+    note = Path(folder).expanduser() / f"meeting-{hashlib.sha256(label.encode()).hexdigest()[:24]}.json"
+    try:
+        if topology.rank == 0:
+            return _host(topology, note, timeout_s, interface)
+        return _visit(topology, note, timeout_s)
+    except (OSError, TimeoutError) as error:
+        raise ConnectionError(
+            f"rank {topology.rank} of {topology.size} on {topology.host} did not meet the others in {timeout_s:g} s "
+            f"in {note.parent}: {error}. HOROVOD_RENDEZVOUS_FOLDER names a folder that all hosts share; or start the "
+            "job with hvdrun or torchrun, or call hvd.init(comm=mpi4py.MPI.COMM_WORLD)"
+        ) from error
+
+
+def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> Meeting:
+    secret = new_secret()
+    note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    server = KeyValueServer(secret, "0.0.0.0")
+    try:
+        content = {
+            "addresses": interface_addresses(interface.split(",") if interface else ()),
+            "port": server.port,
+            "secret": secret.hex(),
+        }
+        draft = note.with_suffix(f".{os.getpid()}")
+        with open(draft, "w", encoding="ascii", opener=_private) as file:
+            json.dump(content, file)
+        draft.replace(note)  # readers see all of it or nothing; what a job that died has left is gone
+        client = KeyValueClient(join_address("127.0.0.1", server.port), secret, timeout_s)
+        try:
+            keys = [f"met/{rank}" for rank in range(1, topology.size)]
+            came = [json.loads(answer) for answer in client.get_many(keys, timeout_s)]
+        finally:
+            client.close()
+            note.unlink(missing_ok=True)
+    except BaseException:  # raised again: the server would outlive the attempt
+        server.close()
+        raise
+    address = own_address([host_key(), *(key for key, _ in came)], ["", *(address for _, address in came)])
+    return Meeting(replace(topology, rendezvous=join_address(address, server.port), secret=secret), server)
+
+
+def _visit(topology: Topology, note: Path, timeout_s: float) -> Meeting:
+    deadline_s = time.monotonic() + timeout_s
+    reason = "rank 0 left no note there"
+    while time.monotonic() < deadline_s:
+        content = _read(note)
+        if content is not None:
+            addresses, port, secret = content
+            try:
+                address = reachable(addresses, port, secret, min(5.0, deadline_s - time.monotonic()))
+            except ConnectionError as error:  # the note may be that of a job that died
+                reason = str(error)
+            else:
+                rendezvous = join_address(address, port)
+                client = KeyValueClient(rendezvous, secret, timeout_s)
+                client.set(f"met/{topology.rank}", json.dumps([host_key(), address]).encode())
+                client.close()
+                return Meeting(replace(topology, rendezvous=rendezvous, secret=secret))
+        time.sleep(_POLL_S)
+    raise TimeoutError(reason)
+
+
+def _read(note: Path) -> tuple[list[str], int, bytes] | None:
+    """The note, or None when there is none yet."""
+    # Listing the folder makes NFS look at it again; asking for the file alone may be answered from memory.
+    if not note.parent.is_dir() or note not in note.parent.iterdir():
+        return None
+    try:
+        with note.open(encoding="ascii") as file:
+            status = os.fstat(file.fileno())
+            content = json.load(file)
+    except FileNotFoundError:
+        return None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise OSError(f"{note} belongs to somebody else, or others may read it")
+    return content["addresses"], int(content["port"]), bytes.fromhex(content["secret"])
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

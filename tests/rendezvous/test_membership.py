@@ -1,0 +1,81 @@
+"""A worker and its driver, who talk through the store; the driver's part is played here."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_cluster.engine.world import assemble
+from hvd_cluster.errors import StaleWorldError
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.mailbox import MailboxReader, post
+from hvd_cluster.rendezvous.membership import DRIVER_BOX, Membership, news_box, place_box
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.settings import Settings
+from hvd_cluster.topology import Topology
+
+SECRET = new_secret()
+PLACE = {
+    **{"rank": 1, "size": 3, "local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 3},
+    **{"host": "b", "generation": 4, "master": "b:1", "newcomers": 2, "lost": 1},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[KeyValueServer]:
+    with KeyValueServer(SECRET) as server:
+        yield server
+
+
+@pytest.fixture
+def driver(server: KeyValueServer) -> Iterator[KeyValueClient]:
+    client = KeyValueClient(f"127.0.0.1:{server.port}", SECRET)
+    yield client
+    client.close()
+
+
+def worker(server: KeyValueServer) -> Membership:
+    return Membership(Topology(rendezvous=f"127.0.0.1:{server.port}", secret=SECRET, worker="w7", job_id="j"))
+
+
+def test_a_worker_asks_and_is_told_its_place_again_and_again(server: KeyValueServer, driver: KeyValueClient) -> None:
+    member = worker(server)
+    asked = MailboxReader(driver, DRIVER_BOX)
+    address = member.topology.rendezvous
+    for generation, after in ((4, -1), (6, 4)):
+        answer = {**PLACE, "generation": generation, "rendezvous": address}
+        post(driver, place_box("w7"), json.dumps(answer).encode())
+        place = member.next_place(5)
+        assert json.loads(asked.next(5)) == {"worker": "w7", "after": after}
+        assert (place.rank, place.size, place.cross_size, place.generation) == (1, 3, 3, generation)
+        assert (place.secret, place.job_id, place.worker) == (SECRET, "j", "w7")
+        assert (member.num_newcomers, member.num_lost) == (2, 1)
+    post(driver, news_box("w7"), b"the hosts have changed")
+    assert member.news().next(5) == b"the hosts have changed"
+
+
+def test_a_worker_that_is_not_needed_any_more_exits(server: KeyValueServer, driver: KeyValueClient) -> None:
+    post(driver, place_box("w7"), b'{"leave": "its host is gone"}')
+    with pytest.raises(SystemExit) as caught:
+        worker(server).next_place(5)
+    assert not caught.value.code
+
+
+def test_a_worker_whose_driver_has_gone_says_so(server: KeyValueServer) -> None:
+    member = worker(server)
+    threading.Timer(0.2, server.close).start()
+    with pytest.raises(ConnectionError, match="the launcher of this job has ended or died"):
+        member.next_place(30)
+
+
+def test_a_stale_worker_does_not_get_into_a_world_that_is_over(server: KeyValueServer) -> None:
+    place = Topology(rank=1, size=2, rendezvous=f"127.0.0.1:{server.port}", secret=SECRET, generation=3)
+    threading.Timer(0.3, server.close_keys, ("world/3.",)).start()
+    with pytest.raises(StaleWorldError):  # while it waits for the others
+        assemble(place, Settings(), 0)
+    with pytest.raises(StaleWorldError):  # when it comes too late
+        assemble(place, Settings(), 0)
