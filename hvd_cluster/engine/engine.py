@@ -21,6 +21,7 @@ from hvd_cluster.engine.execution import Execution
 from hvd_cluster.engine.loop import FAREWELL_S, Loop
 from hvd_cluster.engine.mailbox import Mailbox
 from hvd_cluster.engine.request import Handle, Request
+from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.world import World
@@ -74,6 +75,11 @@ class Engine:
     def transport_name(self, process_set_id: int, device: torch.device) -> str:
         """What carries the tensors of a process set on a kind of device, e.g. "SHM"."""
         return AloneTransport.name if self._baton is None else self._loop.transports[process_set_id, device].name
+
+    @property
+    def arena(self) -> Arena | None:
+        """Where tensors live that the ranks of this host can all reach; None where they share no memory."""
+        return None if self._baton is None or self._loop.host is None else self._loop.host.arena
 
     def submit(self, request: Request, *, is_waited_for: bool = False) -> Handle:
         """Hand in a request.

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvd_cluster.engine.negotiation import Run
+from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.world import World
-from hvd_cluster.settings import Settings
+from hvd_cluster.settings import MIB, Settings
 
 _PAGE_BYTES = 4096
 
@@ -22,11 +23,13 @@ class Host:
 
     segment: Segment
     ballot: Ballot
+    arena: Arena
     transport: ShmTransport
 
     def close(self) -> None:
         """Let go of everything."""
         self.transport.close()
+        self.arena.close()
         self.ballot.release()
         self.segment.close()
 
@@ -55,20 +58,25 @@ def share_host(
     ballot_bytes = -(-Ballot.num_bytes(size) // _PAGE_BYTES) * _PAGE_BYTES
     spins = spares_cores(size)
 
+    fixed_bytes = ballot_bytes + segment_bytes(size)
+    region_bytes = _region_bytes(settings, size)
+
     def build(segment: Segment) -> Host:
         ballot = Ballot(
             segment.memory, 0, index=segment.index, bells=segment.bells, plan=plan, check=check, spins=spins
         )
+        arena = Arena(segment.memory, os.dup(segment.descriptor), fixed_bytes, region_bytes, segment.index)
         transport = ShmTransport(
             segment.memory,
             ballot_bytes,
+            arena=arena,
             index=segment.index,
             ranks=ranks,
             check=check,
             timeout_s=settings.gloo_timeout_s,
             spins=spins,
         )
-        return Host(segment, ballot, transport)
+        return Host(segment, ballot, arena, transport)
 
     group = Group(
         world.client,
@@ -78,7 +86,15 @@ def share_host(
         world.topology.rank,
         settings.gloo_timeout_s,
     )
-    return share(group, ballot_bytes + segment_bytes(size), bell, build)
+    return share(group, fixed_bytes, bell, build, sparse_bytes=size * region_bytes)
+
+
+def _region_bytes(settings: Settings, num_ranks: int) -> int:
+    """How much of the segment each rank may allocate tensors in; takes no memory before that."""
+    if settings.shared_memory_region_mb is not None:
+        return int(settings.shared_memory_region_mb * MIB) // _PAGE_BYTES * _PAGE_BYTES
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return machine_bytes // num_ranks // _PAGE_BYTES * _PAGE_BYTES
 
 
 def spares_cores(num_ranks: int) -> bool:

@@ -84,14 +84,12 @@ class Loop:
             lambda: self._settings.fusion_threshold_bytes,
             settings.disable_group_fusion,
         )
-        self._host = share_host(world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check)
-        self._ballot = None if self._host is None else self._host.ballot
+        self.host = share_host(world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check)
+        self._ballot = None if self.host is None else self.host.ballot
         if self._ballot is not None:
             ballot = self._ballot
             self._neighbours.is_closed = lambda: ballot.is_closed
-        self.transports = TransportTable(
-            world, settings, process_sets, self._neighbours.check, self._host, mailbox.bell
-        )
+        self.transports = TransportTable(world, settings, process_sets, self._neighbours.check, self.host, mailbox.bell)
         for process_set_id in sorted(process_sets):
             self.transports.build(process_set_id)
         self._agreement = Agreement(
@@ -224,8 +222,8 @@ class Loop:
         with ExitStack() as ends:  # each of them, whatever becomes of the others
             for link in self._world.links.values():
                 ends.callback(link.close)
-            if self._host is not None:
-                ends.callback(self._host.close)
+            if self.host is not None:
+                ends.callback(self.host.close)
             ends.callback(self.transports.close)
             ends.callback(self._neighbours.send_all, ("bye", None))
             ends.callback(self._timeline.close)

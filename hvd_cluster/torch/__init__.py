@@ -77,6 +77,7 @@ from hvd_cluster.torch.ops import (
     synchronize,
 )
 from hvd_cluster.torch.optimizer import DistributedOptimizer
+from hvd_cluster.torch.shared import is_shared, shared_empty
 
 __all__ = [
     "Adasum",
@@ -127,6 +128,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_shared",
     "join",
     "local_rank",
     "local_size",
@@ -140,6 +142,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "shared_empty",
     "shutdown",
     "size",
     "sparse_allreduce_async",

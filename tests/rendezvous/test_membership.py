@@ -20,8 +20,17 @@ from hvd_cluster.topology import Topology
 
 SECRET = new_secret()
 PLACE = {
-    **{"rank": 1, "size": 3, "local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 3},
-    **{"host": "b", "generation": 4, "master": "b:1", "newcomers": 2, "lost": 1},
+    "rank": 1,
+    "size": 3,
+    "local_rank": 0,
+    "local_size": 1,
+    "cross_rank": 1,
+    "cross_size": 3,
+    "host": "b",
+    "generation": 4,
+    "master": "b:1",
+    "newcomers": 2,
+    "lost": 1,
 }
 
 

@@ -48,9 +48,12 @@ class Segment:
     index: int
     #: An eventfd for each of them, by index; this rank's own among them is the one that it handed in.
     bells: list[int]
+    #: The file behind the mapping.
+    descriptor: int
 
     def close(self) -> None:
-        """Close the other ranks' bells, and let go of the mapping; it goes with its last reference."""
+        """Close the other ranks' bells and the file, and let go of the mapping; it goes with its last reference."""
+        os.close(self.descriptor)
         for index, bell in enumerate(self.bells):
             if index != self.index:
                 os.close(bell)
@@ -89,7 +92,7 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]) -> T | None:
+def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T], *, sparse_bytes: int = 0) -> T | None:
     """What ``build`` makes of a segment that all ranks of ``group`` share, or None on all of them; collective.
 
     One line in the leader's log says why where it is None.
@@ -99,10 +102,11 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
         num_bytes: how much; all of it is allocated, and zero.
         bell: this rank's eventfd.
         build: called on each rank, on all before it is known on any that sharing has succeeded.
+        sparse_bytes: so much more is mapped behind it, and allocated by whoever needs it.
     """
     built, failure = None, ""
     try:
-        built = build(_share(group, num_bytes, bell))
+        built = build(_share(group, num_bytes, sparse_bytes, bell))
     except Sharing as error:
         failure = f"rank {group.rank}: {error}"
     group.client.set(f"{group.prefix}failure/{group.rank}", failure.encode())
@@ -117,34 +121,32 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
     return None
 
 
-def _share(group: Group, num_bytes: int, bell: int) -> Segment:
+def _share(group: Group, num_bytes: int, sparse_bytes: int, bell: int) -> Segment:
     timeout_s = min(_SHARING_TIMEOUT_S, group.timeout_s)
     if len(group.ranks) > MOST_RANKS:
         raise Sharing(f"{len(group.ranks)} ranks are on this host; at most {MOST_RANKS} can share memory")
     try:
         if group.index == 0:
-            memory, bells = _lead(group, num_bytes, bell, timeout_s)
+            memory, bells = _lead(group, num_bytes, sparse_bytes, bell, timeout_s)
         else:
             memory, bells = _follow(group, bell, timeout_s)
     except (OSError, TimeoutError, EOFError) as error:
         raise Sharing(str(error)) from error
     try:
-        return Segment(mmap.mmap(memory, num_bytes), group.index, bells)
+        return Segment(mmap.mmap(memory, num_bytes + sparse_bytes), group.index, bells, memory)
     except (OSError, ValueError) as error:
-        for theirs in bells:
-            if theirs != bell:
-                os.close(theirs)
+        for descriptor in (memory, *(theirs for theirs in bells if theirs != bell)):
+            os.close(descriptor)
         raise Sharing(f"the segment cannot be mapped: {error}") from error
-    finally:
-        os.close(memory)
 
 
-def _lead(group: Group, num_bytes: int, bell: int, timeout_s: float) -> tuple[int, list[int]]:
+def _lead(group: Group, num_bytes: int, sparse_bytes: int, bell: int, timeout_s: float) -> tuple[int, list[int]]:
     key = f"{group.prefix}socket"
     with ExitStack() as on_failure:
         memory = os.memfd_create("hvd_cluster", os.MFD_CLOEXEC)
         on_failure.callback(os.close, memory)
         try:
+            os.ftruncate(memory, num_bytes + sparse_bytes)
             # Without this a full machine is noticed at the first touch, by SIGBUS.
             os.posix_fallocate(memory, 0, num_bytes)
         except OSError:

@@ -114,6 +114,7 @@ class TransportTable:
     def _shm(self, segment: Segment, ranks: tuple[int, ...], spins: bool) -> ShmTransport:
         transport = ShmTransport(
             segment.memory,
+            arena=None if self._host is None else self._host.arena,
             index=segment.index,
             ranks=ranks,
             check=self._check,

@@ -12,9 +12,9 @@ equal to the last bit. Why no rank overwrites what another still reads is said w
 
 from __future__ import annotations
 
+import math
 import mmap
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +23,7 @@ import torch
 from hvd_cluster.engine.buffers import flat
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
+from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
@@ -32,11 +33,15 @@ _PAGE_BYTES = 4096
 _PAIR_SLOT_BYTES = 1 << 18
 _SLOT_BYTES = 1 << 20
 #: Chunks under way at once; see the proofs below.
-_NUM_TURNS = 4
+_NUM_TURNS = 3
 #: The segment of a host stays below this, whatever its number of ranks.
 _MOST_BYTES = 256 << 20
 #: So many tries take about 50 us, as long as waking a thread that blocks may take.
 _MOST_TRIES = 200
+#: More tensors than these in one operation are copied, wherever they live.
+_MOST_ANNOUNCED = 63
+_LEAST_ANNOUNCED_BYTES = 1 << 17
+_ANNOUNCEMENT_BYTES = 8 * (1 + _MOST_ANNOUNCED)
 #: Views of slots that are kept.
 _MOST_NARROWED = 1000
 #: How often a waiting rank looks whether the others still live.
@@ -92,7 +97,9 @@ class _Arithmetic(NamedTuple):
 
     def finish(self, result: torch.Tensor) -> None:
         """``result = result * postscale / divisor``."""
-        if self.postscale != 1.0 or self.divisor != 1:
+        if self.divisor != 1 and self.postscale == 1.0 and _halves_exactly(result.dtype, self.divisor):
+            result.mul_(1.0 / self.divisor)
+        elif self.postscale != 1.0 or self.divisor != 1:
             finish_scaled(result, result, self.postscale, self.divisor)
 
 
@@ -106,6 +113,7 @@ class ShmTransport(Transport):
         ranks: the global ranks of the process set, by index.
         check: called now and then while waiting; raises when the world is broken.
         timeout_s: how long a rank waits for the others within one collective.
+        arena: where tensors may live that need not be copied.
         spins: a rank may try for a while before it blocks; False where ranks outnumber cores.
     """
 
@@ -121,6 +129,7 @@ class ShmTransport(Transport):
         ranks: tuple[int, ...],
         check: Callable[[], None],
         timeout_s: float,
+        arena: Arena | None = None,
         spins: bool = False,
     ) -> None:
         self.device = torch.device("cpu")
@@ -143,6 +152,13 @@ class ShmTransport(Transport):
         tables_bytes = 2 * num_ranks * num_ranks * 8
         #: (2 turns, ranks, ranks): how many bytes each rank sends to each rank.
         self._tables = part[tables_start : tables_start + tables_bytes].view(torch.int64).view(2, num_ranks, num_ranks)
+        start = tables_start + tables_bytes
+        num_bytes = 2 * num_ranks * _ANNOUNCEMENT_BYTES
+        words = part[start : start + num_bytes].view(torch.int64).view(2, num_ranks, -1).numpy()
+        #: (2 turns, ranks, words): how many tensors a rank has in the arena, and where they begin.
+        self._announcements = words
+        self._announcement_turn = 0
+        self._arena = arena
         #: (turns, ranks + 1, bytes); the last row of each turn holds results.
         self._slots = part[_control_bytes(num_ranks) :].view(_NUM_TURNS, num_ranks + 1, self._slot_bytes)
         self._typed: dict[torch.dtype, list[Rows]] = {}
@@ -172,41 +188,83 @@ class ShmTransport(Transport):
         divisor: int,
     ) -> bool:
         dtype = inputs[0].dtype
+        if self._arena is not None and prescale == 1.0 and self._may_stay(inputs, outputs):
+            offsets = [self._arena.offset_of(tensor) for tensor in inputs]
+            offsets = [] if -1 in offsets else offsets
+        else:
+            offsets = []
+        plain = how = _Arithmetic(_REDUCE[op], prescale, postscale, divisor)
         if divisor > 1 and _halves_exactly(dtype, divisor):
             # The division joins the copy into the slot. Only a power of two gives the same bits as dividing the sum.
-            prescale, divisor = prescale / divisor, 1
-        how = _Arithmetic(_REDUCE[op], prescale, postscale, divisor)
+            how = _Arithmetic(_REDUCE[op], prescale / divisor, postscale, 1)
         chunks = _chunks(inputs, outputs, self._slot_bytes // dtype.itemsize)
-        if self.num_ranks == 2:
-            self._reduce_in_pairs(how, chunks, self._rows_of(dtype))
+        if not chunks:
+            return True
+        turns = self._rows_of(dtype)
+        rows, everyones = self._begin(how, chunks, turns, offsets)
+        if everyones:
+            self._reduce_where_they_are(plain, dtype, [tensor.numel() for tensor in inputs], everyones)
+        elif self.num_ranks == 2:
+            self._reduce_in_pairs(how, chunks, turns, rows)
         else:
-            self._reduce_in_shares(how, chunks, self._rows_of(dtype))
+            self._reduce_in_shares(how, chunks, turns, rows)
         return True
 
-    def _reduce_in_pairs(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows]) -> None:
-        """Both ranks reduce all of every chunk: the operations commute exactly.
+    def _may_stay(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        """The operation is in place, and its tensors are few enough to be announced, and worth a second meeting."""
+        return (
+            len(inputs) <= _MOST_ANNOUNCED
+            and sum(tensor.nbytes for tensor in inputs) >= _LEAST_ANNOUNCED_BYTES
+            and all(tensor is output and tensor.numel() > 0 for tensor, output in zip(inputs, outputs, strict=True))
+        )
 
-        Chunk c fills the slot that chunk c - 4 used. Before that, this rank has waited for the other's post of c - 2,
-        and the other posts that after it has reduced c - 4.
+    def _begin(
+        self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows], offsets: list[int]
+    ) -> tuple[Rows, list[list[int]]]:
+        """Meet, with the first chunk in its slot: its slots, and where every rank's tensors are if they can stay there.
+
+        Ranks whose tensors live in the arena say so first, and copy nothing yet: if it is so on all ranks, they need
+        not. Where it is so on some only, those copy now, and all meet once more.
+        """
+        self._announcement_turn ^= 1
+        board = self._announcements[self._announcement_turn]
+        board[self.index][: 1 + len(offsets)] = [len(offsets), *offsets]
+        rows = self._next_rows(turns, chunks[0].length)
+        if not offsets:
+            how.fill(rows[self.index], chunks[0].sources)
+        self._meet()
+        announced = [bool(words[0]) for words in board]
+        if all(announced):
+            return rows, [words[1 : 1 + len(offsets)].tolist() for words in board]
+        if any(announced):
+            if offsets:
+                how.fill(rows[self.index], chunks[0].sources)
+            self._meet()
+        return rows, []
+
+    def _reduce_in_pairs(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows], rows: Rows) -> None:
+        """Both ranks reduce all of every chunk: the operations commute exactly. The ranks have met over the first one.
+
+        Chunk c fills the slot that chunk c - 3 or one before has used. This rank has then waited for the other's post
+        of c - 1, which comes after the other has reduced c - 3.
 
         A rank that can spin reduces a chunk at once, while it is in its cache; one that cannot fills the next slot
         first, so that it seldom finds the other behind.
         """
         ((tell, hear),) = self._barrier.rounds
         post, wait = self._semaphores.post, self._semaphores.wait
-        lag: deque[tuple[_Chunk, Rows]] = deque()
-        most_lag = 0 if self._spins else 1
-        for chunk in chunks:
-            rows = self._next_rows(turns, chunk.length)
-            how.fill(rows[self.index], chunk.sources)
+        last = chunks[0]
+        for chunk in chunks[1:]:
+            if self._spins:
+                self._reduce_pair(how, last, rows)
+            following = self._next_rows(turns, chunk.length)
+            how.fill(following[self.index], chunk.sources)
             post(tell)
-            lag.append((chunk, rows))
-            if len(lag) > most_lag:
-                wait(hear, self._look_from_now(), _CHECK_PERIOD_S)
-                self._reduce_pair(how, *lag.popleft())
-        while lag:
+            if not self._spins:
+                self._reduce_pair(how, last, rows)
             wait(hear, self._look_from_now(), _CHECK_PERIOD_S)
-            self._reduce_pair(how, *lag.popleft())
+            last, rows = chunk, following
+        self._reduce_pair(how, last, rows)
 
     def _reduce_pair(self, how: _Arithmetic, chunk: _Chunk, rows: Rows) -> None:
         is_whole = len(chunk.targets) == 1
@@ -216,34 +274,52 @@ class ShmTransport(Transport):
         if not is_whole:
             _scatter(result, chunk.targets)
 
-    def _reduce_in_shares(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows]) -> None:
-        """Each rank reduces its share of every chunk, and all copy the whole.
+    def _reduce_in_shares(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows], rows: Rows) -> None:
+        """Each rank reduces its share of every chunk, and all copy the whole. The ranks have met over the first one.
 
         Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then all meet. So what step s reduces was
         filled, and what it copies was reduced, before the last meeting; and the slot that it fills was read in step
-        s - 3 or before. The last step needs no meeting: what follows begins with one before it reduces anything.
+        s - 2 or before. The last step needs no meeting: what follows begins with one before it reduces anything.
         """
-        filled: list[Rows] = []
-        for step in range(len(chunks) + 2):
+        filled = [rows]
+        for step in range(1, len(chunks) + 2):
             if step < len(chunks):
                 filled.append(self._next_rows(turns, chunks[step].length))
                 how.fill(filled[step][self.index], chunks[step].sources)
-            if 1 <= step <= len(chunks):
+            if step <= len(chunks):
                 self._reduce_share(how, filled[step - 1])
             if step >= 2:
                 _scatter(filled[step - 2][-1], chunks[step - 2].targets)
             if step <= len(chunks):
                 self._meet()
 
-    def _reduce_share(self, how: _Arithmetic, rows: Rows) -> None:
-        length = rows[0].shape[0]
+    def _reduce_where_they_are(self, how: _Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
+        """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
+        assert self._arena is not None
+        piece_elements = self._slot_bytes // dtype.itemsize  # they stay in the cache between reading and writing
+        for number, count in enumerate(counts):
+            mine = self._share_of(count)
+            everyones = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
+            for result, second, *others in zip(*(tensor.split(piece_elements) for tensor in everyones), strict=True):
+                how.reduce(result, second, out=result)
+                for other in others:
+                    how.reduce(result, other, out=result)
+                how.finish(result)
+                for other in (second, *others):
+                    other.copy_(result)
+        self._meet()
+
+    def _share_of(self, count: int) -> slice:
+        """This rank's share of ``count`` elements; perhaps empty."""
         # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
-        share = -(-length // self.num_ranks)
-        share = -(-share // 16) * 16
-        start, end = self.index * share, min((self.index + 1) * share, length)
-        if start >= end:
+        share = math.ceil(count / self.num_ranks / 16) * 16
+        return slice(min(self.index * share, count), min((self.index + 1) * share, count))
+
+    def _reduce_share(self, how: _Arithmetic, rows: Rows) -> None:
+        share = self._share_of(rows[0].shape[0])
+        if share.start == share.stop:
             return
-        first, second, *others, result = (row[start:end] for row in rows)
+        first, second, *others, result = (row[share] for row in rows)
         how.reduce(first, second, out=result)
         for other in others:
             how.reduce(result, other, out=result)
@@ -307,7 +383,8 @@ class ShmTransport(Transport):
             self._typed.clear()
             self._narrowed.clear()
             # The mapping itself goes with its last reference; closing it under a tensor that is left would be fatal.
-            del self._slots, self._tables, self._memory
+            del self._slots, self._tables, self._announcements, self._memory
+            self._arena = None
             self._semaphores.release()
 
     def _next_turn(self) -> int:
@@ -410,5 +487,5 @@ def _tables_start(num_ranks: int) -> int:
 
 def _control_bytes(num_ranks: int) -> int:
     """Semaphores and tables, up to the next page."""
-    num_bytes = _tables_start(num_ranks) + 2 * num_ranks * num_ranks * 8
+    num_bytes = _tables_start(num_ranks) + 2 * num_ranks * (num_ranks * 8 + _ANNOUNCEMENT_BYTES)
     return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES

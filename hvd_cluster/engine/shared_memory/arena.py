@@ -1,0 +1,118 @@
+"""Tensors that live in the shared segment: the other ranks read and write them where they are, and nothing is copied.
+
+Each rank has a region of the segment to allocate from. A region is sparse: it takes memory when something is allocated
+in it, and gives it back when that is freed. A tensor frees its block when the last reference to its storage goes, and
+keeps the mapping alive until then, also after ``shutdown()``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import threading
+import weakref
+from collections import OrderedDict
+
+import torch
+
+_PAGE_BYTES = 4096
+#: Views of other ranks' tensors that are kept.
+_MOST_VIEWS = 1000
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Arena:
+    """The regions of all ranks, seen from one.
+
+    Args:
+        memory: the segment.
+        descriptor: the segment's file, for allocation; the arena owns it from here on.
+        start: where the regions begin; a multiple of the page size.
+        region_bytes: how long each is; a multiple of the page size.
+        index: this rank among those of the host.
+    """
+
+    def __init__(self, memory: mmap.mmap, descriptor: int, start: int, region_bytes: int, index: int) -> None:
+        self._memory = memory
+        self._descriptor = descriptor
+        self._lock = threading.RLock()  # a tensor may be freed by a garbage collection in here
+        self._first = start + index * region_bytes
+        self._end = self._first + region_bytes
+        #: (start, length in bytes), in order; neighbours are always joined.
+        self._free = [(self._first, region_bytes)]
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._views: OrderedDict[tuple[int, torch.dtype, int], torch.Tensor] = OrderedDict()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of undefined content in this rank's region.
+
+        Raises:
+            MemoryError: the region is full, or the machine is.
+        """
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        num_bytes = -(-count * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
+        start = self._take(num_bytes)
+        block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)
+        # The storage of the tensor holds the block, and the block the mapping.
+        weakref.finalize(block, self._give_back, start, num_bytes).atexit = False
+        return torch.frombuffer(block, dtype=dtype, count=count).view(shape)
+
+    def offset_of(self, tensor: torch.Tensor) -> int:
+        """Where in the segment a contiguous tensor of this rank's region begins; -1 if it is not in there."""
+        offset = tensor.data_ptr() - self._address
+        return offset if self._first <= offset < self._end else -1
+
+    def view(self, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """What stands in the segment from ``offset`` on, whoever's it is; shape (count,)."""
+        key = (offset, dtype, count)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.popitem(last=False)
+            view = self._views[key] = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+        return view
+
+    def close(self) -> None:
+        """Let go of the segment; the tensors that are left keep it. Nothing can be allocated afterwards."""
+        with self._lock:
+            self._views.clear()
+            self._free.clear()
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+                del self._memory
+
+    def _take(self, num_bytes: int) -> int:
+        with self._lock:
+            for position, (start, length) in enumerate(self._free):
+                if length < num_bytes:
+                    continue
+                try:
+                    # Without this a full machine is noticed at the first touch, by SIGBUS.
+                    os.posix_fallocate(self._descriptor, start, num_bytes)
+                except OSError as error:
+                    raise MemoryError(f"{num_bytes} bytes of shared memory cannot be allocated: {error}") from error
+                self._free[position : position + 1] = [(start + num_bytes, length - num_bytes)][: length > num_bytes]
+                return start
+        raise MemoryError(
+            f"{num_bytes} bytes of shared memory cannot be allocated: this rank's region of {self._end - self._first} "
+            "bytes is used up or in pieces. HOROVOD_SHARED_MEMORY_REGION_MB sets its size"
+        )
+
+    def _give_back(self, start: int, num_bytes: int) -> None:
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            _libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(start), ctypes.c_long(num_bytes))
+            joined: list[tuple[int, int]] = []
+            for begin, length in sorted([*self._free, (start, num_bytes)]):
+                if joined and joined[-1][0] + joined[-1][1] == begin:
+                    joined[-1] = (joined[-1][0], joined[-1][1] + length)
+                else:
+                    joined.append((begin, length))
+            self._free = joined

@@ -1,0 +1,45 @@
+"""Tensors in the memory that the workers of one host share: an allreduce in place copies nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_cluster.torch.submission import running_engine
+
+
+def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of undefined content that lives in shared memory, where the workers share any.
+
+    ``allreduce_`` and its relatives with a name in place work on such tensors where they are, at about twice the speed,
+    if the tensor of every rank is one (or a contiguous part of one). It is an ordinary tensor otherwise: some workers
+    are on other hosts, ``HOROVOD_SHARED_MEMORY=0``, or there is only one worker. Memory is taken at the call, and given
+    back with the last reference; the tensor stays usable after ``shutdown()``.
+
+    What moves a tensor off the shared memory, so that it is copied again, and nothing else changes: ``.to()``,
+    ``.clone()``, ``.share_memory_()``, a ``torch.multiprocessing`` queue, pickling, ``set_()``, and assigning a new
+    tensor in its place, as ``zero_grad(set_to_none=True)`` does to ``p.grad``.
+
+    Args:
+        size: the shape, as for ``torch.empty``; dense and on the CPU.
+        dtype: the element type; torch's default if None.
+
+    Raises:
+        HorovodInternalError: ``init()`` has not been called.
+        MemoryError: this worker's share of the memory is used up; ``HOROVOD_SHARED_MEMORY_REGION_MB`` sets it.
+    """
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    arena = running_engine().arena
+    return torch.empty(shape, dtype=dtype, device="cpu") if arena is None else arena.empty(shape, dtype)
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """True when ``tensor`` lives in the memory that this worker shares with those of its host.
+
+    Raises:
+        HorovodInternalError: ``init()`` has not been called.
+    """
+    arena = running_engine().arena
+    return arena is not None and tensor.is_cpu and arena.offset_of(tensor) >= 0
