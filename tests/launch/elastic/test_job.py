@@ -240,6 +240,32 @@ def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("turn", range(6))
+def test_whoever_comes_and_goes_each_sample_counts_once(turn: int, tmp_path: Path) -> None:
+    """Sizes 1, 2 and 4 divide what is left of 64 samples in batches of 4: nothing has to be dealt twice."""
+    chance = random.Random(turn)
+    names = [f"127.0.0.{number}" for number in range(1, 5)]
+    flags = ["-np", "2", "--min-np", "1", "--max-np", "4", "--blacklist-cooldown-range", "1", "2"]
+    job = Job(tmp_path, ",".join(f"{name}:1" for name in names), *flags, pause_s=0.3)
+    deadline_s = time.monotonic() + 40
+    while job.process.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(chance.uniform(0.3, 2.0))
+        living = sorted(job.workers())
+        if len(living) > 1 and chance.random() < 0.6:
+            os.kill(chance.choice(living), signal.SIGKILL)
+        else:
+            present = chance.sample(names, k=chance.choice((2, 4)))
+            job.set_hosts(",".join(f"{name}:1" for name in sorted({*present, names[0]})))
+    job.set_hosts(",".join(f"{name}:1" for name in names))
+    end = job.end(120)
+    counts = Counter(map(tuple, end["seen"]))
+    assert set(counts) == {(epoch, sample) for epoch in range(EPOCHS) for sample in range(64)}
+    if 3 not in end["sizes"]:
+        assert set(counts.values()) == {1}
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_fifty_runs_with_kills_at_random_moments_end_well(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     random.seed(os.environ.get("HVD_TEST_SEED", "5"))
