@@ -73,12 +73,17 @@ class SimulatedLink:
     """One end of a connection: real signatures, no socket."""
 
     events = selectors.EVENT_READ
+    _descriptors = itertools.count(1000)
 
     def __init__(self, *, accepts: bool) -> None:
+        self._descriptor = next(self._descriptors)
         self.session = Session(b"secret of the simulation", accepts=accepts)
         self.kept: list[bytes] = []
         self.arrived = bytearray()
         self.on_send: Callable[[bytes], None] = lambda data: None
+
+    def fileno(self) -> int:
+        return self._descriptor
 
     def send(self, message: bytes) -> None:
         self.session.seal(message)
@@ -92,8 +97,8 @@ class SimulatedLink:
         return self.session.feed(data)
 
 
-class NoSelector:
-    """What the Neighbours register with."""
+class NoPoll:
+    """What the Neighbours register with; the simulation knows what has arrived."""
 
     def register(self, *_: Any) -> None:
         pass
@@ -151,7 +156,7 @@ class Simulation:
                 place.rank,
                 hosts[place.rank],
                 Negotiator(place, members, 1024, lambda: 128 << 20),
-                Neighbours(world, NoSelector()),  # type: ignore[arg-type]
+                Neighbours(world, NoPoll()),  # type: ignore[arg-type]
                 links,
                 place.parent is None,
             )

@@ -1,6 +1,6 @@
 """Parquet to shuffled training batches: ours, petastorm's `make_batch_reader` with its `BatchedDataLoader`, and a plain
 `pyarrow.dataset` scan that makes no tensors and shuffles nothing. Petastorm runs in an environment of its own
-(`make test-matrix` makes it), with the torch of ours; all read with two threads, in batches of 1024 rows (images: 64).
+(`make test-matrix` makes it), with the torch of ours; it and ours read with two threads.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Work:
     table: Callable[[np.random.Generator], pa.Table]
     group_rows: int
     batch_size: int
+    #: Rows that petastorm shuffles among each other: about as many as ours does in its windows.
+    shuffle_rows: int = 100_000
     #: Further arguments of our reader.
     options: dict[str, Any] = field(default_factory=dict)
     #: Length that ragged lists are padded to; 0 where there are none.
@@ -66,16 +68,18 @@ def ragged(random: np.random.Generator, rows: int = 100_000) -> pa.Table:
 
 
 WORKS = [
-    Work(name="20 float32 and a label", table=wide, group_rows=32768, batch_size=1024),
+    Work(name="20 float32 and a label, batches of 1024", table=wide, group_rows=32768, batch_size=1024),
+    Work(name="the same, batches of 32", table=wide, group_rows=32768, batch_size=32),
     Work(
-        name="128x128x3 uint8",
+        name="128x128x3 uint8, batches of 64",
         table=images,
         group_rows=256,
         batch_size=64,
+        shuffle_rows=4096,
         options={"shapes": {"image": (128, 128, 3)}},
     ),
     Work(
-        name="1 to 128 tokens, padded",
+        name="1 to 128 tokens, padded, batches of 1024",
         table=ragged,
         group_rows=8192,
         batch_size=1024,
@@ -139,8 +143,7 @@ def petastorm(python: Path) -> Iterator[Callable[[Work, Path], dict[str, Any]]]:
                     "batch_size": work.batch_size,
                     "num_threads": NUM_THREADS,
                     "ragged_length": work.ragged_length,
-                    # As many rows as our windows shuffle among each other.
-                    "shuffle_rows": 4096 if work.name.startswith("128") else 100_000,
+                    "shuffle_rows": work.shuffle_rows,
                 }
                 process.stdin.write(json.dumps(request) + "\n")  # type: ignore[union-attr]
                 process.stdin.flush()  # type: ignore[union-attr]

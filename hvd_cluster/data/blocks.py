@@ -1,4 +1,4 @@
-"""Blocks of a plan -> tensors: reads a window, and picks, orders and transforms the rows that this rank takes of it."""
+"""Blocks of a plan -> tensors: reads chunks of a window; picks, orders and transforms the rows that the rank takes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data import decoding, row_transform
+from hvd_cluster.data.assembly import Assembly, Chunk
 from hvd_cluster.data.column_rules import ColumnRules
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.row_group_reader import Columns, RowGroupReader
 from hvd_cluster.data.row_groups import place_of
 from hvd_cluster.data.row_transform import RowTransform
 from hvd_cluster.data.schema import Column, Schema
-from hvd_cluster.data.shards import Block, RowRange
-from hvd_cluster.data.weave import Batch
+from hvd_cluster.data.shards import RowRange
 
 
 class BlockReader:
@@ -63,41 +63,71 @@ class BlockReader:
         values = self._reader.columns([first])
         return Schema(tuple(self._output_column(column, values, f"row 0 of {place}") for column in self._input))
 
-    def read(self, block: Block, stopped: Callable[[], bool]) -> Batch:
-        """The rows of a block in their order.
+    def read(self, assembly: Assembly, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+        """Read a chunk of a block, and put the rows that the rank takes into the assembly.
 
         Args:
-            block: which rows.
-            stopped: asked now and then; when true, anything may be returned.
-
-        Returns:
-            Column name -> tensor of shape (block.rows, *column.shape), of memory that nobody else holds.
+            assembly: the block; its tensors are nobody else's memory.
+            chunk: which part of its window.
+            stopped: asked now and then; when true, the rest may be left out.
 
         Raises:
             DataError: they cannot be read, decoded or transformed; the text names file and row group.
         """
         if self._transform is not None:
-            return self._transformed(block, self._transform, stopped)
-        columns = self._reader.columns(block.ranges)
+            self._put_transformed(assembly, chunk, self._transform, stopped)
+            return
+        columns = self._reader.columns(chunk.ranges)
+        if assembly.num_chunks == 1 and not self._decode:
+            self._put_whole(assembly, chunk, columns)
+            return
+        rows, positions = assembly.taken(chunk)
+        for name in self._input.names:
+            values = columns.pop(name)  # so that its memory goes once it has been put
+            if name in self._decode:
+                place = functools.partial(_place, chunk, rows)
+                picked = values if len(rows) == chunk.rows else values.take(rows)
+                values = decoding.decoded(self.schema[name], self._decode[name], picked, place, stopped)
+            elif len(rows) < chunk.rows:
+                values = values.index_select(0, torch.from_numpy(rows))
+            assembly.put(chunk, positions, name, values)
+
+    def _put_whole(self, assembly: Assembly, chunk: Chunk, columns: Columns) -> None:
+        """The block is this one chunk: gather its rows in order, or take them as they are."""
+        block = assembly.block
         if block.seeds is None and block.stride == 1:
+            shared = self._reader.shares_memory(chunk.ranges)
             rows = slice(block.offset, block.offset + block.rows)
-            shared = self._reader.shares_memory(block.ranges)
-            picked = {
-                name: values[rows].clone() if shared and isinstance(values, torch.Tensor) else values[rows]
-                for name, values in columns.items()
-            }
-            order = np.arange(rows.start, rows.stop)
-        else:
-            order = block.order()
-            index = torch.from_numpy(order)
-            picked = {}
-            for name in self._input.names:
-                values = columns.pop(name)  # so that its memory goes once it has been ordered
-                picked[name] = values.index_select(0, index) if isinstance(values, torch.Tensor) else values.take(order)
-        for name, function in self._decode.items():
-            place = functools.partial(_place_of_row, block, order)
-            picked[name] = decoding.decoded(self.schema[name], function, picked[name], place, stopped)
-        return picked
+            for name, values in columns.items():
+                assembly.tensors[name] = values[rows].clone() if shared else values[rows]
+            return
+        order = torch.from_numpy(block.order())
+        for name in self._input.names:
+            assembly.tensors[name] = columns.pop(name).index_select(0, order)
+
+    def _put_transformed(
+        self, assembly: Assembly, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
+    ) -> None:
+        """The same through the user's function, which sees the rows that this rank takes and no others."""
+        rows, positions = assembly.taken(chunk)
+        begin = 0
+        for piece in chunk.ranges:
+            if stopped():
+                return
+            inside = (rows >= begin) & (rows < begin + piece.rows)
+            if inside.any():
+                kept = rows[inside] - begin
+                table = self._reader.table(piece).take(kept)
+                numbers = (kept + piece.row_group.start + piece.start).tolist()
+                place = place_of(piece)
+                part, _ = row_transform.apply(
+                    transform, table, self._input, self.schema, place, numbers, stopped, self._decode
+                )
+                if stopped():
+                    return
+                for name, values in part.items():
+                    assembly.put(chunk, positions[inside], name, values)
+            begin += piece.rows
 
     def _output_column(self, column: Column, values: Columns, where: str) -> Column:
         function = self._decode.get(column.name)
@@ -105,38 +135,7 @@ class BlockReader:
             return column
         return decoding.first_column(column.name, function, values[column.name], where)
 
-    def _transformed(self, block: Block, transform: RowTransform, stopped: Callable[[], bool]) -> Batch:
-        """The same through the user's function, which sees the rows that this rank takes and no others."""
-        order = block.order()
-        kept = np.sort(order)  # the rows taken, in the order of the window
-        parts: list[Batch] = []
-        begin = 0
-        for piece in block.ranges:
-            if stopped():
-                return {}
-            first, last = np.searchsorted(kept, [begin, begin + piece.rows])
-            rows = kept[first:last] - begin
-            begin += piece.rows
-            if len(rows):
-                table = self._reader.table(piece).take(rows)
-                numbers = (rows + piece.row_group.start + piece.start).tolist()
-                part, _ = row_transform.apply(
-                    transform, table, self._input, self.schema, place_of(piece), numbers, stopped, self._decode
-                )
-                parts.append(part)
-        if stopped():
-            return {}
-        positions = torch.from_numpy(np.searchsorted(kept, order))
-        return {
-            name: torch.cat([part.pop(name) for part in parts]).index_select(0, positions) for name in self.schema.names
-        }
 
-
-def _place_of_row(block: Block, order: npt.NDArray[np.int64], index: int) -> str:
-    """Where the block's row number ``index`` comes from, for messages."""
-    row = int(order[index])
-    for piece in block.ranges:
-        if row < piece.rows:
-            break
-        row -= piece.rows
-    return f"row {row + piece.row_group.start + piece.start} of {place_of(piece)}"
+def _place(chunk: Chunk, rows: npt.NDArray[np.int64], index: int) -> str:
+    """Where the value number ``index`` of the rows taken of a chunk comes from, for messages."""
+    return chunk.place(int(rows[index]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hvd_cluster.data import shards
+from hvd_cluster.data.assembly import Assembly, chunks_of
 from hvd_cluster.data.blocks import BlockReader
 from hvd_cluster.data.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 16 * 1024 * 1024
 WINDOW_ROWS = 4096
 MAX_WINDOW_BYTES = 128 * 1024 * 1024
+#: Rows that a thread reads at one go take so many bytes, or are one row group.
+CHUNK_BYTES = 16 * 1024 * 1024
 #: Bytes of decoded rows that may wait for the consumer.
 PREFETCH_BYTES = 256 * 1024 * 1024
 
@@ -210,12 +213,14 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         """Bound of the memory that an epoch takes, without a cache: rows that wait, windows in use and in decoding.
 
         Rows count in the larger of the sizes that they have in files before compression, and in batches. For each
-        thread there is a window in three forms (bytes of the file, Arrow, tensors), for each lane of this rank two.
+        thread there is a chunk (of CHUNK_BYTES, or a row group) in three forms: bytes of the file, Arrow, tensors; for
+        each lane of this rank there are two windows.
         """
-        window = max(self._window_rows, *(group.rows for group in self._split.row_groups)) * self._row_bytes
-        num_slots = self.plan(0).num_slots
+        largest = max(group.rows for group in self._split.row_groups)
+        window = max(self._window_rows, largest) * self._row_bytes
+        chunk = max(self._chunk_rows, largest) * self._row_bytes
         waiting = max(self._prefetch_bytes, window)
-        return waiting + (3 * self._num_threads + 2 * num_slots) * window
+        return waiting + 3 * self._num_threads * min(chunk, window) + 2 * self.plan(0).num_slots * window
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
@@ -362,15 +367,26 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         if not plan.steps:
             return
         output = self.schema  # once, before the threads need it
-        blocks = plan.blocks
-        ahead: ReadAhead[Batch] = ReadAhead(
-            lambda index, stopped: self._blocks.read(blocks[index], stopped),
-            [block.window_rows * self._row_bytes for block in blocks],
-            self._num_threads,
-            self._prefetch_bytes,
-        )
+        cut = [chunks_of(block, self._chunk_rows) for block in plan.blocks]
+        assemblies = {number: Assembly(plan.blocks[number], len(chunks)) for number, chunks in enumerate(cut)}
+        work = [(number, chunk) for number, chunks in enumerate(cut) for chunk in chunks]
+
+        def read(index: int, stopped: Callable[[], bool]) -> None:
+            number, chunk = work[index]
+            self._blocks.read(assemblies[number], chunk, stopped)
+
+        sizes = [chunk.rows * self._row_bytes for _, chunk in work]
+        ahead: ReadAhead[None] = ReadAhead(read, sizes, self._num_threads, self._prefetch_bytes)
+        numbers = iter(range(len(cut)))
+
+        def take() -> Batch:
+            number = next(numbers)
+            for _ in cut[number]:
+                ahead.take()
+            return assemblies.pop(number).complete(output.names)
+
         try:
-            yield from weave(plan, ahead.take, output)
+            yield from weave(plan, take, output)
         finally:
             ahead.close()
 
@@ -379,6 +395,11 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         """Bytes of a row: what the schemas say, or what the files hold where that is more (strings)."""
         stored = sum(group.size_bytes for group in self._split.row_groups) // self.rows
         return max(1, self._input.row_bytes, self.schema.row_bytes, stored)
+
+    @property
+    def _chunk_rows(self) -> int:
+        """Rows that one thread reads at one go, so that several read a large window together."""
+        return max(1, CHUNK_BYTES // self._row_bytes)
 
     @functools.cached_property
     def _window_rows(self) -> int:

@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: How often in a row the same workers may meet anew with no commit between: then the fault is the function's.
+_MOST_VAIN_RESETS = 3
+
 
 def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T]:
     """Make ``func(state, ...)`` survive changes of the workers.
@@ -26,7 +29,8 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
 
     Returns:
         A function of the same arguments. It makes the state equal on all ranks and calls ``func``. When a collective
-        fails (``HorovodInternalError``), the state goes back to its last commit; when the hosts have changed
+        fails (``HorovodInternalError``), the state goes back to its last commit (unless that happens again and again to
+        the same workers: then the error is raised); when the hosts have changed
         (``HostsUpdatedInterrupt``), it stays as it is. Then the workers meet anew and ``func`` is called again.
     """
 
@@ -34,6 +38,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         notifications.listen(state)
         must_reset = skip_sync = False
+        num_vain, num_commits = 0, state.num_commits
         try:
             while True:
                 try:
@@ -49,6 +54,10 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
                 except HorovodInternalError as error:
                     if not notifications.is_elastic:
                         raise  # nobody would bring the workers together again
+                    is_vain = state.num_commits == num_commits and not notifications.has_changed
+                    num_vain, num_commits = num_vain + 1 if is_vain else 0, state.num_commits
+                    if num_vain >= _MOST_VAIN_RESETS:
+                        raise
                     logger.warning("a worker was lost, or a collective failed: back to the last commit (%s)", error)
                     state.restore()
                     skip_sync = False

@@ -49,6 +49,12 @@ class NotificationManager:
         """How many workers of the present world were not in the one before."""
         return membership(Topology.from_env()).num_newcomers if self.is_elastic else 0
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the present world has other workers than the one before."""
+        member = membership(Topology.from_env()) if self.is_elastic else None
+        return member is None or member.num_newcomers > 0 or member.num_lost > 0
+
     def _hear(self, topology: Topology) -> None:
         try:
             news = membership(topology).news()

@@ -38,6 +38,8 @@ class State:
         self._host_messages: queue.SimpleQueue[tuple[float, HostUpdateResult]] = queue.SimpleQueue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
+        #: How often :meth:`commit` was called.
+        self.num_commits = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Have ``callbacks`` called, in this order, whenever the workers have changed: to scale a rate, say."""
@@ -62,6 +64,7 @@ class State:
             HostsUpdatedInterrupt: they have, on all ranks alike.
         """
         self.save()
+        self.num_commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:

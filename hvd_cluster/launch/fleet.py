@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _CALL_BACK_TIMEOUT_S = 10.0
 _END_GRACE_S = 8.0
 _TRY_AGAIN_S = 1.0
+#: Connections that may prove themselves at the same time; a burst of agents does so at once.
+_MOST_STRANGERS = 256
 _PROBE_TIMEOUT_S = 30.0
 
 
@@ -89,6 +91,7 @@ class Fleet:
         self._server: KeyValueServer | None = None
         self._listener: socket.socket | None = None
         self._threads: list[threading.Thread] = []
+        self._strangers = threading.Semaphore(_MOST_STRANGERS)
 
     def __enter__(self) -> Fleet:
         return self
@@ -397,11 +400,18 @@ class Fleet:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = listener.accept()
+                self._strangers.acquire()
                 thread = threading.Thread(target=self._welcome, args=(sock,), name="hvd-agent", daemon=True)
                 self._threads = [other for other in self._threads if other.is_alive()] + [thread]
                 thread.start()
 
     def _welcome(self, sock: socket.socket) -> None:
+        try:
+            self._let_in(sock)
+        finally:
+            self._strangers.release()
+
+    def _let_in(self, sock: socket.socket) -> None:
         try:
             notice_vanishing(sock)
             channel = Channel.accept(sock, self.secret, _CALL_BACK_TIMEOUT_S)

@@ -24,6 +24,10 @@ class MailboxReader:
         self._box = box
         self._next = 0
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
     def next(self, timeout_s: float) -> bytes:
         """The oldest message that was not read yet; raises ``TimeoutError`` where none comes in time."""
         key = f"{self._box}/{self._next}"

@@ -2,7 +2,7 @@
 
 A worker that is new, or has left its world, asks for a place; the driver answers when a new world comes together.
 What is asked and answered, as JSON: ``{"worker", "after"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
-fields of its new :class:`~hvd_cluster.topology.Topology` and ``newcomers``, or ``{"leave": why}``.
+fields of its new :class:`~hvd_cluster.topology.Topology` with ``newcomers`` and ``lost``, or ``{"leave": why}``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Membership:
         self._after = -1
         #: Workers of the present world that were not in the one before.
         self.num_newcomers = 0
+        #: Workers of the world before that are not in the present one.
+        self.num_lost = 0
 
     def next_place(self, timeout_s: float) -> Topology:
         """Leave the world before, if there was one, and wait for the next.
@@ -76,12 +78,16 @@ class Membership:
             sys.exit(0)
         self.topology = replace(self.topology, **{name: answer[name] for name in PLACE_FIELDS})
         self._after = self.topology.generation
-        self.num_newcomers = int(answer["newcomers"])
+        self.num_newcomers, self.num_lost = int(answer["newcomers"]), int(answer["lost"])
         return self.topology
 
     def news(self) -> MailboxReader:
         """What the driver tells this worker unasked, over a connection of its own."""
         return MailboxReader(self._client.clone(), news_box(self.topology.worker))
+
+    def close(self) -> None:
+        """Close the connection; the job does not care."""
+        self._client.close()
 
 
 _membership: Membership | None = None

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from hvd_cluster.data import reader as reader_module
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
@@ -70,6 +71,23 @@ def test_the_order_is_the_same_for_any_number_of_threads_and_any_bound(dataset: 
         for threads, bound in [(1, 1), (1, 10**9), (4, 3000), (8, 10**9)]
     ]
     assert all(order == orders[0] for order in orders)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("transform", [None, lambda row: row], ids=["plain", "transform"])
+def test_the_order_is_the_same_in_whatever_chunks_windows_are_read(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, shuffle: bool, transform: Any
+) -> None:
+    def batches(chunk_rows: int, rank: int) -> list[Any]:
+        monkeypatch.setattr(reader_module, "CHUNK_BYTES", 16 * chunk_rows)
+        options = {"rank": rank, "size": 3, "remainder": "partial", "shuffle": shuffle, "num_threads": 4}
+        found = reader(dataset, window_bytes=16 * 150, transformation_fn=transform, **options).epoch(3)
+        return [(batch["id"].tolist(), batch["f"].tolist()) for batch in found]
+
+    whole = [batches(10**6, rank) for rank in range(3)]
+    for chunk_rows in (1, 40, 90):
+        assert [batches(chunk_rows, rank) for rank in range(3)] == whole
+    assert sorted(row for rank in whole for rows, _ in rank for row in rows) == list(range(ROWS))
 
 
 def test_epochs_differ_and_repeat(dataset: Dataset) -> None:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_cluster.data import reader as reader_module
 from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.column_rules import padded
 from hvd_cluster.data.decoding import RawTensor
@@ -180,9 +181,13 @@ def load(data: bytes) -> Any:
     return np.load(io.BytesIO(data))
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_decode_function_makes_tensors_of_binary_and_text(tmp_path: Path, shuffle: bool, cached: bool) -> None:
+def test_a_decode_function_makes_tensors_of_binary_and_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, cached: bool, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(reader_module, "CHUNK_BYTES", chunk_bytes)
     packed, arrays = images(20)
     table = pa.table({"id": range(20), "image": packed, "name": [f"n{i}" for i in range(20)]})
     decode = {"image": load, "name": lambda text: int(text[1:])}

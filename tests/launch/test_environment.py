@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hvd_cluster
-from hvd_cluster.launch.environment import worker_environment
+from hvd_cluster.launch.environment import exportable, worker_environment
 from hvd_cluster.topology import Topology
 
 
@@ -45,3 +45,18 @@ def test_a_checkout_is_importable_in_the_worker(monkeypatch: pytest.MonkeyPatch)
 def test_old_names_are_answered_for_when_asked() -> None:
     entries = worker_environment(Topology(), {}, as_horovod=True)["PYTHONPATH"].split(os.pathsep)
     assert (Path(entries[0]) / "horovod/__init__.py").is_file()
+
+
+def test_other_hosts_get_what_is_not_about_this_one() -> None:
+    environ = {
+        "PATH": "/bin",
+        "LR": "0.1",
+        "LD_LIBRARY_PATH": "/lib",
+        "PYTHONPATH": "/code",
+        "HOME": "/root",
+        "HOSTNAME": "here",
+        "SSH_AUTH_SOCK": "/tmp/x",
+        "BASH_FUNC_f%%": "() { :; }",
+        "PWD": "/",
+    }
+    assert exportable(environ) == {"PATH": "/bin", "LR": "0.1", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": "/code"}

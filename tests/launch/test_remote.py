@@ -165,6 +165,16 @@ def test_a_function_runs_on_other_hosts_and_returns_its_values(hosts: MakeHosts,
 
 
 @pytest.mark.slow
+def test_a_job_over_four_hosts_takes_them_in_their_order(hosts: MakeHosts) -> None:
+    made = hosts(4)
+    result = hvdrun(made, "-np", "8", "-H", made.hosts(2), sys.executable, "-c", ALLREDUCE)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        f"[{rank}]<stdout>:sum 36.0 of 8 local {rank % 2} 2 cross {rank // 2}" for rank in range(8)
+    ]
+
+
+@pytest.mark.slow
 def test_a_host_that_vanishes_ends_the_job(hosts: MakeHosts) -> None:
     made = hosts(2)
     script = "import time, torch\nimport hvd_cluster.torch as hvd\nhvd.init()\nprint('up', flush=True)\n"

@@ -27,7 +27,6 @@ PLACE = {
     "cross_rank": 1,
     "cross_size": 3,
     "host": "b",
-    "generation": 4,
     "master": "b:1",
     "newcomers": 2,
     "lost": 1,
@@ -47,12 +46,14 @@ def driver(server: KeyValueServer) -> Iterator[KeyValueClient]:
     client.close()
 
 
-def worker(server: KeyValueServer) -> Membership:
-    return Membership(Topology(rendezvous=f"127.0.0.1:{server.port}", secret=SECRET, worker="w7", job_id="j"))
+@pytest.fixture
+def member(server: KeyValueServer) -> Iterator[Membership]:
+    member = Membership(Topology(rendezvous=f"127.0.0.1:{server.port}", secret=SECRET, worker="w7", job_id="j"))
+    yield member
+    member.close()
 
 
-def test_a_worker_asks_and_is_told_its_place_again_and_again(server: KeyValueServer, driver: KeyValueClient) -> None:
-    member = worker(server)
+def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership, driver: KeyValueClient) -> None:
     asked = MailboxReader(driver, DRIVER_BOX)
     address = member.topology.rendezvous
     for generation, after in ((4, -1), (6, 4)):
@@ -64,18 +65,19 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(server: KeyValueSer
         assert (place.secret, place.job_id, place.worker) == (SECRET, "j", "w7")
         assert (member.num_newcomers, member.num_lost) == (2, 1)
     post(driver, news_box("w7"), b"the hosts have changed")
-    assert member.news().next(5) == b"the hosts have changed"
+    news = member.news()
+    assert news.next(5) == b"the hosts have changed"
+    news.close()
 
 
-def test_a_worker_that_is_not_needed_any_more_exits(server: KeyValueServer, driver: KeyValueClient) -> None:
+def test_a_worker_that_is_not_needed_any_more_exits(member: Membership, driver: KeyValueClient) -> None:
     post(driver, place_box("w7"), b'{"leave": "its host is gone"}')
     with pytest.raises(SystemExit) as caught:
-        worker(server).next_place(5)
+        member.next_place(5)
     assert not caught.value.code
 
 
-def test_a_worker_whose_driver_has_gone_says_so(server: KeyValueServer) -> None:
-    member = worker(server)
+def test_a_worker_whose_driver_has_gone_says_so(server: KeyValueServer, member: Membership) -> None:
     threading.Timer(0.2, server.close).start()
     with pytest.raises(ConnectionError, match="the launcher of this job has ended or died"):
         member.next_place(30)

@@ -51,11 +51,6 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     notes = list(parsed.notes or [])
     hosts = _hosts(parsed, environ, notes)
     if parsed.host_discovery_script is not None or parsed.min_num_proc is not None:
-        if parsed.host_discovery_script is None and len(hosts or ()) < 2:
-            raise ValueError(
-                "Cannot run in fault tolerance mode with fewer than 2 hosts. (Name them with -H or --hostfile, or give "
-                "a --host-discovery-script: it may name one host only, at least at first.)"
-            )
         spec: JobSpec | ElasticSpec = _elastic(parsed, settings, task, hosts or (), options, interfaces)
     else:
         num_proc = parsed.num_proc

@@ -63,6 +63,7 @@ class ElasticDriver:
         self._sent: tuple[bool, bool] = (False, False)
         self._short_since_s: float | None = time.monotonic()
         self._ready_since_s: float | None = None
+        self._broken_since_s: float | None = None
         self._told = ("", 0.0)
         self._requests: list[dict[str, object]] = []
         address = join_address("127.0.0.1", fleet.server.port)
@@ -164,6 +165,7 @@ class ElasticDriver:
         is_ready = any(worker.rank is None and worker.phase is Phase.WAITING for worker in workers)
         self._ready_since_s = (self._ready_since_s or now_s) if is_ready else None
         is_broken = self._num_lost > 0 or any(w.rank is not None and w.phase is Phase.WAITING for w in workers)
+        self._broken_since_s = (self._broken_since_s or now_s) if is_broken else None
         is_short = self._generation < 0 or is_broken
         self._short_since_s = (self._short_since_s or now_s) if is_short else None
         return View(
@@ -180,6 +182,7 @@ class ElasticDriver:
             num_resets=self._num_resets,
             reset_limit=spec.reset_limit,
             ready_for_s=0.0 if self._ready_since_s is None else now_s - self._ready_since_s,
+            broken_for_s=0.0 if self._broken_since_s is None else now_s - self._broken_since_s,
             short_for_s=0.0 if self._short_since_s is None else now_s - self._short_since_s,
             timeout_s=spec.elastic_timeout_s,
             may_come=bool(spec.discovery_script),
@@ -253,6 +256,7 @@ class ElasticDriver:
             self._num_resets += 1
             self._fleet.server.close_keys(f"world/{self._generation}.")
         newcomers = sum(member.rank is None for member in members)
+        lost = sum(member not in members for member in self._world)
         self._generation += 1
         fleet = self._fleet
         seats = [Seat(i, fleet.host_key(m.host), m.host.rpartition("@")[2]) for i, m in enumerate(members)]
@@ -261,11 +265,11 @@ class ElasticDriver:
         first = self._world[0].host
         for member, placement in zip(self._world, placements, strict=True):
             place = fleet.topology(placement, member.host, first, self._job_id, self._generation)
-            answer = {**{name: getattr(place, name) for name in PLACE_FIELDS}, "newcomers": newcomers}
+            answer = {**{name: getattr(place, name) for name in PLACE_FIELDS}, "newcomers": newcomers, "lost": lost}
             member.rank, member.phase = placement.rank, Phase.RUNNING
             post(self._client, place_box(member.name), json.dumps(answer).encode())
         self._num_lost, self._sent = 0, (False, False)
-        self._short_since_s = self._ready_since_s = None
+        self._short_since_s = self._ready_since_s = self._broken_since_s = None
         logger.info(
             "%s: generation %d has %d workers, %d of them new", step.value, self._generation, len(members), newcomers
         )

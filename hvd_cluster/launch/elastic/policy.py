@@ -19,6 +19,8 @@ from enum import Enum
 
 #: Seconds for which a worker that is ready waits for others that are still starting.
 PATIENCE_S = 10.0
+#: Seconds that a member gets to notice that its world is broken; one that hangs would hold up all others.
+LEAVE_S = 300.0
 
 
 class Phase(Enum):
@@ -77,6 +79,8 @@ class View:
     reset_limit: int | None = None
     #: How long the first of the new workers that are ready has waited, in seconds.
     ready_for_s: float = 0.0
+    #: How long the present world has been broken, in seconds.
+    broken_for_s: float = 0.0
     #: How long the job has had too few workers, in seconds.
     short_for_s: float = 0.0
     timeout_s: float = 600.0
@@ -194,6 +198,11 @@ def _next_world(
     if training:
         # They notice at their next collective. Whoever is not wanted leaves then.
         ranks = ", ".join(str(worker.rank) for worker in training)
+        if view.broken_for_s > LEAVE_S and len(training) < len(holders):
+            hung = tuple(worker.key for worker in training)
+            return Decision(
+                step=Step.WAIT, start=start, stop=(*stop, *hung), text=f"for ranks {ranks}, which hang, to end"
+            )
         return Decision(step=Step.WAIT, start=start, stop=stop, text=f"for ranks {ranks} to leave their world")
     if going:
         return Decision(step=Step.WAIT, start=start, stop=stop, text="for workers of failed hosts to end")

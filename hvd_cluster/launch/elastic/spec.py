@@ -71,4 +71,12 @@ class ElasticSpec:
                 )
         if bool(self.hosts) == bool(self.discovery_script):
             wrong.append("an elastic job needs hosts (-H, --hostfile) or --host-discovery-script, and not both")
+        slots = sum(host.slots for host in self.hosts)
+        if len(self.hosts) == 1:
+            wrong.append(
+                "Cannot run in fault tolerance mode with fewer than 2 hosts. (Name more, or give a "
+                "--host-discovery-script: it may name one host only, at least at first.)"
+            )
+        elif self.hosts and slots < self.num_proc:
+            wrong.append(f"Requested more processes ({self.num_proc}) than there are available slots ({slots})")
         return wrong

@@ -95,3 +95,7 @@ def test_an_elastic_job_that_makes_no_sense_is_refused(arguments: list[str], tol
 def test_fault_tolerance_needs_two_hosts_where_they_are_fixed() -> None:
     with pytest.raises(ValueError, match="Cannot run in fault tolerance mode with fewer than 2 hosts"):
         plan("-np", "2", "--min-np", "1", "-H", "a:2")
+    with pytest.raises(ValueError, match="an elastic job needs hosts"):
+        plan("-np", "2", "--min-np", "1")
+    with pytest.raises(ValueError, match=r"Requested more processes \(3\) than there are available slots \(2\)"):
+        plan("-np", "3", "--min-np", "1", "-H", "a:1,b:1")

@@ -101,7 +101,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return Job(tmp_path_factory.mktemp("undisturbed"), "localhost:1,127.0.0.1:1", "-np", "2", pause_s=0.0).end()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_replaced_changes_nothing(rank: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--blacklist-cooldown-range", "1", "1")
     job.kill(rank)
@@ -135,6 +135,7 @@ def test_workers_of_a_host_that_discovery_drops_leave_between_two_steps(tmp_path
     assert re.search(r"resize: generation 1 has 1 workers, 0 of them new", log)
 
 
+@pytest.mark.slow
 def test_the_last_worker_with_the_state_goes_on_where_its_host_has_failed(tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:2", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1", pause_s=0.1)
     job.kill(1)
@@ -152,6 +153,40 @@ def test_too_few_workers_for_too_long_end_the_job_with_what_it_lacks(tmp_path: P
     assert "Timed out waiting for minimum number of slots to become available" in told
     assert "127.0.0.1 is kept out" in told
     assert "The first worker that failed:\n\nRank 1 on host 127.0.0.1 was killed by signal 9" in told
+
+
+def test_an_error_of_the_function_s_own_does_not_reset_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        "import torch\n"
+        "import hvd_cluster.torch as hvd\n"
+        "hvd.init()\n"
+        "@hvd.elastic.run\n"
+        "def train(state):\n"
+        "    hvd.allreduce(torch.ones(2 + hvd.rank()), name='grows')\n"
+        "train(hvd.elastic.TorchState(epoch=0))\n"
+    )
+    job = Job(tmp_path / "job", "localhost:2", "-np", "2", command=[sys.executable, str(script)])
+    told = job.refusal()
+    assert "Mismatched ALLREDUCE tensor shapes" in told
+    assert told.count("restart: generation") == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_survives_the_launcher(number: int, tmp_path: Path) -> None:
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", pause_s=0.2)
+    try:
+        job.wait_for(lambda workers: len(workers) == 2)
+        pids = set(job.workers())
+        job.process.send_signal(number)
+        job.process.wait(30)
+    finally:
+        job.process.kill()
+        job.process.wait()
+    deadline_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def test_a_reset_limit_ends_the_job(tmp_path: Path) -> None:
@@ -202,6 +237,32 @@ def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path:
         hvd_cluster.run(wrong, min_num_proc=1, hosts="localhost:1,127.0.0.1:1", verbose=0)
     with pytest.raises(LaunchError, match="cannot be discovered"):
         hvd_cluster.run(wrong, min_num_proc=1, host_discovery_script="exit 1", verbose=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("turn", range(6))
+def test_whoever_comes_and_goes_each_sample_counts_once(turn: int, tmp_path: Path) -> None:
+    """Sizes 1, 2 and 4 divide what is left of 64 samples in batches of 4: nothing has to be dealt twice."""
+    chance = random.Random(turn)
+    names = [f"127.0.0.{number}" for number in range(1, 5)]
+    flags = ["-np", "2", "--min-np", "1", "--max-np", "4", "--blacklist-cooldown-range", "1", "2"]
+    job = Job(tmp_path, ",".join(f"{name}:1" for name in names), *flags, pause_s=0.3)
+    deadline_s = time.monotonic() + 40
+    while job.process.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(chance.uniform(0.3, 2.0))
+        living = sorted(job.workers())
+        if len(living) > 1 and chance.random() < 0.6:
+            os.kill(chance.choice(living), signal.SIGKILL)
+        else:
+            present = chance.sample(names, k=chance.choice((2, 4)))
+            job.set_hosts(",".join(f"{name}:1" for name in sorted({*present, names[0]})))
+    job.set_hosts(",".join(f"{name}:1" for name in names))
+    end = job.end(120)
+    counts = Counter(map(tuple, end["seen"]))
+    assert set(counts) == {(epoch, sample) for epoch in range(EPOCHS) for sample in range(64)}
+    if 3 not in end["sizes"]:
+        assert set(counts.values()) == {1}
 
 
 @pytest.mark.slow
