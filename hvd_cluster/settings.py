@@ -107,6 +107,8 @@ class Settings:
     rendezvous_folder: str = _knob("HOROVOD_RENDEZVOUS_FOLDER", "~/.hvd_cluster", str)
     #: Let the workers of one host exchange tensors through shared memory.
     shared_memory: bool = _knob("HOROVOD_SHARED_MEMORY", True, _flag)
+    #: Between hosts, let one rank of each do the work for all of its host.
+    hierarchical_allreduce: bool = _knob("HOROVOD_HIERARCHICAL_ALLREDUCE", True, _flag)
     #: MiB that each rank may allocate for tensors in shared memory; None is an equal share of the machine's memory.
     shared_memory_region_mb: float | None = _knob("HOROVOD_SHARED_MEMORY_REGION_MB", None, _at_least_zero)
     #: Path of the timeline, "DYNAMIC" to start it at run time, or empty for none.

@@ -62,7 +62,7 @@ class Execution:
                 except StopIteration as stop:
                     self._complete(stop.value)
                     return
-                self.is_launched = self._step.is_last
+                self.is_launched = self._step.is_last and not self._transport.is_exclusive
                 if self._is_waiting(self._step, notify):
                     return
 

@@ -12,6 +12,7 @@ from hvd_cluster.engine.host import Host, spares_cores
 from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.gloo import GlooTransport
+from hvd_cluster.engine.transports.hierarchical import HierarchicalTransport
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.transports.transport import Transport
 from hvd_cluster.engine.world import World
@@ -95,40 +96,72 @@ class TransportTable:
         if self._host is not None:
             if len(ranks) == world.topology.size:
                 return self._host.transport
-            group = Group(
-                world.client,
-                f"{world.prefix}shm/{process_set_id}/",
-                world.topology.secret,
-                ranks,
-                world.topology.rank,
-                self._settings.gloo_timeout_s,
-            )
-            spins = spares_cores(world.topology.size)
-            shared = share(
-                group, segment_bytes(len(ranks)), self._bell, lambda segment: self._shm(segment, ranks, spins)
-            )
+            shared = self._shm(world.client, process_set_id, ranks)
             if shared is not None:
                 return shared
-        return self._gloo(world.client, process_set_id, ranks)
+        flat = self._gloo(world.client, f"gloo/{process_set_id}/", ranks)
+        try:
+            return self._hierarchical(world.client, process_set_id, flat) or flat
+        except BaseException:  # raised again: its sockets would leak
+            flat.close()
+            raise
 
-    def _shm(self, segment: Segment, ranks: tuple[int, ...], spins: bool) -> ShmTransport:
-        transport = ShmTransport(
-            segment.memory,
-            arena=None if self._host is None else self._host.arena,
-            index=segment.index,
-            ranks=ranks,
-            check=self._check,
-            timeout_s=self._settings.gloo_timeout_s,
-            spins=spins,
-        )
-        segment.close()  # the transport holds the memory, and nobody rings
-        return transport
+    def _hierarchical(
+        self, client: KeyValueClient, process_set_id: int, flat: GlooTransport
+    ) -> HierarchicalTransport | None:
+        """Shared memory within hosts, and Gloo between them; None where that has no use, or some host shares none."""
+        world, ranks = self._world, flat.ranks
+        hosts: dict[str, list[int]] = {}
+        for rank in ranks:
+            hosts.setdefault(world.host_keys[rank], []).append(rank)
+        is_wanted = self._settings.shared_memory and self._settings.hierarchical_allreduce
+        if not is_wanted or len(hosts) == 1 or len(hosts) == len(ranks):
+            return None
+        neighbours = tuple(hosts[world.host_keys[world.topology.rank]])
+        within = None if len(neighbours) == 1 else self._shm(client, process_set_id, neighbours)
+        prefix = f"{world.prefix}hierarchical/{process_set_id}/"
+        is_sharing = within is not None or len(neighbours) == 1
+        client.set(f"{prefix}{world.topology.rank}", str(int(is_sharing)).encode())
+        told = client.get_many([f"{prefix}{rank}" for rank in ranks], 2 * self._settings.gloo_timeout_s)
+        if b"0" in told:
+            if within is not None:
+                within.close()
+            return None
+        leaders = tuple(sorted(members[0] for members in hosts.values()))
+        between = None
+        if world.topology.rank in leaders:
+            between = self._gloo(client, f"gloo/leaders/{process_set_id}/", leaders)
+        return HierarchicalTransport(flat, within, between)
 
-    def _gloo(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
+    def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> ShmTransport | None:
+        """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""
+        world = self._world
+        spins = spares_cores(world.host_keys.count(world.host_keys[world.topology.rank]))
+
+        def build(segment: Segment) -> ShmTransport:
+            transport = ShmTransport(
+                segment.memory,
+                arena=None if self._host is None else self._host.arena,
+                index=segment.index,
+                ranks=ranks,
+                check=self._check,
+                timeout_s=self._settings.gloo_timeout_s,
+                spins=spins,
+            )
+            segment.close()  # the transport holds the memory, and nobody rings
+            return transport
+
+        # Hosts share at the same time, each under its leader's name.
+        prefix = f"{world.prefix}shm/{process_set_id}/{ranks[0]}/"
+        secret, timeout_s = world.topology.secret, self._settings.gloo_timeout_s
+        group = Group(client, prefix, secret, ranks, world.topology.rank, timeout_s)
+        return share(group, segment_bytes(len(ranks)), self._bell, build)
+
+    def _gloo(self, client: KeyValueClient, prefix: str, ranks: tuple[int, ...]) -> GlooTransport:
         world = self._world
         return GlooTransport(
             client,
-            f"{world.prefix}gloo/{process_set_id}/",
+            f"{world.prefix}{prefix}",
             index=ranks.index(world.topology.rank),
             ranks=ranks,
             host=world.address,

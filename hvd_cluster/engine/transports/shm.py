@@ -347,6 +347,18 @@ class ShmTransport(Transport):
                 chunk.copy_(slot)
         return Finished()
 
+    def broadcast_from_leader(self, buffer: torch.Tensor) -> None:
+        """:meth:`broadcast` from the rank with index 0, which may first be busy elsewhere for as long as it takes."""
+        if self.index and buffer.numel():
+            # Its first chunk is the news that it is there. Should it fail, that is known from the rank's neighbours.
+            chunk = buffer[: self._slot_bytes]
+            slot = self._slots[self._next_turn(), 0, : chunk.numel()]
+            self._barrier.wait(self._check, _CHECK_PERIOD_S)
+            chunk.copy_(slot)
+            buffer = buffer[chunk.numel() :]
+        if buffer.numel():
+            self.broadcast(buffer, 0)
+
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
     ) -> Work:

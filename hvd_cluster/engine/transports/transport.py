@@ -34,6 +34,8 @@ class Transport(ABC):
     name: ClassVar[str]
     #: :meth:`reduce_directly` does what it is asked, in the calling thread.
     reduces_directly: ClassVar[bool] = False
+    #: One collective has to be done before the next one begins.
+    is_exclusive: ClassVar[bool] = False
     #: Where buffers have to live.
     device: torch.device
     #: The global ranks of the process set, by index.
