@@ -10,7 +10,9 @@ from pathlib import Path
 
 from benchmarks.measure import conditions
 
-NAMES = ["allreduce", "small_tensors", "training_step", "startup", "commit"]
+NAMES = [
+    *("allreduce", "small_tensors", "training_step", "two_hosts", "control_plane", "scaling_model", "startup", "commit"),
+]
 
 
 def main(names: list[str]) -> None:

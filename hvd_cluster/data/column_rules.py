@@ -142,6 +142,8 @@ def padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], length: int
 def _filled(array: Any, name: str, value: Any) -> Any:
     pyarrow = load_pyarrow()
     try:
+        if pyarrow.types.is_null(array.type):  # what a folder named null
+            return pyarrow.repeat(pyarrow.scalar(value), len(array))
         return array.fill_null(pyarrow.scalar(value).cast(array.type))
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"fill gives column {name!r} of {array.type} the value {value!r}: {error}") from error

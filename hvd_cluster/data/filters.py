@@ -177,11 +177,15 @@ def _matches(column: Any, name: str, op: str, value: Any) -> Any:
     pyarrow, compute = load_pyarrow(), load_pyarrow("pyarrow.compute")
     if op in _NULL_CHECKS:
         return compute.is_valid(column) if op == "is valid" else compute.is_null(column)
+    if pyarrow.types.is_null(column.type):  # what a folder named null
+        return pyarrow.chunked_array([pyarrow.nulls(len(column), pyarrow.bool_())])
     if pyarrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
         if op in {"in", "not in"}:
-            found = compute.is_in(column, value_set=pyarrow.array(list(value), type=column.type))
+            # is_in tells 0.0 and -0.0 apart, unlike every comparison.
+            zeros = [0.0, -0.0] if pyarrow.types.is_floating(column.type) and 0 in value else []
+            found = compute.is_in(column, value_set=pyarrow.array([*value, *zeros], type=column.type))
             return found if op == "in" else compute.and_(compute.invert(found), compute.is_valid(column))
         comparison = getattr(compute, _COMPARISONS[op][0])
         try:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hvd_cluster.data import shards
-from hvd_cluster.data.assembly import Assembly, chunks_of
+from hvd_cluster.data import pipeline, shards
 from hvd_cluster.data.blocks import BlockReader
 from hvd_cluster.data.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.read_ahead import ReadAhead
 from hvd_cluster.data.row_group_reader import RowGroupReader
 from hvd_cluster.data.row_groups import RowGroupTables
 from hvd_cluster.data.row_transform import RowTransform
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.data.shards import REMAINDERS, Remainder
 from hvd_cluster.data.source import open_source
-from hvd_cluster.data.weave import Batch, weave
+from hvd_cluster.data.weave import Batch
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -364,31 +362,14 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         )
 
     def _batches(self, plan: shards.ShardPlan) -> Iterator[Batch]:
-        if not plan.steps:
-            return
-        output = self.schema  # once, before the threads need it
-        cut = [chunks_of(block, self._chunk_rows) for block in plan.blocks]
-        assemblies = {number: Assembly(plan.blocks[number], len(chunks)) for number, chunks in enumerate(cut)}
-        work = [(number, chunk) for number, chunks in enumerate(cut) for chunk in chunks]
-
-        def read(index: int, stopped: Callable[[], bool]) -> None:
-            number, chunk = work[index]
-            self._blocks.read(assemblies[number], chunk, stopped)
-
-        sizes = [chunk.rows * self._row_bytes for _, chunk in work]
-        ahead: ReadAhead[None] = ReadAhead(read, sizes, self._num_threads, self._prefetch_bytes)
-        numbers = iter(range(len(cut)))
-
-        def take() -> Batch:
-            number = next(numbers)
-            for _ in cut[number]:
-                ahead.take()
-            return assemblies.pop(number).complete(output.names)
-
-        try:
-            yield from weave(plan, take, output)
-        finally:
-            ahead.close()
+        return pipeline.batches(
+            plan,
+            self._blocks,
+            row_bytes=self._row_bytes,
+            chunk_rows=self._chunk_rows,
+            num_threads=self._num_threads,
+            prefetch_bytes=self._prefetch_bytes,
+        )
 
     @functools.cached_property
     def _row_bytes(self) -> int:

@@ -139,8 +139,7 @@ def _place(group: RowGroup) -> str:
     return f"row group {group.index} of {group.path}"
 
 
-def _constant(value: Any, rows: int) -> Any:
+def _constant(value: int | str | None, rows: int) -> Any:
+    """A column that has one value; of Arrow's null type where that is null."""
     pyarrow = load_pyarrow()
-    if value is None:
-        return pyarrow.nulls(rows, pyarrow.string())
-    return pyarrow.repeat(pyarrow.scalar(value, pyarrow.int64() if isinstance(value, int) else pyarrow.string()), rows)
+    return pyarrow.repeat(pyarrow.scalar(value), rows)

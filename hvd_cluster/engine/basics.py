@@ -75,6 +75,9 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
     for attempt in range(_MOST_BROKEN_WORLDS):
         topology = member.next_place(settings.elastic_timeout_s)
         export(topology.to_env())  # scripts and their children read it there
+        if member.interface:
+            settings = replace(settings, gloo_interface=member.interface)
+            export({"NCCL_SOCKET_IFNAME": member.interface})
         try:
             _join(topology, comm, static, settings)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
@@ -159,6 +159,8 @@ class Request:
     epoch: int = -1
     #: The CUDA event after which the inputs hold what was submitted.
     ready_event: torch.cuda.Event | None = None
+    #: What the timeline calls the tensors, where the request's own name does not say it.
+    labels: Sequence[str] = ()
 
     @property
     def key(self) -> Key:
@@ -167,7 +169,9 @@ class Request:
 
     @property
     def tensor_names(self) -> list[str]:
-        """A name for each tensor: the request's own, or ``<name>_<i>of<n>`` in a group."""
+        """A name for each tensor: its label, the request's own name, or ``<name>_<i>of<n>`` in a group."""
+        if self.labels:
+            return list(self.labels)
         count = len(self.signature.tensors)
         return [self.name] if count <= 1 else [f"{self.name}_{i}of{count}" for i in range(1, count + 1)]
 

@@ -123,7 +123,8 @@ class Fleet:
                 self._add_local(host)
         if others:
             self._connect_remotes(others, patient=True)
-            self._probe()
+            if lost := self.probe():
+                raise reach.unreachable(lost)
         self._sites = {host.name: self._sites[host.name] for host in hosts}
 
     def open(self, *, others: bool) -> None:
@@ -214,9 +215,13 @@ class Fleet:
             return next((r.launcher_address for r in self._remotes.values() if r.launcher_address), address)
         return address
 
+    def interface(self, name: str) -> str:
+        """The interface by which the others reach that host; empty where there are no others."""
+        return self._sites[name].interface
+
     def environment(self, name: str) -> dict[str, str | None]:
         """The variables by which a worker on that host takes the interface that the others reach."""
-        interface = self._sites[name].interface
+        interface = self.interface(name)
         return {"HOROVOD_GLOO_IFACE": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
 
     def start(
@@ -344,22 +349,27 @@ class Fleet:
         except OSError as error:
             raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
 
-    def _probe(self) -> None:
-        """Find for each machine the address at which the others reach it."""
-        machines = {site.host_key: site for site in reversed(self._sites.values())}
-        if len(machines) == 1:
-            return
+    def probe(self) -> dict[str, str]:
+        """Find for each machine the address at which the others reach it.
+
+        Returns:
+            For each host that has none, who reached it where.
+        """
+        living = [site for site in self._sites.values() if site.remote is None or not site.remote.gone]
+        machines = {site.host_key: site for site in reversed(living)}
+        if len(machines) <= 1:
+            return {}
         with contextlib.ExitStack() as stack:
             claims: list[reach.Claim] = []
             for site in machines.values():
                 wanted = named(dict(site.interfaces), self._wanted)
                 if self._wanted and not wanted:
-                    raise LaunchError(
-                        f"{site.host.name} has none of the interfaces {', '.join(self._wanted)}; it has "
-                        f"{', '.join(site.interfaces)}"
-                    )
+                    there = ", ".join(site.interfaces)
+                    name = site.host.name
+                    return {name: f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"}
                 # The way to the launcher is the likeliest way to everybody.
-                addresses = sorted(wanted.values(), key=lambda address, site=site: address != site.address)  # type: ignore[misc]
+                addresses = [a for a in (site.address,) if a in wanted.values()]
+                addresses += [a for a in wanted.values() if a != site.address]
                 if site.remote is None:
                     beacon = stack.enter_context(contextlib.closing(reach.Beacon(self.secret, site.host.name)))
                     port = beacon.port
@@ -368,12 +378,14 @@ class Fleet:
                     port = site.remote.hello.beacon_port
                 claims.append(reach.Claim(site.host.name, tuple(addresses), port))
             reached = self._reached(claims, list(machines.values()))
-            chosen = reach.choose(claims, reached)
-        for site in self._sites.values():
-            site.address = chosen[machines[site.host_key].host.name]
+            chosen, lost = reach.choose(claims, reached)
+        for site in living:
+            address = chosen.get(machines[site.host_key].host.name)
             names = {address: name for name, address in site.interfaces.items()}
-            site.interface = names[site.address]
-            logger.info("%s is reached at %s (%s)", site.host.name, site.address, site.interface)
+            if address is not None and site.interface != names[address]:
+                site.address, site.interface = address, names[address]
+                logger.info("%s is reached at %s (%s)", site.host.name, site.address, site.interface)
+        return lost
 
     def _reached(
         self, claims: Sequence[reach.Claim], sites: Sequence[_Site]

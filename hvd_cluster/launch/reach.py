@@ -109,21 +109,24 @@ def witnesses(names: Sequence[str], name: str) -> list[str]:
     return [names[(start + step) % len(names)] for step in range(1, min(len(names) - 1, NUM_WITNESSES) + 1)]
 
 
-def choose(claims: Sequence[Claim], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> dict[str, str]:
+def choose(
+    claims: Sequence[Claim], reached: Mapping[str, Mapping[str, tuple[str, ...]]]
+) -> tuple[dict[str, str], dict[str, str]]:
     """The first address of each host at which every one of its witnesses reached it. Pure.
 
     Args:
         claims: one per host.
-        reached: witness -> host -> the addresses at which the host answered.
+        reached: witness -> host -> the addresses at which the host answered; a witness that says nothing at all has
+            gone, and does not count.
 
-    Raises:
-        LaunchError: a host has no such address; the text says who reached it where.
+    Returns:
+        The addresses by host; and for each host that has no such address, who reached it where.
     """
     names = [claim.name for claim in claims]
     chosen: dict[str, str] = {}
-    lost: list[str] = []
+    lost: dict[str, str] = {}
     for claim in claims:
-        callers = witnesses(names, claim.name)
+        callers = [caller for caller in witnesses(names, claim.name) if reached.get(caller)]
         good = [a for a in claim.addresses if all(a in reached[caller].get(claim.name, ()) for caller in callers)]
         if good:
             chosen[claim.name] = good[0]
@@ -131,11 +134,16 @@ def choose(claims: Sequence[Claim], reached: Mapping[str, Mapping[str, tuple[str
         story = "; ".join(
             f"{caller} at {', '.join(reached[caller].get(claim.name, ())) or 'none'}" for caller in callers
         )
-        lost.append(f"{claim.name} has {', '.join(claim.addresses) or 'no address'}; reached by {story}")
-    if lost:
-        raise LaunchError(
-            "no address of these hosts is reached by all others, so the workers could not talk to each other:\n  "
-            + "\n  ".join(lost)
-            + "\nOpen the ports between the hosts, or name the interfaces to use with --network-interfaces."
+        lost[claim.name] = (
+            f"{claim.name} has {', '.join(claim.addresses) or 'no address'}; reached by {story or 'nobody'}"
         )
-    return chosen
+    return chosen, lost
+
+
+def unreachable(lost: Mapping[str, str]) -> LaunchError:
+    """The error about hosts that :func:`choose` found no address for."""
+    return LaunchError(
+        "no address of these hosts is reached by all others, so the workers could not talk to each other:\n  "
+        + "\n  ".join(lost.values())
+        + "\nOpen the ports between the hosts, or name the interfaces to use with --network-interfaces."
+    )

@@ -151,7 +151,7 @@ class RemoteHost:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._workers: dict[int, RemoteWorker] = {}
-        self._reached: Mapping[str, tuple[str, ...]] | None = None
+        self._reached: list[Mapping[str, tuple[str, ...]]] = []  # answers to call()
         self._changed = threading.Condition()
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
@@ -185,10 +185,11 @@ class RemoteHost:
 
     def call(self, claims: tuple[Claim, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
         """Let the agent call other hosts; the addresses at which they answered, by name. Nothing if it has gone."""
+        self._reached.clear()
         self.send(Call(claims))
         with self._changed:
-            self._changed.wait_for(lambda: self._reached is not None or bool(self.gone), timeout_s)
-            return self._reached or {}
+            self._changed.wait_for(lambda: bool(self._reached or self.gone), timeout_s)
+            return self._reached.pop() if self._reached else {}
 
     def start(
         self,
@@ -255,7 +256,7 @@ class RemoteHost:
 
     def _hear(self, message: Reached | Line | Event | Status | NotStarted) -> None:
         if isinstance(message, Reached):
-            self._reached = message.addresses
+            self._reached.append(message.addresses)
             self._notify()
             return
         with self._lock:

@@ -52,6 +52,7 @@ def submit(
     splits: tuple[int, ...] = (),
     finish: Callable[[list[torch.Tensor]], Any],
     is_waited_for: bool = False,
+    labels: Sequence[str] = (),
 ) -> int:
     """Hand tensors to the engine.
 
@@ -68,6 +69,7 @@ def submit(
         splits: rows for each rank; alltoall only.
         finish: makes the value of the handle out of the results.
         is_waited_for: the caller waits for the handle next, so nobody else need see to it.
+        labels: what the timeline calls the tensors, where the request's name does not say it.
 
     Returns:
         A handle for :func:`synchronize` and :func:`poll`.
@@ -97,6 +99,7 @@ def submit(
         handle,
         splits,
         ready_event=_recorded_event(data),
+        labels=labels,
     )
     try:
         engine.submit(request, is_waited_for=is_waited_for)

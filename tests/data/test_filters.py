@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvd_cluster.data.filters import RowFilter, Statistics, parse
@@ -56,7 +56,8 @@ def holds(row: dict[str, Any], condition: tuple[Any, ...]) -> bool:
     return value is not None and bool(PYTHON[op](value, condition[2]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
+@example(rows=[(0.0, None, None)], group_rows=1, filters=[[("x", "in", [-0.0])]])
 @given(
     rows=rows,
     group_rows=st.integers(1, 5),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data.hive import partitions
@@ -60,3 +62,20 @@ def test_text_of_the_folders_goes_through_a_decode_function(folder: Path) -> Non
     reader = ParquetReader(folder, ["id", "lang"], decode={"lang": lambda text: text == "de"}, batch_size=120)
     (batch,) = reader
     assert (batch["lang"] == (batch["id"] % 2 == 0)).all()
+
+
+def test_a_null_of_the_folders_is_one_of_its_column(tmp_path: Path) -> None:
+    for year in ("2024", "__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table({"id": [1, 2]}), tmp_path / f"year={year}" / "a.parquet")
+    options: Any = {"batch_size": 4, "shuffle": False, "remainder": "partial"}
+    with pytest.raises(DataError, match="'year' holds 2 nulls"):
+        list(ParquetReader(tmp_path, **options))
+    (batch,) = ParquetReader(tmp_path, fill_nulls={"year": 0}, **options)
+    assert batch["year"].tolist() == [2024, 2024, 0, 0]
+    (batch,) = ParquetReader(tmp_path, drop_nulls=True, **options)
+    assert batch["year"].tolist() == [2024, 2024]
+    (batch,) = ParquetReader(
+        tmp_path, filters=[[("year", "=", 2024), ("id", "=", 1)], [("id", "=", 2)]], fill_nulls={"year": 0}, **options
+    )
+    assert batch["id"].tolist() == [1, 2, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.interfaces import interface_addresses, named
-from hvd_cluster.launch.reach import Beacon, Claim, call, choose, witnesses
+from hvd_cluster.launch.reach import Beacon, Claim, call, choose, unreachable, witnesses
 from hvd_cluster.rendezvous.secret import new_secret
 
 
@@ -33,13 +33,16 @@ def test_the_first_address_that_all_witnesses_reached_is_chosen() -> None:
         "b": {"a": ("10.1.0.1", "10.0.0.1"), "c": ("10.0.0.3",)},
         "c": {"a": ("10.1.0.1",), "b": ("10.0.0.2",)},
     }
-    assert choose(claims, reached) == {"a": "10.1.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+    assert choose(claims, reached) == ({"a": "10.1.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}, {})
+    assert choose(claims, {**reached, "b": {}})[0]["a"] == "10.1.0.1"  # b has gone
 
 
 def test_a_host_that_nobody_reaches_is_named_with_who_tried() -> None:
     claims = [Claim("a", ("10.0.0.1",), 1), Claim("b", ("10.0.0.2",), 1)]
+    chosen, lost = choose(claims, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
+    assert chosen == {"a": "10.0.0.1"}
     with pytest.raises(LaunchError, match=r"b has 10\.0\.0\.2; reached by a at none"):
-        choose(claims, {"a": {}, "b": {"a": ("10.0.0.1",)}})
+        raise unreachable(lost)
 
 
 def test_every_host_has_witnesses_and_no_more_than_needed() -> None:

@@ -266,6 +266,7 @@ class ElasticDriver:
         for member, placement in zip(self._world, placements, strict=True):
             place = fleet.topology(placement, member.host, first, self._job_id, self._generation)
             answer = {**{name: getattr(place, name) for name in PLACE_FIELDS}, "newcomers": newcomers, "lost": lost}
+            answer["interface"] = fleet.interface(member.host)
             member.rank, member.phase = placement.rank, Phase.RUNNING
             post(self._client, place_box(member.name), json.dumps(answer).encode())
         self._num_lost, self._sent = 0, (False, False)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.blacklist import Blacklist
@@ -15,6 +16,9 @@ from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
 
 logger = logging.getLogger(__name__)
+
+#: Seconds until a host is tried again that could not be reached: it may be on its way up.
+_TRY_AGAIN_S = 10.0
 
 
 class HostManager:
@@ -43,6 +47,7 @@ class HostManager:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._hosts: dict[str, int] = {}  # in the order of their first appearance
+        self._try_at_s: dict[str, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._look, name="hvd-discovery", daemon=True)
 
@@ -98,13 +103,19 @@ class HostManager:
             known = [host for host in self._hosts if host in found]
             order = [*known, *(host for host in found if host not in self._hosts)]
             to_connect = [Host(name, found[name]) for name in order if not self._blacklist.holds(name, now_s)]
-        broken = {host.name: why for host in to_connect if (why := self._fleet.add(host))}
+        to_connect = [host for host in to_connect if self._try_at_s.get(host.name, 0.0) <= now_s]
+        with ThreadPoolExecutor(max_workers=16, thread_name_prefix="hvd-connect") as pool:
+            reasons = list(pool.map(self._fleet.add, to_connect))
+        broken = {host.name: why for host, why in zip(to_connect, reasons, strict=True) if why}
+        if any(host.name not in self._hosts for host in to_connect):
+            broken |= {name: why for name, why in self._fleet.probe().items() if name not in self._hosts}
         for name, why in broken.items():
-            logger.warning("host %s cannot be used: %s", name, why)
-            self.fail(name)
+            logger.warning("host %s cannot be used; trying again in %g s: %s", name, _TRY_AGAIN_S, why)
+            self._try_at_s[name] = time.monotonic() + _TRY_AGAIN_S
+        late = {name for name, at_s in self._try_at_s.items() if at_s > now_s}
         with self._lock:
             before = dict(self._hosts)
-            self._hosts = {name: found[name] for name in order if name not in broken}
+            self._hosts = {name: found[name] for name in order if name not in late}
             changed = before != self._hosts
         if changed:
             logger.info("hosts: %s", ", ".join(f"{name}:{slots}" for name, slots in self._hosts.items()) or "none")

@@ -41,6 +41,13 @@ def test_a_host_that_goes_is_replaced_by_one_that_comes(
     hosts: Callable[[int], Machines], tmp_path: Path, way: str
 ) -> None:
     made = hosts(3)
+    # Interfaces have other names elsewhere, and one of them leads nowhere.
+    made[2].shell("ip link set eth0 down && ip link set eth0 name ib7 && ip link set ib7 up")
+    for machine in made.machines:
+        machine.shell(
+            "ip link add aa0 type veth peer name aa1 && ip addr add 172.17.0.1/16 dev aa0"
+            " && ip link set aa0 up && ip link set aa1 up"
+        )
     listed = tmp_path / "hosts"
     listed.write_text(f"{made[0].address}:1\n{made[1].address}:1\n")
     folder, log = tmp_path / "run", tmp_path / "log"
@@ -62,4 +69,5 @@ def test_a_host_that_goes_is_replaced_by_one_that_comes(
     assert Counter(map(tuple, end["seen"])) == Counter((epoch, s) for epoch in range(EPOCHS) for s in range(64))
     assert end["sizes"][-1] == 2
     assert "1 of them new" in log.read_text()
+    assert f"{made[2].address} is reached at {made[2].address} (ib7)" in log.read_text()
     assert [machine.processes() for machine in made.machines[1:]] == [[], []]

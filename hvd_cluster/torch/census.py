@@ -1,0 +1,133 @@
+"""What the ranks have to agree on before gradients can travel in buckets.
+
+Which parameter has a dense gradient, which a sparse one, and which none anywhere, is seen in the first backward pass
+only, and each rank sees its own part. One small allreduce brings it together, and carries the first rank's buckets to
+the others. It is a sum and no broadcast, so it goes well with ranks that have joined: they are then known to be absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.torch.submission import member_index, num_members, submit, synchronize
+
+# Columns of the head, and rows of the table below it.
+_PRESENT, _FINGERPRINT, _NUMBER = range(3)
+_DENSE, _SPARSE, _SPARSE_DIMS, _BUCKET, _PLACE = range(5)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What one rank knows about the gradient of one parameter that has one."""
+
+    #: Number of sparse dimensions, or 0 for a dense gradient.
+    sparse_dim: int
+
+
+@dataclass(frozen=True)
+class Census:
+    """What all ranks together know; equal on all of them."""
+
+    #: No rank has joined: what is agreed on holds for the steps to come.
+    is_complete: bool
+    #: The first rank's number for this optimizer, unique among the optimizers of its process; -1 when it is absent.
+    number: int
+    #: Parameters with a dense gradient on some rank.
+    dense: frozenset[int]
+    #: Parameters whose gradients are sparse wherever they have one: number of sparse dimensions.
+    sparse: dict[int, int]
+    #: The first rank's buckets; empty when it is absent.
+    buckets: list[list[int]]
+
+
+def fingerprint(names: Sequence[str]) -> int:
+    """A number of 62 bits that differs where the names of the parameters do."""
+    digest = hashlib.sha256("\n".join(names).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
+
+
+def take_census(
+    gradients: Sequence[Gradient | None],
+    buckets: Sequence[Sequence[int]],
+    *,
+    number: int,
+    print_of_names: int,
+    process_set: ProcessSet,
+) -> Census:
+    """Ask all ranks of ``process_set``; blocks until all have asked.
+
+    Args:
+        gradients: what this rank has, for each parameter in the common order; None for no gradient.
+        buckets: how this rank would deal the parameters into buckets; the first rank's word counts.
+        number: this rank's number for the optimizer; the first rank's counts.
+        print_of_names: :func:`fingerprint` of this rank's names of the parameters.
+        process_set: whose ranks take part.
+
+    Raises:
+        ValueError: this rank's parameters have other names than the first rank's.
+        HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
+    """
+    is_first = member_index(process_set) == 0
+    ballot = _written(gradients, buckets if is_first else (), number if is_first else -1, print_of_names * is_first)
+    handle = submit(
+        Kind.ALLREDUCE,
+        [ballot],
+        process_set=process_set,
+        name="DistributedOptimizer.census",
+        in_place=True,
+        op=ReduceOp.SUM,
+        finish=lambda results: results[0],
+        is_waited_for=True,
+    )
+    result: list[list[int]] = synchronize(handle).tolist()
+    head, table = result[0], [row[3:] for row in result[1:]]
+    if head[_NUMBER] > 0 and head[_FINGERPRINT] != print_of_names:
+        raise ValueError(
+            "the parameters of this rank's DistributedOptimizer have other names than those of the first rank's: make "
+            "the same optimizers, in the same order, over the same model on all ranks"
+        )
+    return _read(head, table, num_members(process_set))
+
+
+def _written(
+    gradients: Sequence[Gradient | None], buckets: Sequence[Sequence[int]], number: int, print_of_names: int
+) -> torch.Tensor:
+    """One rank's word, int64 of shape (6, 3 + parameters); those of all ranks are added."""
+    table = torch.zeros(6, 3 + len(gradients), dtype=torch.int64, device="cpu")
+    table[0, :3] = torch.tensor([1, print_of_names, number + 1])
+    rows: list[list[int]] = [[0] * len(gradients) for _ in range(5)]
+    for index, gradient in enumerate(gradients):
+        if gradient is not None:
+            rows[_SPARSE if gradient.sparse_dim else _DENSE][index] = 1
+            rows[_SPARSE_DIMS][index] = gradient.sparse_dim
+    for index, bucket in enumerate(buckets):
+        for place, member in enumerate(bucket):
+            rows[_BUCKET][member] = index + 1
+            rows[_PLACE][member] = place
+    table[1:, 3:] = torch.tensor(rows, dtype=torch.int64).view(5, -1)
+    return table
+
+
+def _read(head: list[int], table: list[list[int]], num_ranks: int) -> Census:
+    dense = frozenset(index for index, count in enumerate(table[_DENSE]) if count)
+    buckets: dict[int, list[tuple[int, int]]] = {}
+    for index, (bucket, place) in enumerate(zip(table[_BUCKET], table[_PLACE], strict=True)):
+        if bucket:
+            buckets.setdefault(bucket, []).append((place, index))
+    return Census(
+        is_complete=head[_PRESENT] == num_ranks,
+        number=head[_NUMBER] - 1,
+        dense=dense,
+        sparse={
+            index: dims // count
+            for index, (count, dims) in enumerate(zip(table[_SPARSE], table[_SPARSE_DIMS], strict=True))
+            if count and index not in dense
+        },
+        buckets=[[index for _, index in sorted(buckets[bucket])] for bucket in sorted(buckets)],
+    )

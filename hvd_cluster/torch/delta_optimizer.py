@@ -1,0 +1,134 @@
+"""Adasum for optimizers with a state: every rank takes its own step, and the changes of the weights are combined.
+
+Adasum (arXiv:2006.02924) combines directions in which the loss falls. What Adam or a momentum makes of a gradient is
+such a direction, their combined gradient's is not; so it is the deltas that travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_cluster.engine.process_sets import global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.settings import Settings
+from hvd_cluster.torch import wire
+from hvd_cluster.torch.buckets import plan_buckets
+from hvd_cluster.torch.compression import Compressor
+from hvd_cluster.torch.submission import submit, synchronize
+
+if TYPE_CHECKING:
+    _Base = torch.optim.Optimizer
+else:
+    _Base = object
+
+
+class DeltaOptimizer(_Base):
+    """What is put in front of the wrapped optimizer's class; see :meth:`around`."""
+
+    _names: dict[torch.Tensor, str]
+    _compression: type[Compressor]
+    _passes_per_step: int
+    #: The wrapped optimizer takes a GradScaler's scale by itself, as fused ones do.
+    _scales_itself: bool
+    #: Set by GradScaler for the time of a step: what the gradients are multiplied by (None once they are unscaled), and
+    #: whether they have overflowed (0 or 1).
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
+
+    @staticmethod
+    def around(
+        optimizer: torch.optim.Optimizer,
+        names: dict[torch.Tensor, str],
+        compression: type[Compressor],
+        passes_per_step: int,
+    ) -> Any:
+        """Wrap ``optimizer``; a step takes the gradients of ``passes_per_step`` backward passes, summed."""
+        cls: Any = type(type(optimizer).__name__, (DeltaOptimizer, type(optimizer)), {})
+        wrapped = cls.__new__(cls)
+        wrapped.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")})
+        wrapped._names = names
+        wrapped._compression = compression
+        wrapped._passes_per_step = passes_per_step
+        wrapped._scales_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
+        # GradScaler then always calls step(): a rank whose gradients have overflowed must not stay away.
+        wrapped._step_supports_amp_scaling = True
+        wrapped.grad_scale = wrapped.found_inf = None
+        return wrapped
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients stay those of this rank, and may be clipped right behind the backward pass."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Not for Adasum.
+
+        Raises:
+            AssertionError: always.
+        """
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accepted as with other reductions; whenever ``step()`` is called, the gradients so far count."""
+        self._passes_per_step = passes
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Take this rank's step, combine the changes of all ranks by Adasum, and apply the combination.
+
+        Raises:
+            HorovodInternalError: the ranks disagree, or the job has ended.
+        """
+        parameters = [p for p in self._names if p.requires_grad]
+        with torch.no_grad():
+            starts = [parameter.detach().clone() for parameter in parameters]
+        loss = self._own_step(closure, kwargs)
+        with torch.no_grad():
+            deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts, strict=True)]
+            combined = self._combined(parameters, deltas)
+            for parameter, start, delta in zip(parameters, starts, combined, strict=True):
+                parameter.copy_(start.add_(delta))
+        return loss
+
+    # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _own_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        arguments = [] if closure is None else [closure]
+        if self._scales_itself or self.found_inf is None:
+            return super().step(*arguments, **kwargs)
+        if self.found_inf.item():
+            return None  # this rank contributes no change
+        if self.grad_scale is not None:
+            gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
+            torch._foreach_div_(gradients, self.grad_scale.item())
+        return super().step(*arguments, **kwargs)
+
+    def _combined(self, parameters: list[torch.Tensor], deltas: list[torch.Tensor]) -> list[torch.Tensor]:
+        names = [self._names[parameter] for parameter in parameters]
+        by_name = sorted(range(len(names)), key=names.__getitem__)  # the same order on all ranks
+        buckets = plan_buckets(
+            by_name,
+            [delta.numel() * delta.element_size() for delta in deltas],
+            [(delta.dtype, delta.device) for delta in deltas],
+            [],
+            Settings.from_env().fusion_threshold_bytes,
+        )
+        parcels = [wire.pack(delta, self._compression, delta.device) for delta in deltas]
+        handles = [
+            submit(
+                Kind.ALLREDUCE,
+                [parcels[index].tensor for index in bucket],
+                process_set=global_process_set,
+                name=f"DistributedDelta.{names[bucket[0]]}",
+                in_place=True,
+                op=ReduceOp.ADASUM,
+                finish=lambda _: None,
+                labels=[f"allreduce.{names[index]}" for index in bucket],
+            )
+            for bucket in buckets
+        ]
+        for handle in handles:
+            synchronize(handle)
+        return [wire.unpack(parcel, self._compression) for parcel in parcels]

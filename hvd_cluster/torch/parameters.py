@@ -1,0 +1,95 @@
+"""The parameters of an optimizer: what the ranks call them, and which of them the user has put into one group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.torch.functions import broadcast_object
+
+
+def named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    """A unique name for every parameter of the optimizer, in the order of its groups.
+
+    Raises:
+        ValueError: ``named_parameters`` does not give one.
+    """
+    if named_parameters is None:
+        return {
+            parameter: f"noname.{i}.{j}"
+            for i, group in enumerate(optimizer.param_groups)
+            for j, parameter in enumerate(group["params"])
+        }
+    pairs: list[Any] = list(named_parameters)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if repeated:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(repeated)}")
+    names = {parameter: name for name, parameter in pairs}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    unnamed = sum(parameter not in names for parameter in parameters)
+    if unnamed:
+        raise ValueError(
+            f"named_parameters was specified, but {unnamed} of the optimizer's {len(parameters)} parameters were not "
+            "named in it: pass model.named_parameters() of the whole model, or nothing."
+        )
+    return {parameter: names[parameter] for parameter in parameters}
+
+
+def resolve_groups(
+    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    names: dict[torch.Tensor, str],
+    process_set: ProcessSet,
+) -> list[list[torch.Tensor]]:
+    """The user's groups as lists of parameters.
+
+    Raises:
+        ValueError: ``groups`` is neither a number of groups nor lists of the optimizer's parameters.
+    """
+    if groups is None or groups == 0:
+        return []
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups={groups} must be >= 0, or a list of lists of parameters")
+        return _equal_groups(groups, names, process_set)
+    if not isinstance(groups, (list, tuple)):  # what follows raises ValueError as Horovod does
+        raise ValueError(f"groups should be a non-negative integer or a list of lists of tensors, not {groups!r}")
+    members: set[torch.Tensor] = set()
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError(f"groups must consist of lists of tensors; one holds a {type(parameter).__name__}")
+            if parameter not in names:
+                raise ValueError("groups holds a tensor that is no parameter of the optimizer")
+            if parameter in members:
+                raise ValueError(f"a tensor can only appear once in groups; {names[parameter]!r} is twice")
+            members.add(parameter)
+    return [list(group) for group in groups if len(group) > 1]
+
+
+def _equal_groups(count: int, names: dict[torch.Tensor, str], process_set: ProcessSet) -> list[list[torch.Tensor]]:
+    """``count`` runs of about equal length, in rank 0's order of the parameters."""
+    by_name = {name: parameter for parameter, name in names.items()}
+    order = list(by_name)
+    if basics.is_initialized() and basics.size() > 1 and process_set.included():
+        root = process_set.ranks[0] if process_set.ranks else 0
+        order = broadcast_object(order, root, process_set=process_set)
+    length, longer = divmod(len(order), min(count, len(order)))
+    groups = []
+    start = 0
+    for index in range(min(count, len(order))):
+        end = start + length + (index < longer)
+        groups.append([by_name[name] for name in order[start:end]])
+        start = end
+    return groups

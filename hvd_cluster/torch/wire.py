@@ -1,0 +1,64 @@
+"""A gradient on its way: compressed, contiguous, real, on the device of its bucket; and back into its own form."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from hvd_cluster.torch.compression import Compressor
+
+
+class Parcel(NamedTuple):
+    """What is sent for one gradient, and what it takes to undo the packing."""
+
+    #: Contiguous; it is the gradient's own memory where that can be sent as it is.
+    tensor: torch.Tensor
+    context: Any
+    is_complex: bool
+    #: The gradient's device.
+    device: torch.device
+
+
+def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> Parcel:
+    """Make a dense gradient fit to be sent from ``device``, without a copy if it is."""
+    is_complex = gradient.is_complex()
+    tensor, context = compression.compress(torch.view_as_real(gradient) if is_complex else gradient)
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    own = gradient.device
+    return Parcel(tensor if own == device else tensor.to(device), context, is_complex, own)
+
+
+def unpack(parcel: Parcel, compression: type[Compressor]) -> torch.Tensor:
+    """The reduced gradient in the original's form."""
+    tensor = parcel.tensor if parcel.tensor.device == parcel.device else parcel.tensor.to(parcel.device)
+    tensor = compression.decompress(tensor, parcel.context)
+    return torch.view_as_complex(tensor) if parcel.is_complex else tensor
+
+
+def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tuple[torch.Tensor, Any]:
+    """``gradient`` with its values compressed, and what :func:`decompress_sparse` needs."""
+    gradient = gradient.coalesce()
+    values, context = compression.compress(gradient.values())
+    if values.dtype == gradient.dtype:
+        return gradient, context
+    packed = torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+    return packed, context
+
+
+def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], context: Any) -> torch.Tensor:
+    """The inverse of :func:`compress_sparse`; entries that several ranks had still stand there several times."""
+    values = compression.decompress(gradient._values(), context)
+    if values.dtype == gradient.dtype:
+        return gradient
+    return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape)
+
+
+def empty(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    """A gradient of zeros: dense, or without any entry where ``sparse_dim`` is not 0."""
+    if not sparse_dim:
+        return torch.zeros_like(parameter)
+    indices = torch.zeros(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
+    values = torch.zeros(0, *parameter.shape[sparse_dim:], dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
