@@ -7,7 +7,7 @@ Over the network every tensor then travels once per host, not once per rank: for
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,8 @@ from hvd_cluster.engine.transports.transport import Transport, Work
 
 #: The network works on a piece while the hosts reduce the next one.
 _PIECE_BYTES = 4 << 20
+#: How often a waiting leader looks whether the others still live.
+_CHECK_PERIOD_S = 0.05
 
 
 class HierarchicalTransport(Transport):
@@ -29,31 +31,40 @@ class HierarchicalTransport(Transport):
         flat: among all ranks of the process set.
         within: among the ranks of this host, whose first one leads; None where this rank is alone on its host.
         between: among the leaders; None on the others.
+        check: called now and then while waiting; raises when the world is broken.
     """
 
     name: ClassVar[str] = "HIERARCHICAL"
     # What follows an allreduce within the host has to wait until the leader is back from the network.
     is_exclusive: ClassVar[bool] = True
 
-    def __init__(self, flat: GlooTransport, within: ShmTransport | None, between: GlooTransport | None) -> None:
+    def __init__(
+        self,
+        flat: GlooTransport,
+        within: ShmTransport | None,
+        between: GlooTransport | None,
+        check: Callable[[], None],
+    ) -> None:
         self.device = flat.device
         self.ranks = flat.ranks
         self.index = flat.index
         self._flat = flat
         self._within = within
         self._between = between
+        self._check = check
 
     def reduces(self, dtype: torch.dtype) -> bool:
         return self._flat.reduces(dtype)
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         works: list[Work] = []
-        for piece in buffer.split(max(1, _PIECE_BYTES // buffer.element_size())):
+        pieces = buffer.split(max(1, _PIECE_BYTES // buffer.element_size()))
+        for piece in pieces:
             if self._within is not None:
                 self._within.allreduce(piece, op)
             if self._between is not None:
                 works.append(self._between.allreduce(piece, op))
-        return _SpreadWithinHost(works, buffer, self._within)
+        return _SpreadWithinHost(works, pieces, self._within, self._check)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         return self._flat.allgather(output, buffer)
@@ -83,37 +94,44 @@ class HierarchicalTransport(Transport):
 
 
 class _SpreadWithinHost(Work):
-    """The leader's result is on its way; when it is here, every rank of the host takes it.
+    """The leader's result is on its way; as its pieces come, every rank of the host takes them.
 
     Args:
-        works: what is under way between the hosts; empty on a rank that does not lead.
-        buffer: where the result stands on the leader, and goes to on the others.
+        works: what is under way between the hosts, piece by piece; empty on a rank that does not lead.
+        pieces: where the result stands on the leader, and goes to on the others.
         within: the ranks of this host.
+        check: called now and then while waiting; raises when the world is broken.
     """
 
-    def __init__(self, works: list[Work], buffer: torch.Tensor, within: ShmTransport | None) -> None:
+    def __init__(
+        self,
+        works: list[Work],
+        pieces: Sequence[torch.Tensor],
+        within: ShmTransport | None,
+        check: Callable[[], None],
+    ) -> None:
         self._works = works
-        self._buffer = buffer
+        self._pieces = pieces
         self._within = within
+        self._check = check
+        self._arrived = [threading.Event() for _ in works]
 
     def on_done(self, callback: Callable[[], None]) -> None:
         if not self._works:
             callback()  # a rank that does not lead waits for its leader in result()
             return
-        lock, left = threading.Lock(), list(self._works)
-
-        def one_is_done() -> None:
-            with lock:  # Gloo's threads come at the same time
-                left.pop()
-                is_last = not left
-            if is_last:
-                callback()
-
-        for work in self._works:
-            work.on_done(one_is_done)
+        # The last quarter may arrive while the host takes the rest.
+        due = self._works[len(self._works) * 3 // 4]
+        for work, arrived in zip(self._works, self._arrived, strict=True):
+            work.on_done(arrived.set)
+        due.on_done(callback)
 
     def result(self) -> None:
-        for work in self._works:
-            work.result()
-        if self._within is not None:
-            self._within.broadcast_from_leader(as_bytes(self._buffer))
+        for number, piece in enumerate(self._pieces):
+            if self._works:
+                # Gloo's own wait would not notice the death of a rank that is no neighbour in its ring.
+                while not self._arrived[number].wait(_CHECK_PERIOD_S):
+                    self._check()
+                self._works[number].result()
+            if self._within is not None:
+                self._within.broadcast_from_leader(as_bytes(piece))

@@ -131,7 +131,7 @@ class TransportTable:
         between = None
         if world.topology.rank in leaders:
             between = self._gloo(client, f"gloo/leaders/{process_set_id}/", leaders)
-        return HierarchicalTransport(flat, within, between)
+        return HierarchicalTransport(flat, within, between, self._check)
 
     def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> ShmTransport | None:
         """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""

@@ -46,6 +46,11 @@ def allreduce(
     """
     op = _reduce_op(average, op)
     compressed, ctx = compression.compress(tensor)
+    if compressed is not tensor and isinstance(compressed, torch.Tensor) and not compressed.requires_grad:
+        # It is nobody else's, so the result may take its place.
+        arguments = (name, op, prescale_factor, postscale_factor, process_set)
+        synchronize(_submit_allreduce([compressed], *arguments, True, False, is_waited_for=True))
+        return compression.decompress(compressed, ctx)
     (result,) = _allreduce(name, op, prescale_factor, postscale_factor, process_set, False, compressed)
     return compression.decompress(result, ctx)
 

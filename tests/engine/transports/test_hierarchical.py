@@ -87,9 +87,12 @@ def test_kill_9_in_mid_operation_is_an_error_on_every_survivor(hosts: Hosts, vic
         hvd.allreduce_(tensor, name="warm")
         if hvd.rank() == victim:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        with pytest.raises(hvd.HorovodInternalError):
-            while True:
+        told = False
+        while not told:
+            try:
                 hvd.allreduce_(tensor, name="loop")
+            except hvd.HorovodInternalError:
+                told = True
         hvd.shutdown()
 
     start_s = time.monotonic()
