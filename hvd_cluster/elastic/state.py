@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import queue
-import time
 from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import Any
@@ -136,8 +135,3 @@ class ObjectState(State):
             for name, value in self._bcast_object(now).items():
                 setattr(self, name, value)
         self.save()
-
-
-def now() -> float:
-    """The time that orders the news from the driver: seconds since the epoch."""
-    return time.time()

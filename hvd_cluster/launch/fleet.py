@@ -5,42 +5,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import pickle
-import socket
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch import reach
-from hvd_cluster.launch.agent_message import Hello
 from hvd_cluster.launch.environment import exportable
-from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.group import Worker
 from hvd_cluster.launch.hosts import LOOPBACK, Host, is_local
 from hvd_cluster.launch.interfaces import interface_addresses, named
 from hvd_cluster.launch.logs import OnLine
-from hvd_cluster.launch.machine import machine_key, notice_vanishing
+from hvd_cluster.launch.machine import machine_key
 from hvd_cluster.launch.placement import Placement, Seat
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.switchboard import Switchboard
 from hvd_cluster.launch.task import Task, start_worker
-from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, inherited, join_address
 
 logger = logging.getLogger(__name__)
 
-_CALL_BACK_TIMEOUT_S = 10.0
-_END_GRACE_S = 8.0
-_TRY_AGAIN_S = 1.0
-#: Connections that may prove themselves at the same time; a burst of agents does so at once.
-_MOST_STRANGERS = 256
 _PROBE_TIMEOUT_S = 30.0
 
 
@@ -83,15 +71,11 @@ class Fleet:
         self._options = options or Ssh()
         self._wanted = list(interfaces)
         self._on_change = on_change
+        self._switchboard: Switchboard | None = None
         self._sites: dict[str, _Site] = {}
-        self._remotes: dict[str, RemoteHost] = {}
         self._keys = itertools.count()
-        self._changed = threading.Condition()
         self._stack = contextlib.ExitStack()
         self._server: KeyValueServer | None = None
-        self._listener: socket.socket | None = None
-        self._threads: list[threading.Thread] = []
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
 
     def __enter__(self) -> Fleet:
         return self
@@ -105,19 +89,18 @@ class Fleet:
         assert self._server is not None
         return self._server
 
-    def connect(self, hosts: Sequence[Host], *, open_to_others: bool | None = None) -> None:
+    def connect(self, hosts: Sequence[Host]) -> None:
         """Reach all ``hosts``, and let them find out how they reach each other.
 
         Args:
             hosts: those of the job.
-            open_to_others: let the rendezvous be reached from other hosts; by default where there are some.
 
         Raises:
             LaunchError: a host cannot be reached through ssh, or not from the others; all such hosts are named.
         """
         local = {host.name for host in hosts if is_local(host.name)}
         others = [host for host in hosts if host.name not in local]
-        self.open(others=bool(others) if open_to_others is None else open_to_others)
+        self.open(others=bool(others))
         for host in hosts:
             if host.name in local:
                 self._add_local(host)
@@ -134,13 +117,10 @@ class Fleet:
         try:
             self._server = self._stack.enter_context(KeyValueServer(self.secret, "0.0.0.0" if others else LOOPBACK))
             if others:
-                self._listener = socket.create_server(("0.0.0.0", 0), backlog=512)
+                self._switchboard = Switchboard(self.secret, self._options, self._wanted, self._on_change)
+                self._stack.callback(self._switchboard.close)
         except OSError as error:
             raise LaunchError(f"the launcher cannot open a port: {error}") from error
-        if self._listener is not None:
-            thread = threading.Thread(target=self._accept, args=(self._listener,), name="hvd-agents", daemon=True)
-            thread.start()
-            self._threads.append(thread)
 
     def add(self, host: Host) -> str:
         """Reach one more host of a job that runs. Returns why it cannot be used, or an empty string."""
@@ -162,15 +142,8 @@ class Fleet:
     def drop(self, name: str) -> None:
         """Let go of a host; what runs there is ended."""
         self._sites.pop(name, None)
-        remote = self._remotes.pop(name, None)
-        if remote is not None:
-            remote.let_end()
-            remote.close(time.monotonic() + 1.0)
-
-    def gone(self, name: str) -> str:
-        """Why a host can no longer be used; empty while it can."""
-        site = self._sites.get(name)
-        return "it is not connected" if site is None else site.remote.gone if site.remote is not None else ""
+        if self._switchboard is not None:
+            self._switchboard.drop(name)
 
     def host_key(self, name: str) -> str:
         """Equal for two names that mean the same machine."""
@@ -211,9 +184,10 @@ class Fleet:
 
     def _seen_from_elsewhere(self, site: _Site, address: str) -> str:
         """``address``, unless it is this host's loopback and there are other hosts by now."""
-        if site.remote is None and address == LOOPBACK and not site.interface:
-            return next((r.launcher_address for r in self._remotes.values() if r.launcher_address), address)
-        return address
+        if site.remote is not None or address != LOOPBACK or site.interface:
+            return address
+        remotes = self._switchboard.remotes.values() if self._switchboard is not None else ()
+        return next((remote.launcher_address for remote in remotes if remote.launcher_address), address)
 
     def interface(self, name: str) -> str:
         """The interface by which the others reach that host; empty where there are no others."""
@@ -249,75 +223,17 @@ class Fleet:
 
     def close(self) -> None:
         """Let go of all hosts; nothing of the job is left on them."""
-        remotes = list(self._remotes.values())
-        for remote in remotes:
-            remote.let_end()
-        deadline_s = time.monotonic() + _END_GRACE_S
-        for remote in remotes:
-            remote.close(deadline_s)
-        self._remotes.clear()
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-            self._listener.close()
-        for thread in self._threads:
-            thread.join(_CALL_BACK_TIMEOUT_S)
         self._stack.close()
 
     def _add_local(self, host: Host) -> None:
-        port = self._stack.enter_context(ReservedPort("0.0.0.0" if self._listener is not None else LOOPBACK))
+        port = self._stack.enter_context(ReservedPort("0.0.0.0" if self._switchboard is not None else LOOPBACK))
         self._sites[host.name] = _Site(host, machine_key(), interface_addresses(), port.port, LOOPBACK, LOOPBACK)
 
     def _connect_remotes(self, hosts: Sequence[Host], *, patient: bool) -> None:
-        """Start the agents of other hosts.
-
-        Args:
-            hosts: theirs.
-            patient: try again where a host is not up yet, as long as there is time.
-        """
-        timeout_s = self._options.connect_timeout_s
-        deadline_s = time.monotonic() + timeout_s
-        greeting = self._greeting()
+        assert self._switchboard is not None
+        self._switchboard.connect(hosts, patient=patient)
         for host in hosts:
-            logger.info("connecting to %s", host.name)
-            self._call_agent(host, greeting)
-        names = [host.name for host in hosts]
-
-        def late() -> list[RemoteHost]:
-            """Hosts that are gone but may yet come."""
-            return [r for name in names if (r := self._remotes[name]).may_come] if patient else []
-
-        def settled() -> bool:
-            return bool(late()) or all(self._remotes[name].hello or self._remotes[name].gone for name in names)
-
-        told: set[str] = set()
-        while True:
-            with self._changed:
-                # A little more than ssh has, so that ssh gets to say what is wrong.
-                self._changed.wait_for(settled, max(0.0, deadline_s + 2 - time.monotonic()))
-            again = late()
-            if not again or time.monotonic() + _TRY_AGAIN_S >= deadline_s:
-                break
-            for remote in again:
-                if remote.host.name not in told:
-                    told.add(remote.host.name)
-                    logger.warning("%s\nTrying again for %.0f s.", remote.gone, deadline_s - time.monotonic())
-            time.sleep(_TRY_AGAIN_S)
-            for remote in again:
-                remote.close(0.0)
-                self._call_agent(remote.host, greeting)
-        remotes = [self._remotes[name] for name in names]
-        wrong = [
-            remote.gone
-            or f"{remote.host.name}: no answer within {timeout_s:g} s; --start-timeout sets how long to wait"
-            for remote in remotes
-            if remote.hello is None or remote.gone
-        ]
-        if wrong:
-            for remote in remotes:
-                self.drop(remote.host.name)
-            raise LaunchError("could not connect to some hosts via ssh:\n  " + "\n  ".join(wrong))
-        for remote in remotes:
+            remote = self._switchboard.remotes[host.name]
             hello = remote.hello
             assert hello is not None
             self._sites[remote.host.name] = _Site(
@@ -329,25 +245,6 @@ class Fleet:
                 hello.address,
                 remote=remote,
             )
-
-    def _greeting(self) -> Greeting:
-        assert self._listener is not None
-        own = interface_addresses()
-        return Greeting(
-            name="",
-            # Those of the wanted interfaces first; this host may have none of them.
-            addresses=list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK])),
-            port=self._listener.getsockname()[1],
-            secret=self.secret.hex(),
-            cwd=str(Path.cwd()),
-            sys_path=sys.path,
-        )
-
-    def _call_agent(self, host: Host, greeting: Greeting) -> None:
-        try:
-            self._remotes[host.name] = RemoteHost(host, replace(greeting, name=host.name), self._options, self._notify)
-        except OSError as error:
-            raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
 
     def probe(self) -> dict[str, str]:
         """Find for each machine the address at which the others reach it.
@@ -406,41 +303,3 @@ class Fleet:
         for thread in threads:
             thread.join()
         return reached
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Let agents in. Strangers get a thread each until they have failed to prove themselves."""
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = listener.accept()
-                self._strangers.acquire()
-                thread = threading.Thread(target=self._welcome, args=(sock,), name="hvd-agent", daemon=True)
-                self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-                thread.start()
-
-    def _welcome(self, sock: socket.socket) -> None:
-        try:
-            self._let_in(sock)
-        finally:
-            self._strangers.release()
-
-    def _let_in(self, sock: socket.socket) -> None:
-        try:
-            notice_vanishing(sock)
-            channel = Channel.accept(sock, self.secret, _CALL_BACK_TIMEOUT_S)
-            channel.settimeout(_CALL_BACK_TIMEOUT_S)
-            hello: Hello = pickle.loads(channel.recv())
-            channel.settimeout(None)
-        except (OSError, EOFError, AuthenticationError) as error:
-            logger.info("a connection that is no agent's was dropped: %s", error)
-            sock.close()
-            return
-        remote = self._remotes.get(hello.name)
-        if remote is None or remote.hello is not None:
-            channel.close()
-        else:
-            remote.attach(hello, channel)
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-        self._on_change()

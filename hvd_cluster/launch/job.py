@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hvd_cluster.launch.fleet import Fleet
@@ -96,8 +96,3 @@ def run_job(
 def on_this_host(num_proc: int) -> tuple[Host, ...]:
     """The host of this process with ``num_proc`` slots."""
     return (Host("localhost", num_proc),)
-
-
-def check_slots(hosts: Sequence[Host], num_proc: int) -> None:
-    """Raise the ``ValueError`` of too few slots before anything has begun."""
-    fill(hosts, num_proc)

@@ -42,9 +42,6 @@ from hvd_cluster.topology import Topology, inherited
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that an agent gets to end after it was told to.
-_END_GRACE_S = 8.0
-
 
 class RemoteWorker:
     """A worker on another host; see :class:`hvd_cluster.launch.group.Worker`."""

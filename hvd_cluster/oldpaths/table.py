@@ -91,6 +91,7 @@ TABLE: Mapping[str, Row] = {
     "torch.functions": Row(module="hvd_cluster.torch.functions"),
     "torch.mpi_ops": Row(module="hvd_cluster.torch.ops", names=_BASICS),
     "torch.optimizer": Row(module="hvd_cluster.torch.optimizer"),
+    "torch.sync_batch_norm": Row(module="hvd_cluster.torch.sync_batch_norm"),
 }
 
 _PETASTORM = "hvd_cluster.data.petastorm"

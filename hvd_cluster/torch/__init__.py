@@ -78,6 +78,7 @@ from hvd_cluster.torch.ops import (
 )
 from hvd_cluster.torch.optimizer import DistributedOptimizer
 from hvd_cluster.torch.shared import is_shared, shared_empty
+from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -90,6 +91,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

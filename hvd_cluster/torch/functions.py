@@ -11,9 +11,10 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import TensorMeta, describe, element_dtype
+from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.rendezvous.secret import sign, verify
 from hvd_cluster.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
-from hvd_cluster.torch.submission import next_number, running_engine
+from hvd_cluster.torch.submission import MOVED_DTYPES, next_number, running_engine
 
 
 def broadcast_parameters(
@@ -40,11 +41,10 @@ def broadcast_parameters(
     # A tensor that is no contiguous block travels through a copy; names keep the ranks matched in either case.
     copies = [(tensor, tensor.data if tensor.is_contiguous() else tensor.data.contiguous()) for _, tensor in tensors]
     handles = [
-        broadcast_async_(copy, root_rank, f"parameters.{name}", process_set)
+        broadcast_async_(_as_sendable(copy), root_rank, f"parameters.{name}", process_set)
         for (name, _), (_, copy) in zip(tensors, copies, strict=True)
     ]
-    for handle in handles:
-        synchronize(handle)
+    _synchronize_all(handles)
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr():
             tensor.data.copy_(copy)
@@ -63,7 +63,7 @@ def broadcast_optimizer_state(
     Args:
         optimizer: an optimizer of the same kind over the same parameters on all ranks.
         root_rank: the global rank whose state all get.
-        model: kept for programs that pass it; not needed here.
+        model: kept for programs that pass it; it told Horovod which embeddings are sparse.
         process_set: whose ranks take part.
 
     Raises:
@@ -73,23 +73,24 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = running_engine().world.topology.rank == root_rank
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     tensors: list[torch.Tensor] = []
     skeleton = _hollow(optimizer.state_dict(), tensors) if is_root else None
     skeleton, metas = broadcast_object(
         (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
     )
     if not is_root:
-        tensors = [_empty_like(meta, optimizer) for meta in metas]
+        tensors = [_empty_like(meta, parameters) for meta in metas]
     sent = [tensor.contiguous() for tensor in tensors]
-    number = next_number(process_set, "optimizer_state")
     handles = [
-        broadcast_async_(tensor, root_rank, f"optimizer_state.{number}.{i}", process_set)
+        broadcast_async_(_as_sendable(tensor), root_rank, f"optimizer_state.{i}", process_set)
         for i, tensor in enumerate(sent)
     ]
-    for handle in handles:
-        synchronize(handle)
+    _synchronize_all(handles)
     if not is_root:
-        optimizer.load_state_dict(_filled(skeleton, sent))
+        state_dict = _filled(skeleton, sent)
+        optimizer.load_state_dict(state_dict)
+        _keep_forms(optimizer, parameters, state_dict["state"])
 
 
 def broadcast_object(
@@ -161,9 +162,37 @@ def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _empty_like(meta: TensorMeta, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+def _keep_forms(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
+    """Undo what ``load_state_dict`` does to the root's state: it casts tensors to the type of the parameter."""
+    for index, entry in state.items():
+        if isinstance(index, int) and parameters[index] in optimizer.state:
+            optimizer.state[parameters[index]] = entry
+
+
+def _as_sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, as a type that collectives carry; a broadcast only moves bytes."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype in MOVED_DTYPES:
+        return tensor
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _synchronize_all(handles: list[int]) -> None:
+    """Wait for all, so that nothing is under way when the first error is raised."""
+    error: HorovodInternalError | None = None
+    for handle in handles:
+        try:
+            synchronize(handle)
+        except HorovodInternalError as failure:
+            error = error or failure
+    if error is not None:
+        raise error
+
+
+def _empty_like(meta: TensorMeta, parameters: list[torch.Tensor]) -> torch.Tensor:
     """Room for a state tensor on the device where this rank keeps such tensors."""
-    devices = (p.device for group in optimizer.param_groups for p in group["params"] if p.device.type == meta.device)
+    devices = (parameter.device for parameter in parameters if parameter.device.type == meta.device)
     return torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=next(devices, torch.device("cpu")))
 
 

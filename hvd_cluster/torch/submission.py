@@ -22,7 +22,8 @@ _lock = threading.Lock()
 _PREFIXES = {kind: kind.value for kind in Kind}
 #: Ranks may differ in the first dimension of these.
 _OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
-_MOVED_DTYPES = frozenset(
+#: Element types that collectives carry.
+MOVED_DTYPES = frozenset(
     {
         torch.bool,
         torch.uint8,
@@ -190,7 +191,7 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
     """The data of ``tensor``, outside autograd."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")
-    if tensor.dtype not in _MOVED_DTYPES:
+    if tensor.dtype not in MOVED_DTYPES:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")

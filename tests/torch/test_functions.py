@@ -102,3 +102,78 @@ def test_bytes_without_the_jobs_signature_are_never_unpickled(two: Any) -> None:
         return str(_from_tensor(_to_tensor([1], "label"), "label"))
 
     assert two(fn) == ["[1]"] * 2
+
+
+def test_state_of_every_form_arrives_as_it_is(two: Any) -> None:
+    """What ``load_state_dict`` would cast to the parameter's type, and what other optimizers keep: lists, numbers."""
+
+    def fn(hvd: Any) -> Any:
+        weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
+        tensor_lr = torch.tensor(0.1 * (hvd.rank() + 1))
+        optimizer = torch.optim.Adam([weight], lr=tensor_lr, capturable=True)
+        if hvd.rank() == 1:
+            optimizer.state[weight] = {
+                "step": torch.tensor(7.0),
+                "master": torch.full((2, 2), 1.001, dtype=torch.float32),
+                "nested": {"sums": [torch.tensor([1.5]), torch.tensor(2)], "seen": (3, "x")},
+                "count": 5,
+            }
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        state = optimizer.state[weight]
+        assert torch.is_tensor(optimizer.param_groups[0]["lr"])
+        return (
+            float(optimizer.param_groups[0]["lr"]),
+            state["step"].item(),
+            state["master"].dtype,
+            state["master"].tolist(),
+            [part.tolist() for part in state["nested"]["sums"]],
+            state["nested"]["seen"],
+            state["count"],
+            weight.tolist(),
+        )
+
+    first, second = two(fn)
+    assert first == second
+    assert first[2] == torch.float32
+    assert first[-1] == [[1.0, 1.0]] * 2
+
+
+def test_an_optimizer_without_state_gets_the_options(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1 + hvd.rank())
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0, model=torch.nn.Linear(1, 1))
+        return optimizer.param_groups[0]["lr"]
+
+    assert two(fn) == [0.1, 0.1]
+
+
+def test_parameters_of_unusual_types_are_broadcast(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        tensors = {
+            "complex": torch.full((2,), 1j * hvd.rank()),
+            "unsigned": torch.full((3,), hvd.rank(), dtype=torch.uint16),
+            "scalar": torch.tensor(hvd.rank(), dtype=torch.float8_e4m3fn),
+            "text": "left alone",
+        }
+        hvd.broadcast_parameters(tensors, root_rank=1)
+        return tensors["complex"].tolist(), tensors["unsigned"].tolist(), tensors["scalar"].float().item()
+
+    assert two(fn) == [([1j, 1j], [1, 1, 1], 1.0)] * 2
+
+
+def test_process_sets_have_their_own_objects_and_parameters(four: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        hvd.shutdown()
+        sets = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 3])]
+        hvd.init(process_sets=sets)
+        mine = sets[hvd.rank() % 2]
+        root = 2 + hvd.rank() % 2
+        tensor = torch.tensor([float(hvd.rank())])
+        hvd.broadcast_parameters([tensor], root_rank=root, process_set=mine)
+        sent = hvd.broadcast_object(hvd.rank(), root_rank=root, process_set=mine)
+        gathered = hvd.allgather_object(hvd.rank(), process_set=mine)
+        hvd.shutdown()
+        hvd.init()
+        return tensor.item(), sent, gathered
+
+    assert four(fn) == [(2.0, 2, [0, 2]), (3.0, 3, [1, 3])] * 2

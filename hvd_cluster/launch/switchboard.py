@@ -1,0 +1,190 @@
+"""The door at which the agents of other hosts call back, and the connections to them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.launch.agent_message import Hello
+from hvd_cluster.launch.greeting import Greeting
+from hvd_cluster.launch.hosts import LOOPBACK, Host
+from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.launch.machine import notice_vanishing
+from hvd_cluster.launch.remote import RemoteHost
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.rendezvous.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+_CALL_BACK_TIMEOUT_S = 10.0
+_END_GRACE_S = 8.0
+_TRY_AGAIN_S = 1.0
+#: Connections that may prove themselves at the same time; a burst of agents does so at once.
+_MOST_STRANGERS = 256
+
+
+class Switchboard:
+    """Starts agents on other hosts through ssh, and lets in those that prove that they know the secret.
+
+    Args:
+        secret: the job's secret.
+        options: how ssh is called.
+        interfaces: names, or beginnings of names, of the network interfaces to offer first.
+        on_change: called, from another thread, when an agent has called back, or has gone.
+
+    Raises:
+        OSError: no port can be opened.
+    """
+
+    def __init__(self, secret: bytes, options: Ssh, interfaces: Sequence[str], on_change: Callable[[], None]) -> None:
+        #: The other hosts by the name that the user gave them.
+        self.remotes: dict[str, RemoteHost] = {}
+        self._secret = secret
+        self._options = options
+        self._wanted = list(interfaces)
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._listener = socket.create_server(("0.0.0.0", 0), backlog=512)
+        self._threads = [threading.Thread(target=self._accept, args=(self._listener,), name="hvd-agents", daemon=True)]
+        self._threads[0].start()
+
+    def connect(self, hosts: Sequence[Host], *, patient: bool) -> None:
+        """Start the agents of other hosts.
+
+        Args:
+            hosts: theirs.
+            patient: try again where a host is not up yet, as long as there is time.
+
+        Raises:
+            LaunchError: some cannot be reached; all of them are named, and let go of.
+        """
+        timeout_s = self._options.connect_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        greeting = self._greeting()
+        for host in hosts:
+            logger.info("connecting to %s", host.name)
+            self._call_agent(host, greeting)
+        names = [host.name for host in hosts]
+
+        def late() -> list[RemoteHost]:
+            """Hosts that are gone but may yet come."""
+            return [r for name in names if (r := self.remotes[name]).may_come] if patient else []
+
+        def settled() -> bool:
+            return bool(late()) or all(self.remotes[name].hello or self.remotes[name].gone for name in names)
+
+        told: set[str] = set()
+        while True:
+            with self._changed:
+                # A little more than ssh has, so that ssh gets to say what is wrong.
+                self._changed.wait_for(settled, max(0.0, deadline_s + 2 - time.monotonic()))
+            again = late()
+            if not again or time.monotonic() + _TRY_AGAIN_S >= deadline_s:
+                break
+            for remote in again:
+                if remote.host.name not in told:
+                    told.add(remote.host.name)
+                    logger.warning("%s\nTrying again for %.0f s.", remote.gone, deadline_s - time.monotonic())
+            time.sleep(_TRY_AGAIN_S)
+            for remote in again:
+                remote.close(0.0)
+                self._call_agent(remote.host, greeting)
+        remotes = [self.remotes[name] for name in names]
+        wrong = [
+            remote.gone
+            or f"{remote.host.name}: no answer within {timeout_s:g} s; --start-timeout sets how long to wait"
+            for remote in remotes
+            if remote.hello is None or remote.gone
+        ]
+        if wrong:
+            for remote in remotes:
+                self.drop(remote.host.name)
+            raise LaunchError("could not connect to some hosts via ssh:\n  " + "\n  ".join(wrong))
+
+    def drop(self, name: str) -> None:
+        """Let go of a host; what runs there is ended."""
+        remote = self.remotes.pop(name, None)
+        if remote is not None:
+            remote.let_end()
+            remote.close(time.monotonic() + 1.0)
+
+    def close(self) -> None:
+        """Let go of all hosts; nothing of the job is left on them."""
+        remotes = list(self.remotes.values())
+        for remote in remotes:
+            remote.let_end()
+        deadline_s = time.monotonic() + _END_GRACE_S
+        for remote in remotes:
+            remote.close(deadline_s)
+        self.remotes.clear()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(_CALL_BACK_TIMEOUT_S)
+
+    def _greeting(self) -> Greeting:
+        own = interface_addresses()
+        return Greeting(
+            name="",
+            # Those of the wanted interfaces first; this host may have none of them.
+            addresses=list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK])),
+            port=self._listener.getsockname()[1],
+            secret=self._secret.hex(),
+            cwd=str(Path.cwd()),
+            sys_path=sys.path,
+        )
+
+    def _call_agent(self, host: Host, greeting: Greeting) -> None:
+        try:
+            self.remotes[host.name] = RemoteHost(host, replace(greeting, name=host.name), self._options, self._notify)
+        except OSError as error:
+            raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Let agents in. Strangers get a thread each until they have failed to prove themselves."""
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                self._strangers.acquire()
+                thread = threading.Thread(target=self._welcome, args=(sock,), name="hvd-agent", daemon=True)
+                self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+                thread.start()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        try:
+            self._let_in(sock)
+        finally:
+            self._strangers.release()
+
+    def _let_in(self, sock: socket.socket) -> None:
+        try:
+            notice_vanishing(sock)
+            channel = Channel.accept(sock, self._secret, _CALL_BACK_TIMEOUT_S)
+            channel.settimeout(_CALL_BACK_TIMEOUT_S)
+            hello: Hello = pickle.loads(channel.recv())
+            channel.settimeout(None)
+        except (OSError, EOFError, AuthenticationError) as error:
+            logger.info("a connection that is no agent's was dropped: %s", error)
+            sock.close()
+            return
+        remote = self.remotes.get(hello.name)
+        if remote is None or remote.hello is not None:
+            channel.close()
+        else:
+            remote.attach(hello, channel)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        self._on_change()

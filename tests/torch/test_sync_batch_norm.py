@@ -1,0 +1,164 @@
+"""SyncBatchNorm on real ranks: the numbers are those of BatchNorm over the concatenated batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def batch(rows: int, shape: tuple[int, ...] = (4, 5), dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return (torch.randn(rows, *shape, generator=generator, dtype=torch.float64) * 3 + 100).to(dtype)
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 6, 2], [5, 0, 3]], ids=str)
+def test_both_passes_are_those_of_one_batch(three: Any, sizes: list[int]) -> None:
+    def fn(hvd: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        norm = hvd.SyncBatchNorm(4, momentum=0.3, dtype=torch.float64)
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+        everything = batch(sum(sizes))
+        mine = everything.split(sizes)[hvd.rank()].clone().requires_grad_()
+        for _ in range(2):
+            output = norm(mine)
+        (output**3).sum().backward()
+        return {
+            "output": output.detach(),
+            "input": mine.grad,
+            "weight": hvd.allreduce(norm.weight.grad, op=hvd.Sum),
+            "bias": hvd.allreduce(norm.bias.grad, op=hvd.Sum),
+            "mean": norm.running_mean,
+            "variance": norm.running_var,
+            "tracked": norm.num_batches_tracked,
+        }
+
+    torch.manual_seed(1)
+    peer = torch.nn.BatchNorm1d(4, momentum=0.3, dtype=torch.float64)
+    torch.nn.init.normal_(peer.weight)
+    torch.nn.init.normal_(peer.bias)
+    x = batch(sum(sizes)).requires_grad_()
+    for _ in range(2):
+        expected = peer(x)
+    (expected**3).sum().backward()
+    results = three(fn)
+    torch.testing.assert_close(torch.cat([result["output"] for result in results]), expected.detach())
+    torch.testing.assert_close(torch.cat([result["input"] for result in results]), x.grad)
+    for result in results:
+        torch.testing.assert_close(result["weight"], peer.weight.grad)
+        torch.testing.assert_close(result["bias"], peer.bias.grad)
+        torch.testing.assert_close(result["mean"], peer.running_mean)
+        torch.testing.assert_close(result["variance"], peer.running_var)
+        assert result["tracked"] == 2
+
+
+def test_options_and_evaluation_are_those_of_batch_norm(two: Any) -> None:
+    cases: list[dict[str, Any]] = [
+        {"affine": False},
+        {"track_running_stats": False},
+        {"momentum": None},
+        {"eps": 0.1, "affine": False, "track_running_stats": False},
+    ]
+
+    def fn(hvd: Any) -> list[Any]:
+        everything = batch(6, (4, 3, 2), torch.float32)
+        results = []
+        for options in cases:
+            norm = hvd.SyncBatchNorm(4, **options)
+            mine = everything.split([2, 4])[hvd.rank()]
+            norm(mine * 2)
+            trained = norm(mine)
+            norm.eval()
+            same_everywhere = norm(everything)
+            results.append((trained.detach(), same_everywhere.detach(), list(norm.state_dict())))
+        return results
+
+    first, second = two(fn)
+    x = batch(6, (4, 3, 2), torch.float32)
+    for options, mine, theirs in zip(cases, first, second, strict=True):
+        peer = torch.nn.BatchNorm2d(4, **options)
+        peer(x * 2)
+        trained = peer(x)
+        peer.eval()
+        torch.testing.assert_close(torch.cat([mine[0], theirs[0]]), trained.detach(), rtol=1e-4, atol=1e-4)
+        if options.get("track_running_stats", True):
+            for result in (mine, theirs):
+                torch.testing.assert_close(result[1], peer(x).detach(), rtol=1e-4, atol=1e-4)
+        assert mine[2] == theirs[2] == list(peer.state_dict())
+
+
+def test_a_converted_model_trains_to_the_weights_of_one_process(two: Any) -> None:
+    def net() -> torch.nn.Module:
+        torch.manual_seed(0)
+        layers = [torch.nn.Conv2d(1, 3, 2), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Flatten()]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(12, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+
+    def data(step: int) -> torch.Tensor:
+        return torch.randn(8, 1, 3, 3, generator=torch.Generator().manual_seed(step))
+
+    def fn(hvd: Any) -> dict[str, torch.Tensor]:
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(net())
+        assert [type(m).__name__ for m in model].count("SyncBatchNorm") == 2
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            model(data(step)[4 * hvd.rank() :][:4]).square().mean().backward()
+            optimizer.step()
+        return {name: value.detach() for name, value in model.state_dict().items()}
+
+    peer = net()
+    optimizer = torch.optim.SGD(peer.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        peer(data(step)).square().mean().backward()
+        optimizer.step()
+    for result in two(fn):
+        for name, value in peer.state_dict().items():
+            torch.testing.assert_close(result[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_half_precision_is_normalised_in_float32(two: Any) -> None:
+    def fn(hvd: Any) -> tuple[torch.dtype, torch.Tensor]:
+        mine = (batch(8, (4,)).float() * 100).to(torch.bfloat16).split(4)[hvd.rank()]  # squares would not add up
+        norm = hvd.SyncBatchNorm(4)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = norm(mine)
+        return output.dtype, output.float().detach()
+
+    (dtype, first), (_, second) = two(fn)
+    assert dtype == torch.bfloat16
+    x = (batch(8, (4,)).float() * 100).to(torch.bfloat16).float()
+    expected = torch.nn.BatchNorm1d(4)(x).detach()
+    torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_wrong_input_is_refused_on_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        norm = hvd.SyncBatchNorm(4)
+        with pytest.raises(ValueError, match="expected at least 2D input"):
+            norm(torch.ones(4))
+        with pytest.raises(ValueError, match="expected 4 channels"):
+            norm(torch.ones(2, 3))
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            norm(torch.ones(1 - hvd.rank(), 4))
+        assert torch.isfinite(norm(torch.ones(1, 4))).all()
+
+    two(fn)
+
+
+def test_a_world_of_one_and_ranks_outside_the_process_set_use_plain_batch_norm(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        alone = hvd.ProcessSet([hvd.rank()])
+        norm = hvd.SyncBatchNorm(4, process_set=alone)
+        if hvd.rank() == 1:
+            norm = hvd.SyncBatchNorm(4, process_set=hvd.ProcessSet([0]))
+            return norm(batch(3, (4,), torch.float32)).detach()
+        norm.eval()
+        return torch.nn.BatchNorm1d(4)(batch(3, (4,), torch.float32)).detach()
+
+    first, second = two(fn)
+    torch.testing.assert_close(first, second)
