@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from hvd_cluster.engine.negotiation import Close, Decision, Entry, Negotiator, Recall, Up
+from hvd_cluster.engine.negotiation import Close, Decision, Entry, Negotiator, Recall, Tune, Up
 from hvd_cluster.engine.request import Key, Signature
 from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
 
@@ -91,6 +91,10 @@ class Agreement:
         """This rank shuts down in good order."""
         self._negotiator.leave(rank)
 
+    def tune(self, tune: Tune) -> None:
+        """At the root: let all ranks use other parameters, from one place of the log on."""
+        self._negotiator.tune(tune)
+
     def hear(self, child: int, message: Up) -> None:
         """A message from ``child`` has arrived."""
         self._negotiator.hear(child, message)
@@ -121,8 +125,10 @@ class Agreement:
         for decision in self._negotiator.apply(entries):
             if isinstance(decision, Recall):
                 self._vote_anew(decision.epoch)
-            else:
-                carry_out(decision)
+                continue
+            carry_out(decision)
+            if isinstance(decision, Tune) and self._ballot is not None:
+                self._ballot.forget_plans()
 
     def _is_held_up_by_others(self, ballot: Ballot) -> bool:
         if self._unrecalled is not None:

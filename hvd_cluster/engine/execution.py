@@ -18,12 +18,22 @@ from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
 Notify = Callable[["Execution", Step], None]
+#: Told of a bucket that was carried out: its requests, when it was decided and when it was done.
+Observe = Callable[[list[Request], float, float], None]
 
 
 class Execution:
     """One bucket on its way through its collective."""
 
-    def __init__(self, requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        requests: list[Request],
+        transport: Transport,
+        buffers: BufferPool,
+        recorder: Recorder,
+        observe: Observe | None = None,
+    ) -> None:
+        self._observe = observe
         self._requests = requests
         self._transport = transport
         self._recorder = recorder
@@ -120,6 +130,8 @@ class Execution:
                 )
             request.handle.done_event = event
             request.handle.succeed(request.finish(tensors))
+        if self._observe is not None:
+            self._observe(self._requests, self._decided_s, now_s)
         self.is_done = True  # last: what raises above has to fail the handles that are left
 
     @contextmanager

@@ -11,12 +11,13 @@ from contextlib import ExitStack
 import torch
 
 from hvd_cluster.engine.agreement import Agreement
+from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
 from hvd_cluster.engine.mailbox import Mailbox
-from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse
+from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse, Tune
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
 from hvd_cluster.engine.stall import Message as StallMessage
@@ -77,11 +78,15 @@ class Loop:
             settings.timeline_max_mb,
         )
         self._buffers = BufferPool()
+        self._fusion_threshold_bytes = settings.fusion_threshold_bytes
+        self._tuner: Tuner | None = None
+        if settings.autotune and self._is_root:
+            self._tuner = Tuner.from_settings(settings, Settings.given())
         self._negotiator = Negotiator(
             world.place,
             {id: frozenset(ranks) for id, ranks in process_sets.items()},
             settings.cache_capacity,
-            lambda: self._settings.fusion_threshold_bytes,
+            lambda: self._fusion_threshold_bytes,
             settings.disable_group_fusion,
         )
         self.host = share_host(world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check)
@@ -305,6 +310,9 @@ class Loop:
             if self._join_handle is not None:
                 handle, self._join_handle = self._join_handle, None
                 handle.succeed(decision.last_rank)
+        elif isinstance(decision, Tune):
+            self._fusion_threshold_bytes = decision.fusion_threshold_bytes
+            self._mailbox.cycle.set_delay(decision.cycle_time_ms / 1000)
         elif isinstance(decision, Close):
             self._close(decision)
 
@@ -331,9 +339,23 @@ class Loop:
         device = inputs[0].device if inputs else _CPU
         transport = self.transports[process_set_id, device]
         queue = self._queues[process_set_id]
+        observe = None if self._tuner is None else self._observe
+        decided_s = 0.0 if observe is None else time.monotonic()
         if queue or not carry_out_at_once(requests, transport, self._recorder):
-            queue.append(Execution(requests, transport, self._buffers, self._recorder))
+            queue.append(Execution(requests, transport, self._buffers, self._recorder, observe))
+        elif observe is not None:
+            observe(requests, decided_s, time.monotonic())
         self._deciding = []
+
+    def _observe(self, requests: list[Request], decided_s: float, done_s: float) -> None:
+        """At the root, while autotune searches: a bucket was carried out."""
+        if self._tuner is None or requests[0].signature.kind != Kind.ALLREDUCE:
+            return
+        parameters = self._tuner.observe(Observation.of(requests, decided_s, done_s))
+        if parameters is not None:
+            self._agreement.tune(Tune(parameters.fusion_threshold_bytes, parameters.cycle_time_ms))
+        if self._tuner.is_done:
+            self._tuner = None
 
     def _change_process_sets(self, key: Key, signature: Signature) -> None:
         """Add or remove a process set; every rank does so at the same place of the log."""

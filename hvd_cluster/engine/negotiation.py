@@ -122,6 +122,16 @@ class Recall:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """Log: use these from here on."""
+
+    #: Most bytes of one bucket.
+    fusion_threshold_bytes: int
+    #: Milliseconds that requests wait for company.
+    cycle_time_ms: float
+
+
+@dataclass(frozen=True)
 class JoinDone:
     """Log: all ranks have joined; nobody is joined any more."""
 
@@ -135,7 +145,7 @@ class Close:
     rank: int
 
 
-Entry = Define | Forget | Run | Refuse | Recall | JoinDone | Close
+Entry = Define | Forget | Run | Refuse | Recall | Tune | JoinDone | Close
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ class Bucket:
 
 
 #: What :meth:`Negotiator.apply` tells the engine to do, in this order.
-Decision = Bucket | Refuse | Recall | JoinDone | Close
+Decision = Bucket | Refuse | Recall | Tune | JoinDone | Close
 
 
 @dataclass
@@ -211,6 +221,7 @@ class Negotiator:
         self._leaving: int | None = None
         self._removed_sets: set[int] = set()
         self._contested: set[int] = set()
+        self._tune: Tune | None = None
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +243,10 @@ class Negotiator:
             self._leaving = rank if self._leaving is None else self._leaving
         else:
             self._up.append(Leaving(rank))
+
+    def tune(self, tune: Tune) -> None:
+        """At the root: let all ranks use other parameters."""
+        self._tune = tune
 
     def hear(self, child: int, message: Up) -> None:
         """A message from ``child`` has arrived."""
@@ -294,6 +309,7 @@ class Negotiator:
             or self._joined_children
             or self._up
             or self._leaving is not None
+            or self._tune is not None
             or (self._place.parent is not None and self._is_overdue)
         )
 
@@ -352,6 +368,9 @@ class Negotiator:
             surplus = num_cached - self._cache_capacity
             idle = (id for id in self._definitions if id not in used and not self._is_noted(id))
             entries += [Forget(id) for id, _ in zip(idle, range(surplus), strict=False)]
+        if self._tune is not None:
+            entries.append(self._tune)
+            self._tune = None
         if self._all_joined():
             entries.append(JoinDone(self._last_joined))
         if self._leaving is not None:

@@ -25,7 +25,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class Timer:
-    """A Linux timerfd with one fixed delay.
+    """A Linux timerfd with a fixed delay.
 
     Args:
         delay_s: from :meth:`start` until :attr:`descriptor` is readable; at least a nanosecond.
@@ -35,10 +35,14 @@ class Timer:
         self.descriptor: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.set_delay(delay_s)
+        self._runs = False
+
+    def set_delay(self, delay_s: float) -> None:
+        """From the next start on it takes so long."""
         seconds, nanoseconds = divmod(max(1, round(delay_s * 1e9)), 1_000_000_000)
         self._times = _Times(0, 0, seconds, nanoseconds)
         self._reference = ctypes.byref(self._times)
-        self._runs = False
 
     def start(self) -> None:
         """Run from now on, unless it runs already: then it goes off when that start's time has come."""

@@ -46,7 +46,7 @@ def allreduce(
     """
     op = _reduce_op(average, op)
     compressed, ctx = compression.compress(tensor)
-    if compressed is not tensor and isinstance(compressed, torch.Tensor) and not compressed.requires_grad:
+    if compressed is not tensor and not compressed.requires_grad:
         # It is nobody else's, so the result may take its place.
         arguments = (name, op, prescale_factor, postscale_factor, process_set)
         synchronize(_submit_allreduce([compressed], *arguments, True, False, is_waited_for=True))

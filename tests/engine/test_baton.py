@@ -1,0 +1,156 @@
+"""Threads that wait drive the engine: several at once, interrupted, from a signal handler, in inference mode."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvd_cluster.launch import local
+
+ENV = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_several_threads_wait_at_once_and_each_gets_its_own(shares: str) -> None:
+    def fn() -> list[list[float]]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+
+        def work(thread: int) -> list[float]:
+            found = []
+            for turn in range(60):
+                tensor = torch.full((1 + 97 * turn,), float(thread * 1000 + turn))
+                found.append(hvd.allreduce(tensor, name=f"{thread}", op=hvd.Sum).mean().item())
+            return found
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(work, range(4)))
+        hvd.shutdown()
+        return results
+
+    expected = [[2.0 * (thread * 1000 + turn) for turn in range(60)] for thread in range(4)]
+    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [expected] * 2
+
+
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_ctrl_c_while_waiting_leaves_the_world_whole(tmp_path: Path, shares: str) -> None:
+    def fn() -> list[float]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensor = torch.ones(10)
+        hvd.allreduce_(tensor, name="warm", op=hvd.Sum)
+        if hvd.rank() == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            handle = hvd.allreduce_async(tensor, name="late", op=hvd.Sum)
+            with pytest.raises(KeyboardInterrupt):
+                hvd.synchronize(handle)
+            (tmp_path / f"interrupted.{shares}").touch()
+        else:
+            while not (tmp_path / f"interrupted.{shares}").exists():
+                time.sleep(0.01)
+            handle = hvd.allreduce_async(tensor, name="late", op=hvd.Sum)
+        late = hvd.synchronize(handle)
+        after = hvd.allreduce(tensor, name="after", op=hvd.Sum)
+        hvd.shutdown()
+        return [late[0].item(), after[0].item()]
+
+    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [[4.0, 4.0]] * 2
+
+
+def test_a_signal_handler_that_waits_is_told_that_it_cannot(tmp_path: Path) -> None:
+    def fn() -> tuple[str, float]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        told: list[str] = []
+
+        def handler(*_: object) -> None:
+            try:
+                hvd.allreduce(torch.ones(1), name="from the handler")
+            except hvd.HorovodInternalError as error:
+                told.append(str(error))
+            (tmp_path / "told").touch()
+
+        if hvd.rank() == 0:
+            signal.signal(signal.SIGUSR1, handler)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        else:
+            while not (tmp_path / "told").exists():
+                time.sleep(0.01)
+            hvd.allreduce_async(torch.ones(1), name="from the handler")
+        result = hvd.allreduce(torch.ones(1), name="x", op=hvd.Sum).item()
+        hvd.barrier()
+        hvd.shutdown()
+        return (told[0] if told else "", result)
+
+    (text, zero), (_, one) = local.run(fn, num_proc=2, env=ENV)
+    assert "signal handler" in text
+    assert (zero, one) == (2.0, 2.0)
+
+
+def test_what_is_made_while_the_waiter_is_in_inference_mode_is_of_use_outside() -> None:
+    def fn() -> list[bool]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        weight = torch.ones(300, requires_grad=True)
+        with torch.inference_mode():
+            handle = hvd.allreduce_async(torch.ones(300), name="x", op=hvd.Sum)
+            result = hvd.synchronize(handle)
+        (weight * result).sum().backward()
+        # The engine's own buffers were first used in there.
+        again = hvd.allreduce(torch.ones(300), name="y", op=hvd.Sum)
+        hvd.shutdown()
+        assert weight.grad is not None
+        return [result.is_inference(), bool((weight.grad == 2).all()), bool((again == 2).all())]
+
+    assert local.run(fn, num_proc=2, env=ENV) == [[False, True, True]] * 2
+
+
+def test_autotune_changes_parameters_on_all_ranks_alike_and_ends(tmp_path: Path) -> None:
+    def fn() -> list[bool]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensors = [torch.ones(20_000) for _ in range(8)]
+        for _ in range(80):
+            handles = [hvd.allreduce_async_(t, name=f"t{i}", op=hvd.Average) for i, t in enumerate(tensors)]
+            for handle in handles:
+                hvd.synchronize(handle)
+        hvd.shutdown()
+        return [bool((tensor == 1).all()) for tensor in tensors]
+
+    log = tmp_path / "autotune.csv"
+    env = {**ENV, "HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": str(log)}
+    assert local.run(fn, num_proc=2, env=env) == [[True] * 8] * 2
+    rows = [line.split(",") for line in log.read_text().splitlines()[1:]]
+    assert len({(row[4], row[5]) for row in rows}) > 2  # it has tried several
+    assert (rows[-1][4], rows[-1][5]) in {(row[4], row[5]) for row in rows[:-1]}  # and ended with one of them
+
+
+def test_an_idle_world_costs_no_processor_time() -> None:
+    def fn() -> float:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        hvd.allreduce(torch.ones(10))
+        time.sleep(0.1)
+        before_s = time.process_time()
+        time.sleep(1.0)
+        spent_s = time.process_time() - before_s
+        hvd.barrier()
+        hvd.shutdown()
+        return spent_s
+
+    for spent_s in local.run(fn, num_proc=2, env=ENV):
+        assert spent_s < 0.05
