@@ -11,14 +11,16 @@ from pathlib import Path
 from benchmarks.measure import conditions
 
 NAMES = [
-    "allreduce",
-    "small_tensors",
-    "training_step",
-    "two_hosts",
-    "control_plane",
-    "scaling_model",
-    "startup",
-    "commit",
+    *(
+        "allreduce",
+        "small_tensors",
+        "training_step",
+        "two_hosts",
+        "control_plane",
+        "scaling_model",
+        "startup",
+        "commit",
+    ),
 ]
 
 

@@ -47,9 +47,9 @@ class Census:
 
 
 def fingerprint(names: Sequence[str]) -> int:
-    """A number of 62 bits that differs where the names of the parameters do."""
+    """A number of 40 bits, so that those of all ranks can be added, that differs where the names do."""
     digest = hashlib.sha256("\n".join(names).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 2
+    return int.from_bytes(digest[:5], "big")
 
 
 def take_census(
@@ -70,11 +70,11 @@ def take_census(
         process_set: whose ranks take part.
 
     Raises:
-        ValueError: this rank's parameters have other names than the first rank's.
+        ValueError: the parameters have different names on some ranks; all ranks get this.
         HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
     """
     is_first = member_index(process_set) == 0
-    ballot = _written(gradients, buckets if is_first else (), number if is_first else -1, print_of_names * is_first)
+    ballot = _written(gradients, buckets if is_first else (), number if is_first else -1, print_of_names)
     handle = submit(
         Kind.ALLREDUCE,
         [ballot],
@@ -87,10 +87,10 @@ def take_census(
     )
     result: list[list[int]] = synchronize(handle).tolist()
     head, table = result[0], [row[3:] for row in result[1:]]
-    if head[_NUMBER] > 0 and head[_FINGERPRINT] != print_of_names:
+    if head[_FINGERPRINT] != head[_PRESENT] * print_of_names:
         raise ValueError(
-            "the parameters of this rank's DistributedOptimizer have other names than those of the first rank's: make "
-            "the same optimizers, in the same order, over the same model on all ranks"
+            "the parameters of a DistributedOptimizer have different names on different ranks: make the same "
+            "optimizers over the same model on all ranks, and step them in the same order"
         )
     return _read(head, table, num_members(process_set))
 

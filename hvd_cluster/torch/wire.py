@@ -43,7 +43,9 @@ def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tu
     values, context = compression.compress(gradient.values())
     if values.dtype == gradient.dtype:
         return gradient, context
-    packed = torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+    packed = torch.sparse_coo_tensor(
+        gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False
+    )
     return packed, context
 
 
@@ -52,7 +54,7 @@ def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], con
     values = compression.decompress(gradient._values(), context)
     if values.dtype == gradient.dtype:
         return gradient
-    return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape)
+    return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape, check_invariants=False)
 
 
 def empty(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
@@ -61,4 +63,4 @@ def empty(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
         return torch.zeros_like(parameter)
     indices = torch.zeros(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
     values = torch.zeros(0, *parameter.shape[sparse_dim:], dtype=parameter.dtype, device=parameter.device)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)

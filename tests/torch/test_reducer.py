@@ -1,0 +1,340 @@
+"""Gradients in buckets: ranks that have different gradients, at different times, still make the same requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.launch import local
+
+
+def scalars(count: int, value: float = 1.0) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.full((2,), value)) for _ in range(count)]
+
+
+def named(parameters: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(f"p{i}", parameter) for i, parameter in enumerate(parameters)]
+
+
+def test_after_the_first_step_a_bucket_is_one_request_and_the_timeline_names_its_tensors(tmp_path: Path) -> None:
+    def fn() -> list[int]:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.torch import reducer
+
+        hvd.init()
+        requests: list[int] = []
+        original = reducer.submit
+        net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(10)])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        reducer.submit = lambda kind, tensors, **options: (
+            requests.append(len(tensors)) or original(kind, tensors, **options)
+        )
+        try:
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+        finally:
+            reducer.submit = original
+        hvd.shutdown()
+        return requests
+
+    path = tmp_path / "timeline.json"
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": str(path)}
+    assert local.run(fn, num_proc=2, env=env) == [[20, 20, 20]] * 2
+    rows = {event["args"]["name"] for event in json.loads(path.read_text()) if event.get("name") == "thread_name"}
+    assert {f"allreduce.{i}.{kind}" for i in range(10) for kind in ("weight", "bias")} <= rows
+
+
+def test_gradients_that_other_ranks_do_not_have_take_part_as_zeros(three: Any) -> None:
+    def fn(hvd: Any) -> list[list[float | None]]:
+        parameters = scalars(5)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters))
+        uses = [  # by step, then by rank: which parameters have a gradient
+            ["012", "012", "012"],
+            ["0", "1", "2"],
+            ["", "01", ""],
+            ["3", "", "12"],  # 3 has never been used before
+            ["0123", "0123", "0123"],
+            ["", "", "3"],
+        ]
+        found: list[list[float | None]] = []
+        for step in uses:
+            optimizer.zero_grad()
+            loss = sum((parameters[int(i)].sum() * (hvd.rank() + 1) for i in step[hvd.rank()]), torch.zeros(()))
+            if loss.requires_grad:
+                loss.backward()
+            optimizer.step()
+            found.append([p.grad[0].item() for p in parameters])
+        return found
+
+    third = 1 / 3
+    expected = [
+        [2.0, 2.0, 2.0, 0.0, 0.0],
+        [third, 2 * third, 1.0, 0.0, 0.0],
+        [2 * third, 2 * third, 0.0, 0.0, 0.0],
+        [0.0, 1.0, 1.0, third, 0.0],
+        [2.0, 2.0, 2.0, 2.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0],
+    ]
+    for result in three(fn):
+        torch.testing.assert_close(torch.tensor(result), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "SparseAdam"])
+def test_a_sparse_gradient_on_some_ranks_and_none_on_others(two: Any, kind: str) -> None:
+    def fn(hvd: Any) -> Any:
+        torch.manual_seed(0)
+        first, second = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Embedding(4, 2, sparse=True)
+        parameters = [first.weight, second.weight]
+        optimizer = getattr(torch.optim, kind)(parameters, lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, named(parameters))
+        kinds = []
+        # By step, then by rank: the embeddings that are used. The second one is first used in the third step.
+        for used in [["0", "0"], ["0", ""], ["", "1"], ["1", "0"], ["", ""]]:
+            optimizer.zero_grad()
+            for index in used[hvd.rank()]:
+                (first, second)[int(index)](torch.tensor([hvd.rank(), 3])).sum().backward()
+            optimizer.step()
+            kinds.append([p.grad.is_sparse for p in parameters])
+        return kinds, first.weight.detach(), second.weight.detach()
+
+    (kinds, *first), (_, *second) = two(fn)
+    assert [row[0] for row in kinds] == [True] * 5
+    assert [row[1] for row in kinds[2:]] == [True] * 3
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, second, strict=True))
+    if kind == "SGD":
+        torch.manual_seed(0)
+        start = torch.nn.Embedding(4, 2).weight.detach()
+        rows = torch.tensor([0.1, 0.1, 0, 0.2]) / 2  # both in step 1, rank 0 in step 2, rank 1 in step 4
+        rows = rows + torch.tensor([0.1, 0, 0, 0.1]) / 2 + torch.tensor([0, 0.1, 0, 0.1]) / 2
+        torch.testing.assert_close(first[0], start - rows.unsqueeze(1))
+
+
+def test_a_gradient_that_turns_sparse_or_dense_later_keeps_the_ranks_together(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        weight = torch.nn.Parameter(torch.zeros(3, 2))
+        other = torch.nn.Parameter(torch.zeros(3, 2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight, other], lr=1.0), named([weight, other]))
+        found = []
+        for step in range(4):
+            optimizer.zero_grad()
+            # The first is dense in the first step, the second sparse; later both change on one rank only.
+            sparse = (step > 0) == (hvd.rank() == 0)
+            row = torch.tensor([hvd.rank()])
+            torch.nn.functional.embedding(row, weight, sparse=step > 0 and sparse).sum().backward()
+            torch.nn.functional.embedding(row, other, sparse=step == 0 or not sparse).sum().backward()
+            optimizer.synchronize()
+            found.append([p.grad.to_dense()[:, 1].tolist() for p in (weight, other)])
+        return found
+
+    assert two(fn) == [[[[0.5, 0.5, 0.0]] * 2] * 4] * 2
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_compression_predivision_and_groups_also_count_for_sparse_gradients(two: Any, op: str) -> None:
+    def fn(hvd: Any) -> Any:
+        embedding = torch.nn.Embedding(3, 2, sparse=True)
+        dense = torch.nn.Parameter(torch.zeros(1))
+        options: dict[str, Any] = {"compression": hvd.Compression.fp16, "op": getattr(hvd, op)}
+        if op == "Average":
+            options["gradient_predivide_factor"] = 2.0
+        named = [("e", embedding.weight), ("d", dense)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([embedding.weight, dense], lr=1.0), named, **options)
+        (embedding(torch.tensor([hvd.rank()])).sum() * 3 + dense.sum()).backward()
+        optimizer.synchronize()
+        assert embedding.weight.grad.dtype == torch.float32
+        grouped = hvd.DistributedOptimizer(
+            torch.optim.SGD([embedding.weight, dense], lr=1.0), named, groups=[[embedding.weight, dense]], **options
+        )
+        del optimizer
+        embedding.weight.grad = dense.grad = None
+        (embedding(torch.tensor([hvd.rank()])).sum() * 3 + dense.sum()).backward()
+        grouped.synchronize()
+        assert not embedding.weight.grad.is_sparse
+        return embedding.weight.grad[:, 0].tolist(), dense.grad.item()
+
+    expected = ([1.5, 1.5, 0.0], 1.0) if op == "Average" else ([3.0, 3.0, 0.0], 2.0)
+    assert two(fn) == [expected] * 2
+
+
+def test_shapes_and_types_may_change_between_steps(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        x = torch.full((1, 2), hvd.rank() + 1.0)
+        found = []
+        for change in (None, torch.float64, torch.bfloat16, torch.float32, "wider"):
+            if change == "wider":
+                net[1].weight.data, net[1].bias.data = torch.ones(3, 2), torch.zeros(3)
+            elif change is not None:
+                net.to(change)
+            optimizer.zero_grad()
+            net(x.to(net[0].weight.dtype)).sum().backward()
+            optimizer.step()
+            found.append((net[1].weight.grad.dtype, net[1].bias.grad.tolist(), net[1].weight.detach().clone()))
+        return found
+
+    first, second = two(fn)
+    for mine, theirs in zip(first, second, strict=True):
+        assert torch.equal(mine[2], theirs[2])
+    assert [entry[0] for entry in first] == [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float32,
+        torch.float32,
+    ]
+    assert first[-1][1] == [1.0] * 3
+
+
+def test_parameters_are_frozen_and_unfrozen_between_steps(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters))
+        found = []
+        for frozen in ["", "0", "012", "2", ""]:
+            optimizer.zero_grad()
+            for i, parameter in enumerate(parameters):
+                parameter.requires_grad_(str(i) not in frozen)
+            loss = sum(parameter.sum() for parameter in parameters) * (hvd.rank() + 1)
+            if loss.requires_grad:
+                loss.backward()
+            optimizer.step()
+            found.append([None if p.grad is None else p.grad[0].item() for p in parameters])
+        return found
+
+    expected = [[1.5] * 3, [None, 1.5, 1.5], [None] * 3, [1.5, 1.5, None], [1.5] * 3]
+    assert two(fn) == [expected] * 2
+
+
+def test_strided_and_complex_gradients_are_reduced(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        image = torch.nn.Parameter(torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last))
+        wave = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([image, wave], lr=1.0), named([image, wave]))
+        for _ in range(2):
+            optimizer.zero_grad()
+            ((image * (hvd.rank() + 1)).sum() + (wave * (1j * hvd.rank())).sum().imag).backward()
+            optimizer.synchronize()
+        return image.grad.unique().tolist(), image.grad.stride(), wave.grad.tolist()
+
+    (values, stride, wave), second = two(fn)
+    assert values == [1.5]
+    assert stride == (12, 1, 6, 3)
+    assert wave == [0.5, 0.5]
+    assert second == (values, stride, wave)
+
+
+def test_parameters_that_are_added_later_are_reduced_too(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters[:1], lr=1.0), named(parameters[:1]))
+        for _ in range(3):
+            optimizer.zero_grad()
+            (sum(p.sum() for p in parameters) * (hvd.rank() + 1)).backward()
+            optimizer.step()
+            if len(optimizer.param_groups) == 1:
+                optimizer.add_param_group({"params": parameters[1:], "lr": 2.0})
+        return [p.tolist() for p in parameters]
+
+    assert two(fn) == [[[-3.5, -3.5], [-5.0, -5.0]]] * 2
+
+
+def test_ranks_that_ran_out_of_data_join(three: Any) -> None:
+    """Rank 2 has no step in the first epoch, in which the others agree on nothing that would outlast it."""
+
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(2, 0.0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+        for epoch, steps in enumerate([[3, 2, 0], [2, 2, 4], [1, 3, 2]]):
+            for _ in range(steps[hvd.rank()]):
+                optimizer.zero_grad()
+                (parameters[0].sum() + (parameters[1].sum() if epoch else 0)).backward()
+                optimizer.step()
+            hvd.join()
+            hvd.broadcast_parameters(named(parameters), root_rank=2 if epoch else 0)
+        return [p.tolist() for p in parameters]
+
+    # Epochs: 3 + 2 + 0, 2 + 2 + 4 and 1 + 3 + 2 steps; rank 2's weights count after the second and third.
+    (first, _, _) = results = three(fn)
+    assert results == [first] * 3
+    torch.testing.assert_close(torch.tensor(first[0]), torch.full((2,), -(5 + 8 + 5) / 3))
+
+
+def test_process_sets_train_apart(four: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        hvd.shutdown()
+        sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3])]
+        hvd.init(process_sets=sets)
+        parameters = scalars(2, 0.0)
+        weights = named(parameters)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=1.0), weights, process_set=sets[hvd.rank() // 2]
+        )
+        stranger = hvd.DistributedOptimizer(
+            torch.optim.SGD(scalars(1), lr=1.0), process_set=sets[1 - hvd.rank() // 2], groups=2
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            (sum(p.sum() for p in parameters) * (hvd.rank() + 1)).backward()
+            optimizer.step()
+        stranger.param_groups[0]["params"][0].sum().backward()
+        stranger.step()
+        hvd.shutdown()
+        hvd.init()
+        return [parameters[0][0].item(), stranger.param_groups[0]["params"][0][0].item()]
+
+    assert four(fn) == [[-4.5, 0.0], [-4.5, 0.0], [-10.5, 0.0], [-10.5, 0.0]]
+
+
+def test_a_plan_does_not_outlive_its_world(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        parameters = scalars(2, 0.0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+        for world in range(2):
+            if world and hvd.rank() == 1:  # a new worker in the place of the old one
+                parameters = scalars(2, parameters[0][0].item())
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+            for _ in range(2):
+                optimizer.zero_grad()
+                (sum(p.sum() for p in parameters) * (hvd.rank() + 1)).backward()
+                optimizer.step()
+            hvd.shutdown()
+            hvd.init()
+        return [p[0].item() for p in parameters]
+
+    assert two(fn) == [[-6.0, -6.0]] * 2
+
+
+def test_optimizers_over_different_parameters_are_an_error_not_a_stall(two: Any) -> None:
+    def fn(hvd: Any) -> float:
+        parameters = scalars(1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=1.0), [(f"weight of rank {hvd.rank()}", parameters[0])]
+        )
+        parameters[0].sum().backward()
+        with pytest.raises(ValueError, match="different names on different ranks"):
+            optimizer.step()
+        return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()  # the engine goes on
+
+    assert two(fn) == [2.0] * 2
+
+
+def test_an_optimizer_that_is_gone_sends_nothing(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        parameters = scalars(1, 0.0)
+        for _ in range(3):
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+            for _ in range(2):
+                optimizer.zero_grad()
+                (parameters[0].sum() * (hvd.rank() + 1)).backward()
+                optimizer.step()
+        return parameters[0].tolist()
+
+    assert two(fn) == [[-9.0, -9.0]] * 2
