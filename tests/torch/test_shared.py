@@ -156,6 +156,31 @@ def test_a_shared_tensor_outlives_the_world() -> None:
     assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[3.0, 5.0]] * 2
 
 
+def test_a_forked_child_that_lets_go_of_a_tensor_takes_nothing_from_the_parent() -> None:
+    from hvd_cluster.launch import local
+
+    def fn() -> float:
+        import os
+        import warnings
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensor = hvd.shared_empty(100_000).fill_(7.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+            pid = os.fork()
+        if pid == 0:
+            del tensor
+            os._exit(0)
+        os.waitpid(pid, 0)
+        hvd.barrier()
+        hvd.shutdown()
+        return tensor.min().item()
+
+    assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [7.0, 7.0]
+
+
 def test_a_region_that_is_full_says_which_knob_sets_it() -> None:
     from hvd_cluster.launch import local
 

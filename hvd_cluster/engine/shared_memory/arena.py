@@ -44,6 +44,7 @@ class Arena:
         #: (start, length in bytes), in order; neighbours are always joined.
         self._free = [(self._first, region_bytes)]
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._pid = os.getpid()
         self._views: OrderedDict[tuple[int, torch.dtype, int], torch.Tensor] = OrderedDict()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -105,6 +106,8 @@ class Arena:
         )
 
     def _give_back(self, start: int, num_bytes: int) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child has let go of it; the memory is the parent's
         with self._lock:
             if self._descriptor < 0:
                 return
