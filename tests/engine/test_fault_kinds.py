@@ -1,0 +1,138 @@
+"""Stops, exceptions and forks between and within operations, on each transport of one host."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch import local
+
+ENV = {"OMP_NUM_THREADS": "1"}
+TRANSPORTS = pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+
+
+@TRANSPORTS
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_for_longer_than_the_limits_ends_the_job_by_name(tmp_path: Path, shares: str) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensor = torch.ones(200_000)
+        hvd.allreduce_(tensor, name="warm")
+        if hvd.rank() == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        try:
+            while True:
+                hvd.allreduce_(tensor, name="loop")
+        except hvd.HorovodInternalError as error:
+            path = tmp_path / f"told.{hvd.rank()}"
+            path.write_text(json.dumps({"text": str(error), "at": time.time()}))
+            raise
+
+    start_s = time.time()
+    env = {
+        **ENV,
+        "HOROVOD_SHARED_MEMORY": shares,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "5",
+    }
+    with pytest.raises(WorkerFailedError):
+        local.run(fn, num_proc=3, env=env)
+    told = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("told.*")}
+    assert {"told.0", "told.2"} <= set(told)
+    for name in ("told.0", "told.2"):
+        assert told[name]["at"] - start_s < 30
+
+
+@TRANSPORTS
+def test_an_exception_between_two_asynchronous_operations_leaves_the_others_an_error(shares: str) -> None:
+    def fn() -> str:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        first = hvd.allreduce_async(torch.ones(1000), name="first", op=hvd.Sum)
+        if hvd.rank() == 1:
+            hvd.synchronize(first)
+            raise ValueError("the user's own")
+        second = hvd.allreduce_async(torch.ones(1000), name="second", op=hvd.Sum)
+        assert hvd.synchronize(first)[0].item() == 2.0
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.synchronize(second)
+        hvd.shutdown()
+        return "told"
+
+    with pytest.raises(WorkerFailedError, match="the user's own") as caught:
+        local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares})
+    assert caught.value.rank == 1
+
+
+@TRANSPORTS
+def test_a_fork_with_operations_in_flight_changes_nothing_for_the_parent(shares: str) -> None:
+    def fn() -> list[float]:
+        import warnings
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        sums = []
+        for turn in range(10):
+            handles = [hvd.allreduce_async(torch.full((5000,), float(turn)), name=f"{i}", op=hvd.Sum) for i in range(5)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+                pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    hvd.allreduce(torch.ones(1))
+                except hvd.HorovodInternalError:
+                    code = 0  # it is no rank, and says so
+                finally:
+                    os._exit(code)
+            sums += [hvd.synchronize(handle)[-1].item() for handle in handles]
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        hvd.shutdown()
+        return sums
+
+    expected = [2.0 * turn for turn in range(10) for _ in range(5)]
+    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [expected] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("length", [1, 50_000, 2_000_000])
+def test_kill_9_at_any_moment_is_an_error_on_every_survivor(tmp_path: Path, length: int) -> None:
+    """Twenty times: the victim may hold the lock of the ballot, or be anywhere in a collective."""
+
+    def fn(folder: str, delay_s: float) -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensor = torch.ones(length)
+        hvd.allreduce_(tensor, name="loop")
+        if hvd.rank() == 1:
+            threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            while True:
+                hvd.allreduce_(tensor, name="loop")
+        except hvd.HorovodInternalError:
+            hvd.shutdown()
+            Path(folder, f"{hvd.is_initialized()}.{os.getpid()}").touch()
+            raise
+
+    for turn in range(20):
+        folder = tmp_path / f"{length}.{turn}"
+        folder.mkdir()
+        with pytest.raises(WorkerFailedError) as caught:
+            local.run(fn, (str(folder), 0.05 + 0.0137 * turn), num_proc=3, env=ENV)
+        assert caught.value.rank == 1
+        assert len(list(folder.glob("False.*"))) == 2
