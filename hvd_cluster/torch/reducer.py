@@ -8,6 +8,7 @@ its last gradient is ready, while the backward pass goes on. What is not ready w
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -61,6 +62,8 @@ class GradientReducer:
         self._engine: Callable[[], Engine | None] = lambda: None
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
+        # A model on several GPUs has a backward thread for each.
+        self.lock = threading.RLock()
         # The present step: gradients that are ready, in their order, and what is on its way.
         self._ready: dict[int, torch.Tensor] = {}
         self._active: set[int] = set()
@@ -156,7 +159,7 @@ class GradientReducer:
     # ---- the backward pass ------------------------------------------------------------------------------------------
 
     def note(self, number: int, parameter: torch.Tensor) -> None:
-        """The backward pass has accumulated the gradient of a parameter.
+        """The backward pass has accumulated the gradient of a parameter; called under the lock.
 
         Raises:
             AssertionError: the step of an earlier backward pass was forgotten.
@@ -297,4 +300,5 @@ class GradientReducer:
 def _on_gradient(reducer: Callable[[], GradientReducer | None], number: int, parameter: torch.Tensor) -> None:
     this = reducer()
     if this is not None:
-        this.note(number, parameter)
+        with this.lock:
+            this.note(number, parameter)
