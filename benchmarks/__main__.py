@@ -11,16 +11,8 @@ from pathlib import Path
 from benchmarks.measure import conditions
 
 NAMES = [
-    *(
-        "allreduce",
-        "small_tensors",
-        "training_step",
-        "two_hosts",
-        "control_plane",
-        "scaling_model",
-        "startup",
-        "commit",
-    ),
+    *("allreduce", "small_tensors", "training_step", "two_hosts", "control_plane", "scaling_model"),
+    *("autotune", "startup", "commit"),
 ]
 
 

@@ -34,8 +34,7 @@ class DeltaOptimizer(_Base):
     _passes_per_step: int
     #: The wrapped optimizer takes a GradScaler's scale by itself, as fused ones do.
     _scales_itself: bool
-    #: Set by GradScaler for the time of a step: what the gradients are multiplied by (None once they are unscaled), and
-    #: whether they have overflowed (0 or 1).
+    #: GradScaler's, for the time of a step.
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
@@ -56,7 +55,6 @@ class DeltaOptimizer(_Base):
         wrapped._scales_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
         # GradScaler then always calls step(): a rank whose gradients have overflowed must not stay away.
         wrapped._step_supports_amp_scaling = True
-        wrapped.grad_scale = wrapped.found_inf = None
         return wrapped
 
     def synchronize(self) -> None:
@@ -96,13 +94,16 @@ class DeltaOptimizer(_Base):
 
     def _own_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         arguments = [] if closure is None else [closure]
-        if self._scales_itself or self.found_inf is None:
-            return super().step(*arguments, **kwargs)
-        if self.found_inf.item():
-            return None  # this rank contributes no change
-        if self.grad_scale is not None:
-            gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
-            torch._foreach_div_(gradients, self.grad_scale.item())
+        # Both are there while GradScaler steps: what the gradients are multiplied by (None once they are unscaled), and
+        # whether they have overflowed.
+        scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if not self._scales_itself and overflows is not None:
+            if overflows.item():
+                return None  # this rank contributes no change
+            if scale is not None:
+                gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
+                torch._foreach_div_(gradients, scale.item())
+            self.grad_scale = self.found_inf = None  # the wrapped optimizer does not know them; GradScaler deletes them
         return super().step(*arguments, **kwargs)
 
     def _combined(self, parameters: list[torch.Tensor], deltas: list[torch.Tensor]) -> list[torch.Tensor]:

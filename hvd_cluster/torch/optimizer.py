@@ -20,7 +20,8 @@ from hvd_cluster.torch.collectives.allreduce import allreduce
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.delta_optimizer import DeltaOptimizer
 from hvd_cluster.torch.parameters import named, resolve_groups
-from hvd_cluster.torch.reducer import GradientReducer, Manner
+from hvd_cluster.torch.reducer import GradientReducer
+from hvd_cluster.torch.transfers import Manner
 
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
@@ -256,7 +257,7 @@ class _DistributedOptimizer(_Base):
         """Take in more parameters, at the same step on all ranks."""
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
-        known = self._reducer.names
+        known = self._reducer.roster.named
         self._reducer.add(
             {
                 parameter: f"noname.{index}.{i}"
@@ -275,5 +276,5 @@ class _DistributedOptimizer(_Base):
 
     def __reduce__(self) -> tuple[Any, ...]:
         plain_class = next(base for base in type(self).__mro__[1:] if base is not _DistributedOptimizer)
-        groups = [list(group) for group in self._reducer.groups]
-        return _rebuilt, (plain_class, self.__getstate__(), self._reducer.names, groups, self._configuration)
+        groups = [list(group) for group in self._reducer.roster.groups]
+        return _rebuilt, (plain_class, self.__getstate__(), self._reducer.roster.named, groups, self._configuration)

@@ -172,6 +172,7 @@ def test_process_sets_have_their_own_objects_and_parameters(four: Any) -> None:
         hvd.broadcast_parameters([tensor], root_rank=root, process_set=mine)
         sent = hvd.broadcast_object(hvd.rank(), root_rank=root, process_set=mine)
         gathered = hvd.allgather_object(hvd.rank(), process_set=mine)
+        hvd.barrier()  # the other set may not be done
         hvd.shutdown()
         hvd.init()
         return tensor.item(), sent, gathered

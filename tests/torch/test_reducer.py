@@ -23,14 +23,14 @@ def named(parameters: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Para
 def test_after_the_first_step_a_bucket_is_one_request_and_the_timeline_names_its_tensors(tmp_path: Path) -> None:
     def fn() -> list[int]:
         import hvd_cluster.torch as hvd
-        from hvd_cluster.torch import reducer
+        from hvd_cluster.torch import transfers
 
         hvd.init()
         requests: list[int] = []
-        original = reducer.submit
+        original = transfers.submit
         net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(10)])
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
-        reducer.submit = lambda kind, tensors, **options: (
+        transfers.submit = lambda kind, tensors, **options: (
             requests.append(len(tensors)) or original(kind, tensors, **options)
         )
         try:
@@ -39,7 +39,7 @@ def test_after_the_first_step_a_bucket_is_one_request_and_the_timeline_names_its
                 net(torch.ones(1, 4)).sum().backward()
                 optimizer.step()
         finally:
-            reducer.submit = original
+            transfers.submit = original
         hvd.shutdown()
         return requests
 
@@ -286,6 +286,7 @@ def test_process_sets_train_apart(four: Any) -> None:
             optimizer.step()
         stranger.param_groups[0]["params"][0].sum().backward()
         stranger.step()
+        hvd.barrier()  # the other set may not be done
         hvd.shutdown()
         hvd.init()
         return [parameters[0][0].item(), stranger.param_groups[0]["params"][0][0].item()]

@@ -1,0 +1,63 @@
+"""The parameters of an optimizer by number: the same number on all ranks, in whatever order each of them lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from hvd_cluster.torch.buckets import plan_buckets
+from hvd_cluster.torch.census import Gradient, fingerprint
+
+
+class Roster:
+    """Parameters and their names; a parameter's number is the place of its name among all names.
+
+    Args:
+        names: a unique name for each parameter, equal on all ranks, in this rank's order.
+        groups: parameters whose gradients travel together.
+    """
+
+    def __init__(self, names: dict[torch.Tensor, str], groups: Sequence[Sequence[torch.Tensor]]) -> None:
+        self.named = names
+        self.groups = groups
+        ordered = sorted(names.items(), key=lambda entry: entry[1])
+        self.parameters = [parameter for parameter, _ in ordered]
+        self.names = [name for _, name in ordered]
+        self.fingerprint = fingerprint(self.names)
+        self._number_of = {parameter: number for number, parameter in enumerate(self.parameters)}
+        self._own_order = [self._number_of[parameter] for parameter in names]
+        self._groups = [[self._number_of[parameter] for parameter in group] for group in groups]
+        self._grouped = {number for group in self._groups for number in group}
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def unfrozen(self, numbers: Iterable[int]) -> list[int]:
+        """Those of ``numbers`` that require a gradient."""
+        parameters = self.parameters
+        return [number for number in numbers if parameters[number].requires_grad]
+
+    def gradients(self, keeps_sparse: bool) -> list[Gradient | None]:
+        """What there is on this rank, by number; a sparse gradient is reported as dense where it will be made so."""
+        found: list[Gradient | None] = []
+        for number, parameter in enumerate(self.parameters):
+            gradient = parameter.grad if parameter.requires_grad else None
+            if gradient is None:
+                found.append(None)
+            else:
+                stays_sparse = gradient.is_sparse and keeps_sparse and number not in self._grouped
+                found.append(Gradient(gradient.sparse_dim() if stays_sparse else 0))
+        return found
+
+    def deal(self, ready: Iterable[int], threshold_bytes: int) -> list[list[int]]:
+        """All parameters in buckets: those of ``ready`` in its order, then the others from the last to the first."""
+        order = list(dict.fromkeys([*ready, *reversed(self._own_order)]))
+        devices = list(dict.fromkeys(parameter.device for parameter in self.parameters))
+        return plan_buckets(
+            order,
+            [parameter.numel() * parameter.element_size() for parameter in self.parameters],
+            [(parameter.dtype, devices.index(parameter.device)) for parameter in self.parameters],
+            self._groups,
+            threshold_bytes,
+        )

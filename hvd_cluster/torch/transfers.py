@@ -1,0 +1,148 @@
+"""Gradients on their way: each request remembers where its results belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.torch import wire
+from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
+from hvd_cluster.torch.compression import Compressor
+from hvd_cluster.torch.submission import submit, synchronize
+
+
+class Manner(NamedTuple):
+    """How gradients travel; see :func:`hvd_cluster.torch.optimizer.DistributedOptimizer`."""
+
+    compression: type[Compressor]
+    op: ReduceOp
+    predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+    @property
+    def keeps_sparse(self) -> bool:
+        """Sparse gradients are gathered, not made dense."""
+        return not self.sparse_as_dense and self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
+
+
+@dataclass
+class _Sent:
+    """A request under way."""
+
+    wait: Callable[[], Any]
+    parameters: Sequence[torch.Tensor]
+    #: What was sent for each parameter; None for a sparse gradient.
+    parcels: list[wire.Parcel] | None
+    #: False where the gradients were given up: the other ranks wait for the request, and nobody for its result.
+    is_wanted: bool
+
+
+class Transfers:
+    """The requests of one step.
+
+    Args:
+        manner: how gradients travel.
+    """
+
+    def __init__(self, manner: Manner) -> None:
+        self._manner = manner
+        self._sent: list[_Sent] = []
+
+    def send(
+        self, name: str, parameters: Sequence[torch.Tensor], labels: Sequence[str], *, is_wanted: bool = True
+    ) -> None:
+        """Reduce the dense gradients of some parameters in place; zeros stand in for those that are not there.
+
+        Args:
+            name: what the ranks are matched by.
+            parameters: whose gradients; at least one.
+            labels: what the timeline calls them.
+            is_wanted: False sends zeros, and leaves the gradients alone.
+        """
+        manner = self._manner
+        gradients = [_dense(parameter) if is_wanted else torch.zeros_like(parameter) for parameter in parameters]
+        parcels = [wire.pack(gradient, manner.compression, gradients[0].device) for gradient in gradients]
+        handle = submit(
+            Kind.ALLREDUCE,
+            [parcel.tensor for parcel in parcels],
+            process_set=manner.process_set,
+            name=name,
+            in_place=True,
+            op=manner.op,
+            prescale=1.0 / manner.predivide_factor,
+            postscale=manner.predivide_factor,
+            finish=lambda _: None,
+            labels=labels,
+        )
+        self._sent.append(_Sent(partial(synchronize, handle), parameters, parcels, is_wanted))
+
+    def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
+        """Gather the sparse gradient of a parameter; without one this rank has no entries."""
+        manner = self._manner
+        gradient = parameter.grad if is_wanted else None
+        if gradient is None:
+            gradient = wire.empty(parameter, sparse_dim)
+        elif not gradient.is_sparse:
+            gradient = gradient.to_sparse(sparse_dim)
+        packed, context = wire.compress_sparse(gradient, manner.compression)
+        wait = sparse_allreduce_async(packed, name, manner.op, manner.process_set)
+        self._sent.append(
+            _Sent(lambda: wire.decompress_sparse(wait(), manner.compression, context), [parameter], None, is_wanted)
+        )
+
+    def give_up(self) -> None:
+        """Nobody wants the results of what is under way."""
+        for sent in self._sent:
+            sent.is_wanted = False
+
+    def wait(self) -> None:
+        """Wait for all requests and put their results in place.
+
+        Raises:
+            HorovodInternalError: the first error; raised when nothing is under way any more.
+        """
+        error: HorovodInternalError | None = None
+        while self._sent:
+            sent = self._sent[0]
+            try:
+                result = sent.wait()
+                if sent.is_wanted:
+                    self._write_back(sent, result)
+            except HorovodInternalError as failure:
+                error = error or failure
+            del self._sent[0]
+        if error is not None:
+            raise error
+
+    def clear(self) -> None:
+        """Forget what is under way."""
+        self._sent.clear()
+
+    def _write_back(self, sent: _Sent, result: Any) -> None:
+        if sent.parcels is None:
+            sent.parameters[0].grad = result
+            return
+        for parameter, parcel in zip(sent.parameters, sent.parcels, strict=True):
+            gradient = wire.unpack(parcel, self._manner.compression)
+            if parameter.grad is None or parameter.grad.is_sparse:
+                parameter.grad = gradient
+            elif parameter.grad.data_ptr() != gradient.data_ptr():
+                with torch.no_grad():
+                    parameter.grad.copy_(gradient)
+
+
+def _dense(parameter: torch.Tensor) -> torch.Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        gradient = parameter.grad = torch.zeros_like(parameter)
+    elif gradient.is_sparse:
+        gradient = parameter.grad = gradient.to_dense()
+    return gradient

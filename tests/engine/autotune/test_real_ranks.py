@@ -1,0 +1,35 @@
+"""Autotune on real ranks: all of them change parameters at one place, and the training's numbers stay exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hvd_cluster.launch import local
+
+
+def test_training_goes_on_exactly_while_all_ranks_change_parameters_together(tmp_path: Path) -> None:
+    def fn(num_steps: int) -> int:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        exact = 0
+        for step in range(num_steps):
+            tensors = [torch.full((1 + 500 * i,), float(step + hvd.rank())) for i in range(40)]
+            handles = [hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"g{i}") for i, tensor in enumerate(tensors)]
+            for handle in handles:
+                hvd.synchronize(handle)
+            exact += all(torch.equal(tensor, torch.full_like(tensor, 3.0 * step + 3)) for tensor in tensors)
+        hvd.shutdown()
+        return exact
+
+    log = tmp_path / "log.csv"
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": "0"}  # reports up the tree; test_baton.py has the votes
+    env |= {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": str(log)}
+    assert local.run(fn, (60,), num_proc=3, env=env) == [60] * 3
+    head, *lines = log.read_text().splitlines()
+    assert head.endswith("cycle_time_ms,tensor_fusion_threshold,score")
+    choices = [tuple(line.split(",")[4:6]) for line in lines]
+    assert len(set(choices)) >= 3
+    assert choices[-1] in choices[:-1], "the last line is the best of those before it"

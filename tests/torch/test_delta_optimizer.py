@@ -1,0 +1,120 @@
+"""op=hvd.Adasum: every rank takes its own step, and the changes are combined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def combined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Adasum of two vectors, as arXiv:2006.02924 defines it."""
+    a, b = a.double(), b.double()
+    dot = (a * b).sum()
+    first = 1 - dot / (2 * (a * a).sum()) if a.any() else 1.0
+    second = 1 - dot / (2 * (b * b).sum()) if b.any() else 1.0
+    return (a * first + b * second).float()
+
+
+def make_net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_changes_of_the_weights_are_combined_per_tensor(two: Any, kind: str) -> None:
+    options: dict[str, Any] = {"lr": 0.1} | ({"momentum": 0.9} if kind == "SGD" else {})
+
+    def fn(hvd: Any) -> list[torch.Tensor]:
+        net = make_net()
+        optimizer = getattr(torch.optim, kind)(net.parameters(), **options)
+        optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), op=hvd.Adasum)
+        assert isinstance(optimizer, getattr(torch.optim, kind))
+        assert type(optimizer).__name__ == kind
+        for step in range(3):
+            optimizer.zero_grad()
+            net(batch(step, hvd.rank())).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+            optimizer.step()
+        with pytest.raises(AssertionError, match="not supported when using Adasum"), optimizer.skip_synchronize():
+            pass
+        getattr(torch.optim, kind)(net.parameters(), **options).load_state_dict(optimizer.state_dict())
+        return [p.detach() for p in net.parameters()]
+
+    nets = [make_net(), make_net()]
+    optimizers = [getattr(torch.optim, kind)(net.parameters(), **options) for net in nets]
+    for step in range(3):
+        starts = [p.detach().clone() for p in nets[0].parameters()]
+        for rank, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            optimizer.zero_grad()
+            net(batch(step, rank)).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+            optimizer.step()
+        with torch.no_grad():
+            for start, mine, theirs in zip(starts, *(net.parameters() for net in nets), strict=True):
+                result = start + combined(mine - start, theirs - start)
+                mine.copy_(result)
+                theirs.copy_(result)
+    first, second = two(fn)
+    for mine, theirs, expected in zip(first, second, nets[0].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, expected.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_rank_without_gradients_or_with_overflowed_ones_contributes_nothing(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        weight, unused = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight, unused], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, [("w", weight), ("u", unused)], op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        found = []
+        for step in range(3):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 1 and hvd.rank() == 1 else 1.0
+            if step < 2 or hvd.rank() == 0:
+                scaler.scale(weight[hvd.rank()] * factor).backward()
+                if step == 2:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            found.append(weight.tolist())
+        return [*found, unused.item()]
+
+    # The axes are orthogonal, so the changes add up.
+    expected = [[-1.0, -1.0], [-2.0, -1.0], [-3.0, -1.0], 1.0]
+    assert two(fn) == [expected] * 2
+
+
+def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        hvd.shutdown()
+        pair = hvd.ProcessSet([0])
+        hvd.init(process_sets=[pair])
+        weight = torch.nn.Parameter(torch.zeros(2))
+        with pytest.raises(NotImplementedError, match="process sets"):
+            hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum, process_set=pair)
+        hvd.shutdown()
+        hvd.init()
+
+    two(fn)
+
+
+def test_a_world_of_one_steps_as_usual() -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    try:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+        weight.sum().backward()
+        optimizer.step()
+    finally:
+        hvd.shutdown()
+    assert weight.tolist() == [-1.0, -1.0]
