@@ -151,6 +151,11 @@ class Engine:
             if self._numbers[process_set_id, family] == number + 1:
                 self._numbers[process_set_id, family] = number
 
+    def note_span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
+        """For the timeline: something outside the engine went on between two times of ``time.monotonic()``."""
+        recorder = self._alone.recorder if self._alone is not None else self._loop.recorder
+        recorder.span(lane, name, start_s, end_s)
+
     def record_timeline(self, path: str | None, mark_cycles: bool = False) -> None:
         """Start the job's timeline at ``path``, or stop it (None). Only rank 0's call has an effect, on all ranks."""
         if self._alone is not None:
@@ -189,14 +194,14 @@ class _Alone:
         self._lock = threading.RLock()
         self._rank = world.topology.rank
         self._buffers = BufferPool()
-        self._recorder = Recorder(self._rank, world.topology.host)
-        self._timeline = JobTimeline(self._recorder, None, settings.timeline_max_mb)
+        self.recorder = Recorder(self._rank, world.topology.host)
+        self._timeline = JobTimeline(self.recorder, None, settings.timeline_max_mb)
 
     def carry_out(self, request: Request) -> None:
         """Do what is asked, here and now."""
         device = request.inputs[0].device if request.inputs else torch.device("cpu")
         with self._lock:
-            execution = Execution([request], AloneTransport(device, self._rank), self._buffers, self._recorder)
+            execution = Execution([request], AloneTransport(device, self._rank), self._buffers, self.recorder)
             execution.advance(lambda *_: None)
             self._timeline.flush()
 

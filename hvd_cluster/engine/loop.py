@@ -65,7 +65,7 @@ class Loop:
         self._process_sets = process_sets
         self._settings = settings
         self._rank = world.topology.rank
-        self._recorder = Recorder(self._rank, world.topology.host)
+        self.recorder = Recorder(self._rank, world.topology.host)
         self._is_root = world.place.parent is None
         self._mailbox = mailbox
         poll.register(mailbox.bell, select.EPOLLIN)
@@ -73,7 +73,7 @@ class Loop:
         poll.register(mailbox.rest.descriptor, select.EPOLLIN)
         self._neighbours = Neighbours(world, poll)
         self._timeline = JobTimeline(
-            self._recorder,
+            self.recorder,
             None if self._is_root else lambda events: self._neighbours.send_up(("events", events)),
             settings.timeline_max_mb,
         )
@@ -157,7 +157,7 @@ class Loop:
         if self._finished:
             self._take_finished()
         self._agreement.settle(self._carry_out)
-        if self._recorder.enabled:
+        if self.recorder.enabled:
             self._timeline.flush()
         if self._neighbours.has_sent:
             self._neighbours.rearm()
@@ -272,7 +272,7 @@ class Loop:
                 raise RuntimeError(argument)
 
     def _negotiate(self) -> None:
-        self._recorder.mark_cycle()
+        self.recorder.mark_cycle()
         requests = self._mailbox.take_submitted()
         if requests:
             self._stall.note(requests[-1].name)
@@ -329,20 +329,20 @@ class Loop:
             request if request is not None else _zeros(key, signature, self._join_device)
             for request, (key, signature) in zip(mine, bucket.requests, strict=True)
         ]
-        if self._recorder.enabled:
+        if self.recorder.enabled:
             now_s = time.monotonic()
             for request in requests:
                 for name in request.tensor_names:
                     phase = f"NEGOTIATE_{request.signature.kind.name}"
-                    self._recorder.span(name, phase, request.submitted_s, now_s)
+                    self.recorder.span(name, phase, request.submitted_s, now_s)
         inputs = requests[0].inputs
         device = inputs[0].device if inputs else _CPU
         transport = self.transports[process_set_id, device]
         queue = self._queues[process_set_id]
         observe = None if self._tuner is None else self._observe
         decided_s = 0.0 if observe is None else time.monotonic()
-        if queue or not carry_out_at_once(requests, transport, self._recorder):
-            queue.append(Execution(requests, transport, self._buffers, self._recorder, observe))
+        if queue or not carry_out_at_once(requests, transport, self.recorder):
+            queue.append(Execution(requests, transport, self._buffers, self.recorder, observe))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())
         self._deciding = []

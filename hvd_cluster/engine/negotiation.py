@@ -221,6 +221,7 @@ class Negotiator:
         self._leaving: int | None = None
         self._removed_sets: set[int] = set()
         self._contested: set[int] = set()
+        self._children_of_set: dict[int, frozenset[int]] = {}
         self._tune: Tune | None = None
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -416,9 +417,15 @@ class Negotiator:
         for witness in witnesses:
             notes.hear(witness)
 
-    def _members_below(self, key: Key) -> set[int]:
-        members = self._process_sets[key[0]]
-        return {child for child, below in self._place.children.items() if below & members}
+    def _members_below(self, key: Key) -> frozenset[int]:
+        """The children whose subtrees have members of the request's process set."""
+        process_set_id = key[0]
+        below = self._children_of_set.get(process_set_id)
+        if below is None:
+            members = self._process_sets[process_set_id]
+            below = frozenset(child for child, ranks in self._place.children.items() if not ranks.isdisjoint(members))
+            self._children_of_set[process_set_id] = below  # ids of process sets are never used again
+        return below
 
     def _all_joined(self) -> bool:
         return self._joined and self._joined_children == set(self._place.children)

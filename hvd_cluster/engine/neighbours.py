@@ -80,18 +80,20 @@ class Neighbours:
     def send_up(self, message: Message) -> None:
         """Send to the parent, if there is one and it is still connected."""
         if self._parent is not None:
-            self._send(self._parent, message)
+            self._send(self._parent, pickle.dumps(message, protocol=5))
 
     def send_down(self, message: Message) -> None:
         """Send to every child that is still connected."""
+        packed = pickle.dumps(message, protocol=5) if self._children else b""
         for child in self._children:
-            self._send(child, message)
+            self._send(child, packed)
 
     def send_all(self, message: Message, but: int | None = None) -> None:
         """Send to the parent and the children, but not to ``but``."""
+        packed = pickle.dumps(message, protocol=5)
         for rank in list(self._links):
             if rank != but:
-                self._send(rank, message)
+                self._send(rank, packed)
 
     def receive(self, rank: int) -> None:
         """Read what has arrived from ``rank``.
@@ -167,11 +169,11 @@ class Neighbours:
                 self._events[rank] = events
                 self._poll.modify(link.fileno(), events)
 
-    def _send(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, packed: bytes) -> None:
         if rank in self._links:
             self.has_sent = True
             with suppress(OSError):  # its end shows at the next read
-                self._links[rank].send(pickle.dumps(message, protocol=5))
+                self._links[rank].send(packed)
 
     def _expects_end(self) -> bool:
         """The end of the world, in good order, has been decided and waits to be taken."""

@@ -20,6 +20,8 @@ from hvd_cluster.engine.transports.transport import Transport, Work
 
 #: The network works on a piece while the hosts reduce the next one.
 _PIECE_BYTES = 4 << 20
+#: Less goes through the flat ring: two more meetings within the host cost more than the link saves.
+_LEAST_BYTES = 1 << 20
 #: How often a waiting leader looks whether the others still live.
 _CHECK_PERIOD_S = 0.05
 
@@ -57,6 +59,8 @@ class HierarchicalTransport(Transport):
         return self._flat.reduces(dtype)
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
+        if buffer.nbytes < _LEAST_BYTES:
+            return self._flat.allreduce(buffer, op)
         works: list[Work] = []
         pieces = buffer.split(max(1, _PIECE_BYTES // buffer.element_size()))
         for piece in pieces:

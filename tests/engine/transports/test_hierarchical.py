@@ -33,7 +33,7 @@ def every_kind() -> list[Any]:
     hvd.init()
     name = basics.engine().transport_name(0, torch.device("cpu"))
     total = sum(range(1, hvd.size() + 1))
-    for length in (0, 1, 1000, 3_000_001):
+    for length in (0, 1, 1000, 262_145, 3_000_001):
         for dtype in (torch.float32, torch.int64, torch.bfloat16):
             tensor = torch.full((length,), hvd.rank() + 1, dtype=dtype)
             hvd.allreduce_(tensor, name=f"{length} {dtype}", op=hvd.Sum)
@@ -46,7 +46,7 @@ def every_kind() -> list[Any]:
         assert (hvd.synchronize(handle) == sum(range(hvd.size())) / hvd.size()).all()
     gathered = hvd.allgather(torch.tensor([hvd.rank()])).tolist()
     root = hvd.broadcast(torch.tensor(float(hvd.rank())), hvd.size() - 1).item()
-    noise = torch.randn(100_000, generator=torch.Generator().manual_seed(hvd.rank()))
+    noise = torch.randn(500_000, generator=torch.Generator().manual_seed(hvd.rank()))
     bits = hvd.allreduce(noise, name="bits").view(torch.int32).sum().item()
     hvd.shutdown()
     return [name, gathered, root, bits]
