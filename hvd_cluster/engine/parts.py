@@ -1,0 +1,60 @@
+"""Which tensors of one step travel in one request. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+from typing import Any
+
+#: A request for tensors that need not be carried out together holds so many bytes at most.
+PART_BYTES = 64 * 1024 * 1024
+
+
+def parts(num_bytes: Sequence[int], groups: Sequence[Sequence[int]], most_bytes: int = PART_BYTES) -> list[list[int]]:
+    """The indices of tensors, by request: the groups first, then the rest in its order, as few requests as fit.
+
+    Args:
+        num_bytes: bytes of each tensor.
+        groups: indices of tensors that are carried out together, whatever their size.
+        most_bytes: of one of the other requests; a larger tensor travels alone.
+    """
+    grouped = {index for group in groups for index in group}
+    result = [list(group) for group in groups if group]
+    room_bytes = -1
+    for index, size_bytes in enumerate(num_bytes):
+        if index in grouped:
+            continue
+        if room_bytes < size_bytes:
+            result.append([])
+            room_bytes = max(most_bytes, size_bytes)
+        result[-1].append(index)
+        room_bytes -= size_bytes
+    return result
+
+
+def grouped(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Hashable]) -> list[list[int]]:
+    """The ``groups`` of a user as lists of indices.
+
+    Args:
+        groups: how many groups of about equal length, or lists of what ``keys`` names; None or 0 for none.
+        keys: the identity of each tensor; a list's members that are not among them are left out.
+
+    Raises:
+        ValueError: ``groups`` is something else, or names a tensor twice.
+    """
+    if groups is None or (isinstance(groups, int) and groups == 0) or not keys:
+        return []
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups={groups} must be >= 0, or a list of lists of variables")
+        count = min(groups, len(keys))
+        length, longer = divmod(len(keys), count)
+        bounds = [index * length + min(index, longer) for index in range(count + 1)]
+        return [list(range(start, end)) for start, end in pairwise(bounds)]
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError(f"groups should be a non-negative integer or a list of lists of variables, not {groups!r}")
+    place = {key: index for index, key in enumerate(keys)}
+    resolved = [[place[key] for key in group if key in place] for group in groups]
+    if len({index for group in resolved for index in group}) < sum(map(len, resolved)):
+        raise ValueError("a variable can only appear once in groups")
+    return resolved

@@ -1,0 +1,61 @@
+"""Equal weights on all ranks at the start of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvd_cluster.keras.values import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Overwrites the weights of the model and the state of its optimizer with those of one rank.
+
+    It does so before the first batch where both are built by then, as in ``model.fit`` they are, else behind it.
+
+    Args:
+        root_rank: the global rank whose values all get.
+        device: accepted, and without effect.
+        local_variables: variables that every rank keeps to itself.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        del device
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = {id(variable): variable for variable in local_variables or ()}
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable to each rank."""
+        self._local[id(var)] = var
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, if there is something to broadcast."""
+        optimizer = self.model.optimizer
+        if self.model.built and (optimizer is None or optimizer.built):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast what was not there before."""
+        self._broadcast()
+
+    def _broadcast(self) -> None:
+        if self.broadcast_done:
+            return
+        shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
+        broadcast_variables(shared, self.root_rank)
+        self.broadcast_done = True
+
+
+def model_variables(model: Any, optimizer: Any = None) -> list[Any]:
+    """The weights of a model and the state of its optimizer, holding what the last step has made of them.
+
+    Seeds of random layers and sums of metrics are not among them: those are each rank's own.
+    """
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+    optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    return [*model.weights, *([] if optimizer is None else optimizer.variables)]

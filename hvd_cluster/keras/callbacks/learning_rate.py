@@ -1,0 +1,148 @@
+"""Learning rates that follow the epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from hvd_cluster.engine import basics
+
+logger = logging.getLogger(__name__)
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Multiplies an initial learning rate by what depends on the epoch. Writes the rate to ``logs["lr"]``.
+
+    Args:
+        initial_lr: the rate that is multiplied.
+        multiplier: a number, of which the power ``epoch - start_epoch`` is taken; or a function of the epoch, which is
+            a fraction where ``staircase`` is False.
+        start_epoch: the first epoch that this callback is for.
+        end_epoch: the first epoch that it is not for any more; None for all.
+        staircase: change the rate at the start of an epoch only, else at every batch.
+        momentum_correction: scale the optimizer's velocity with the rate when that changes, as in "Accurate, Large
+            Minibatch SGD" (Goyal et al. 2017), section 2.1, where the velocity holds the rate: for SGD and RMSprop.
+        steps_per_epoch: batches of an epoch; needed where ``model.fit`` does not know it and ``staircase`` is False.
+
+    Raises:
+        ValueError: ``initial_lr`` is None.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float] = (
+            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Find out how many batches an epoch has.
+
+        Raises:
+            ValueError: nobody knows.
+        """
+        if self.staircase or self.steps_per_epoch:
+            return
+        self.steps_per_epoch = (self.params or {}).get("steps")
+        if not self.steps_per_epoch:
+            raise ValueError(
+                "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to "
+                f"the {type(self).__name__}() or upgrade to the version of Keras that tells it."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate of the batch."""
+        epoch = self.current_epoch
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if self.staircase:
+            if batch == 0:
+                self._set(self.initial_lr * self.multiplier(epoch))
+        else:
+            self._set(self.initial_lr * self.multiplier(epoch + batch / float(self.steps_per_epoch or 1)))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Report the rate."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _set(self, rate: float) -> None:
+        before, optimizer = self._rate(), self.model.optimizer
+        if rate == before:
+            return
+        optimizer.learning_rate = rate
+        if self.momentum_correction and before and getattr(optimizer, "momentum", 0):
+            for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
+                velocity.assign(velocity * (rate / before))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs, batch by batch.
+
+    Args:
+        initial_lr: the rate to arrive at, which is scaled by the number of ranks already.
+        warmup_epochs: how many epochs it takes.
+        momentum_correction: as for :class:`LearningRateScheduleCallback`.
+        steps_per_epoch: likewise.
+        verbose: log the rate at the end.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # So that the last batch of the warm-up has the whole rate.
+            epoch += 1.0 / float(self.steps_per_epoch or 1)
+            size = basics.size()
+            return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Report the rate; also in the log, when the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch + 1 == self.end_epoch and self.verbose:
+            logger.warning("epoch %d: the learning rate is warmed up to %g", epoch + 1, self._rate())

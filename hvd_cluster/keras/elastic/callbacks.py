@@ -1,0 +1,96 @@
+"""Callbacks that keep an elastic state while ``model.fit`` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_cluster.elastic.state import State
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Commits the state every so many batches and at the end of each epoch. Stands behind the other two callbacks.
+
+    Args:
+        state: what is committed.
+        batches_per_commit: how often; a commit copies the model.
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count anew: all ranks begin together."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, if it is time to.
+
+        Raises:
+            HostsUpdatedInterrupt: the hosts have changed.
+        """
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.batches_remaining = self.batches_per_commit
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit.
+
+        Raises:
+            HostsUpdatedInterrupt: the hosts have changed.
+        """
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Keeps ``state.batch``, the number of batches of the epoch that are done.
+
+    Keras 3 fixes the length of an epoch before its callbacks are asked: to shorten one that is resumed, pass
+    ``steps_per_epoch=steps - state.batch`` to ``model.fit`` for it.
+
+    Args:
+        state: an object state with an attribute ``batch``.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._done_before = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The first epoch of a fit goes on where the state stands."""
+        self._done_before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One more batch is done."""
+        self.state.batch = self._done_before + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The next epoch begins at its beginning."""
+        self.state.batch = self._done_before = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Keeps ``state.epoch``, the number of epochs that are done in all calls of ``model.fit`` together.
+
+    Args:
+        state: an object state with an attribute ``epoch``.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """This fit goes on where the state stands."""
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """One more epoch is done."""
+        self.state.epoch = self.initial_epoch + epoch + 1

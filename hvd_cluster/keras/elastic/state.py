@@ -1,0 +1,66 @@
+"""The state of a Keras training function: a model, its optimizer, and plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.keras.callbacks.broadcast import model_variables
+from hvd_cluster.keras.values import broadcast_variables
+
+
+class KerasState(ObjectState):
+    """A model and its optimizer, and values that can be pickled, as attributes: ``KerasState(model, epoch=0)``.
+
+    Args:
+        model: a built model.
+        optimizer: by default the model's own, if it is compiled.
+        backend: accepted, and without effect.
+        kwargs: the attributes and their first values.
+
+    Raises:
+        ValueError: the model is not built.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        del backend
+        if not model.built:
+            raise ValueError(
+                "Model must be built first. Run `model.build(input_shape)`, or call it on a batch, before it is handed "
+                "to KerasState."
+            )
+        super().__init__(hvd.broadcast_object, hvd.rank, **kwargs)
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        self._values: list[npt.NDArray[Any]] = []
+        self.save()
+
+    def save(self) -> None:
+        """Copy everything into this process's memory."""
+        variables = model_variables(self.model, self.optimizer)
+        self._values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        for variable, value in zip(model_variables(self.model, self.optimizer), self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Make everything that of rank 0, and save it."""
+        broadcast_variables(model_variables(self.model, self.optimizer), 0)
+        super().sync()
+
+    def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
+        # One small tensor instead of a pickled object: this happens at every commit.
+        before, latest, change = hvd.broadcast(torch.tensor(news, dtype=torch.float64), 0, "elastic.news").tolist()
+        return before, latest, int(change)

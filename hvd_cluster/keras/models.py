@@ -1,0 +1,40 @@
+"""Loading a model to go on with its training on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from hvd_cluster.keras.compression import Compression, Compressor
+from hvd_cluster.keras.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Load a saved model and distribute its optimizer, whose state is kept.
+
+    Args:
+        filepath: as for ``keras.models.load_model``.
+        custom_optimizers: optimizer classes that the model was saved with and that are not Keras's own.
+        custom_objects: further classes and functions by name, as for ``keras.models.load_model``.
+        compression: how gradients travel.
+        legacy_opts: accepted, and without effect: Keras 3 has one family of optimizers.
+
+    Returns:
+        The model; one that was saved without an optimizer comes as it is.
+    """
+    del legacy_opts
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=objects)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        if keras.backend.backend() == "tensorflow":
+            model.jit_compile = False
+    return model

@@ -1,0 +1,255 @@
+"""Keras optimizers whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.keras.compilation import keep_from_xla
+from hvd_cluster.keras.compression import Compression, Compressor
+from hvd_cluster.keras.reduction import reduction_of_backend
+from hvd_cluster.keras.reduction.reducer import Groups, Reduction
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """An optimizer like ``optimizer``, with its state, that applies gradients reduced over all ranks.
+
+    A model that is compiled with it saves the optimizer under its original class, so that it loads where this package
+    is not installed. On TensorFlow a step with a reduction cannot be compiled by XLA: ``jit_compile="auto"`` compiles
+    none, and an explicit ``jit_compile=True`` is refused at the first step.
+
+    Args:
+        optimizer: a Keras optimizer, built or not. For float16 wrap a ``LossScaleOptimizer``, so that all ranks skip a
+            step together.
+        name: of the new optimizer; by default that of the old.
+        device_dense: accepted, and without effect.
+        device_sparse: accepted, and without effect.
+        compression: how gradients travel.
+        sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
+        gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
+        op: Average or Sum.
+        backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied;
+            not on JAX.
+        average_aggregated_gradients: divide those sums by the number of passes.
+        num_groups: the older name of a number as ``groups``.
+        groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
+        process_set: whose ranks take part.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+
+    Raises:
+        ValueError: ``optimizer`` is none, ``op`` is neither Average nor Sum, or the options contradict each other.
+        NotImplementedError: ``backward_passes_per_step`` on JAX.
+    """
+    del device_dense, device_sparse
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(f"DistributedOptimizer takes a Keras optimizer, and was given {type(optimizer).__name__}")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"op={op} is not supported: use hvd.Average or hvd.Sum")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
+    if backward_passes_per_step > 1 and keras.backend.backend() == "jax":
+        raise NotImplementedError(
+            "backward_passes_per_step is not available on Keras's JAX backend, whose compiled step cannot skip a "
+            "reduction: use the optimizer's own gradient_accumulation_steps"
+        )
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError("this optimizer is distributed already")
+    # A subclass of the wrapped class with our methods in front; under its public name, which a saved model names.
+    module, class_name = _public_name(type(optimizer))
+    kind: Any = type(class_name, (_DistributedOptimizer, type(optimizer)), {"__module__": module})
+    wrapped = object.__new__(kind)
+    wrapped.__dict__.update(optimizer.__dict__)
+    reduction = reduction_of_backend()(
+        op=ReduceOp(op),
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide_factor=gradient_predivide_factor,
+        groups=groups if groups is not None else num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    wrapped.__dict__["_hvd"] = _Distribution(reduction, backward_passes_per_step, average_aggregated_gradients)
+    if name is not None:
+        wrapped.name = name
+    if wrapped.built:
+        wrapped._hvd.build(wrapped._trainable_variables)
+    if keras.backend.backend() == "tensorflow":
+        keep_from_xla(_DistributedOptimizer)
+    return wrapped
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """:func:`DistributedOptimizer` that leaves the gradients of some layers alone.
+
+    Args:
+        local_layers: a Keras layer or a list of them, built, whose trainable weights every rank keeps to itself.
+
+    Raises:
+        ValueError: ``local_layers`` holds something else, or as for :func:`DistributedOptimizer`.
+    """
+    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
+    if wrong:
+        raise ValueError(f"local_layers takes Keras layers, and was given {type(wrong[0]).__name__}")
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for layer in layers:
+        for variable in layer.trainable_variables:
+            wrapped.register_local_var(variable)
+    return wrapped
+
+
+class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,unused-ignore]
+    """What is put in front of the wrapped optimizer's class."""
+
+    _hvd: _Distribution
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        self._hvd.reduction.keep_local(var)
+
+    @property
+    def variables(self) -> Any:
+        """The optimizer's variables, as a list that may be called like a function, as older programs do."""
+        return _Variables(super().variables)
+
+    def build(self, variables: Any) -> None:
+        """Make the optimizer's variables."""
+        super().build(variables)
+        self._hvd.build(variables)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduce gradients over all ranks and apply them; or only add them up, where more passes make a step."""
+        gradients = list(grads)
+        if not gradients:
+            return
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if self._hvd.passes == 1:
+            super().apply(self._hvd.reduction(gradients, variables), trainable_variables)
+            return
+        if not self.built:
+            self.build(variables)
+        base = super().apply
+        sums = self._hvd.add(gradients, variables)
+
+        def step() -> None:
+            totals = [None if each is None else each / self._hvd.divisor for each in sums]
+            base(self._hvd.reduction(totals, variables), variables)
+            self._hvd.clear()
+
+        keras.ops.cond(self._hvd.is_step(), step, lambda: _nothing(self.iterations.assign_add(1)))
+
+
+class _Distribution:
+    """What an optimizer has more than the wrapped one: how to reduce, and the sums of passes that make no step yet."""
+
+    def __init__(self, reduction: Reduction, passes: int, average: bool) -> None:
+        self.reduction = reduction
+        self.passes = passes
+        self.divisor = passes if average else 1
+        self._counter: Any = None
+        self._sums: dict[Any, Any] = {}
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the sums. They are no variables of the optimizer, so a saved model does not hold them."""
+        if self.passes == 1 or self._sums:
+            return
+        self._counter = keras.Variable(0, dtype="int32", trainable=False, name="hvd_passes")
+        self._sums = {
+            id(v): keras.Variable(keras.ops.zeros(v.shape, v.dtype), trainable=False, name="hvd_sum") for v in variables
+        }
+
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Add gradients to the sums of their variables; the sums, None where there was no gradient."""
+        sums: list[Any] = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is None:
+                sums.append(None)
+                continue
+            if type(gradient).__name__ == "IndexedSlices":
+                if not self.reduction.sparse_as_dense:
+                    raise ValueError(
+                        "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is "
+                        "False: use sparse_as_dense=True"
+                    )
+                gradient = keras.ops.convert_to_tensor(gradient)
+            total = self._sums[id(variable)]
+            total.assign_add(gradient)
+            sums.append(total.value)
+        self._counter.assign_add(1)
+        return sums
+
+    def is_step(self) -> Any:
+        """Whether the passes so far make a step; a tensor."""
+        return keras.ops.equal(keras.ops.mod(self._counter, self.passes), 0)
+
+    def clear(self) -> None:
+        """Set the sums to zero."""
+        for total in self._sums.values():
+            total.assign(keras.ops.zeros_like(total))
+
+
+class _Variables(list[Any]):
+    def __call__(self) -> list[Any]:
+        return self
+
+
+def _public_name(kind: type) -> tuple[str, str]:
+    """The module and the name by which a saved model finds the class again."""
+    for base in kind.__mro__:
+        if getattr(keras.optimizers, base.__name__, None) is base:
+            return "keras.optimizers", base.__name__
+        if not base.__module__.startswith("keras."):
+            return base.__module__, base.__name__
+    return kind.__module__, kind.__name__
+
+
+def _nothing(_: Any) -> None:
+    """For branches that give nothing."""

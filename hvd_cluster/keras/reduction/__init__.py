@@ -1,0 +1,32 @@
+"""How the gradients of one step are reduced over all ranks, a file for each backend of Keras."""
+
+from __future__ import annotations
+
+import keras
+
+from hvd_cluster.keras.reduction.reducer import Reduction
+
+
+def reduction_of_backend() -> type[Reduction]:
+    """The reduction for the backend that Keras runs on.
+
+    Raises:
+        NotImplementedError: it is none of tensorflow, torch and jax.
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from hvd_cluster.keras.reduction.tensorflow import TensorFlowReduction
+
+        return TensorFlowReduction
+    if backend == "torch":
+        from hvd_cluster.keras.reduction.torch import TorchReduction
+
+        return TorchReduction
+    if backend == "jax":
+        from hvd_cluster.keras.reduction.jax import JaxReduction
+
+        return JaxReduction
+    raise NotImplementedError(
+        f"Keras runs on its backend {backend!r}, on which nothing is trained: set KERAS_BACKEND to tensorflow, "
+        "torch or jax"
+    )

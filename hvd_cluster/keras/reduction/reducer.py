@@ -1,0 +1,104 @@
+"""What is told about a reduction, and what its steps have in common on every backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.parts import grouped, parts
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.keras.compression import Compression, Compressor
+from hvd_cluster.settings import Settings
+
+Groups = int | Sequence[Sequence[Any]] | None
+
+
+@dataclass(kw_only=True)
+class Reduction(ABC):
+    """Called with gradients and their variables, gives the reduced gradients; None stays None.
+
+    Raises:
+        ValueError: the options contradict each other.
+    """
+
+    #: Average or Sum.
+    op: ReduceOp = ReduceOp.AVERAGE
+    compression: type[Compressor] = Compression.none
+    #: Turn sparse gradients into dense ones first; TensorFlow only.
+    sparse_as_dense: bool = False
+    #: Divide an average by so much before the sum, and by the rest after it.
+    predivide_factor: float = 1.0
+    #: How many groups, or which variables' gradients are reduced together; None for as it fits.
+    groups: Groups = None
+    process_set: ProcessSet = global_process_set
+    #: Divide the gradients of local variables by the number of ranks, as if the others had had none.
+    scale_local_gradients: bool = True
+    #: ``id`` of each variable that is not reduced, and the variable itself, so that it lives.
+    local_variables: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.predivide_factor != 1.0 and self.op != ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        self._groups_of([None])
+
+    def keep_local(self, variable: Any) -> None:
+        """Leave the gradient of a variable to each rank."""
+        self.local_variables[id(variable)] = variable
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce.
+
+        Args:
+            gradients: a tensor of the backend or None for each variable.
+            variables: Keras's variables.
+        """
+        results = list(gradients)
+        if basics.size() == 1 and not Settings.from_env().elastic:
+            return results
+        is_local = [id(variable) in self.local_variables for variable in variables]
+        for index, gradient in enumerate(results):
+            if is_local[index] and gradient is not None and self.scale_local_gradients:
+                results[index] = gradient / (self.process_set.size() or 1)
+        shared = [index for index, gradient in enumerate(results) if gradient is not None and not is_local[index]]
+        if not shared:
+            return results
+        compressed, contexts = zip(*(self.compression.compress(results[index]) for index in shared), strict=True)
+        reduced = self.reduce(compressed, self._groups_of([variables[index] for index in shared]))
+        for index, gradient, context in zip(shared, reduced, contexts, strict=True):
+            results[index] = self.compression.decompress(gradient, context)
+        return results
+
+    @abstractmethod
+    def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
+        """Reduce tensors of the backend, those of a group together."""
+
+    def carry_out(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
+        """Reduce torch tensors, and wait for them."""
+        plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        handles = [
+            hvd.grouped_allreduce_async(
+                [tensors[index] for index in part],
+                op=self.op,
+                prescale_factor=1.0 / self.predivide_factor,
+                postscale_factor=self.predivide_factor,
+                process_set=self.process_set,
+            )
+            for part in plan
+        ]
+        results: dict[int, torch.Tensor] = {}
+        for part, handle in zip(plan, handles, strict=True):
+            results.update(zip(part, hvd.synchronize(handle), strict=True))
+        return [results[index] for index in range(len(tensors))]
+
+    def _groups_of(self, variables: Sequence[Any]) -> list[list[int]]:
+        groups = self.groups
+        if isinstance(groups, (list, tuple)):
+            groups = [[id(v) for v in group] if isinstance(group, (list, tuple)) else group for group in groups]
+        return grouped(groups, [id(variable) for variable in variables])

@@ -1,0 +1,31 @@
+"""Gradients on Keras's TensorFlow backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_cluster.keras.reduction.reducer import Reduction
+from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
+
+
+class TensorFlowReduction(Reduction):
+    """What ``hvd_cluster.tensorflow`` does for its tape: one crossing into Python, sparse gradients included."""
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce tensors and ``tf.IndexedSlices``."""
+        reducer = GradientReducer(
+            op=self.op,
+            compression=self.compression,  # type: ignore[arg-type]
+            sparse_as_dense=self.sparse_as_dense,
+            predivide_factor=self.predivide_factor,
+            groups=self.groups,
+            process_set=self.process_set,
+            scale_local_gradients=self.scale_local_gradients,
+            local_keys={variable_key(variable) for variable in self.local_variables.values()},
+        )
+        return reducer(gradients, variables, "keras")
+
+    def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
+        """Not reached: the reducer of TensorFlow does all of it."""
+        raise NotImplementedError("TensorFlowReduction reduces when it is called")

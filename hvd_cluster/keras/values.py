@@ -1,0 +1,141 @@
+"""Collectives of Python and NumPy values, and of the variables of a model; on any backend of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import hvd_cluster.torch as hvd
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.keras.compression import Compression, Compressor
+
+Array = npt.NDArray[Any]
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | None = None,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """Reduce a value over all ranks.
+
+    Args:
+        value: a number, a list, an array or a tensor, of equal shape and type on all ranks.
+        name: what the ranks are matched by.
+        average: deprecated; True is ``op=Average``, False is ``op=Sum``.
+        prescale_factor: multiplies the value before the reduction.
+        postscale_factor: multiplies it afterwards.
+        op: Average (the default), Sum, Min, Max or Product.
+        compression: how the value travels.
+
+    Returns:
+        An array of the same shape and type; a NumPy number for a number.
+
+    Raises:
+        ValueError: the value cannot be sent, or the arguments contradict each other.
+        HorovodInternalError: the ranks disagree, or the job has ended.
+    """
+    array = _array(value)
+    if compression is Compression.none:
+        sent, context = array, None
+    else:
+        compressed, context = compression.compress(keras.ops.convert_to_tensor(array))
+        sent = keras.ops.convert_to_numpy(compressed)
+    result = hvd.allreduce(
+        to_torch(sent),
+        average,
+        name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+    reduced = from_torch(result, sent.dtype)
+    if context is not None:
+        tensor = compression.decompress(keras.ops.convert_to_tensor(reduced), context)
+        reduced = keras.ops.convert_to_numpy(tensor).astype(array.dtype)
+    return reduced[()]
+
+
+def allgather(value: Any, name: str | None = None) -> Array:
+    """Concatenate the values of all ranks along the first dimension, whose length may differ between ranks."""
+    array = _array(value)
+    return from_torch(hvd.allgather(to_torch(array), name), array.dtype)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Give every rank ``root_rank``'s value, of equal shape and type on all ranks."""
+    array = _array(value)
+    return from_torch(hvd.broadcast(to_torch(array), root_rank, name), array.dtype)[()]
+
+
+def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.AVERAGE) -> Array:
+    """Reduce a value over all ranks and keep this rank's rows of the result."""
+    array = _array(value)
+    return from_torch(hvd.reducescatter(to_torch(array), name, op=op), array.dtype)
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite variables of Keras with those of ``root_rank``, in place, in one transfer.
+
+    Args:
+        variables: alike on all ranks.
+        root_rank: the global rank whose values all get.
+        process_set: whose ranks take part.
+    """
+    arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    if not arrays:
+        return
+    everything = torch.from_numpy(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]))
+    data = hvd.broadcast_(everything, root_rank, process_set=process_set).numpy()
+    start = 0
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(data[start : start + array.nbytes].view(array.dtype).reshape(keras.ops.shape(variable)))
+        start += array.nbytes
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Always raises: Keras 3 keeps no list of all variables.
+
+    Raises:
+        RuntimeError: names what takes its place.
+    """
+    raise RuntimeError(
+        f"hvd.broadcast_global_variables({root_rank}) needs global variables, and Keras 3 keeps none. Please use "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback in model.fit(), or "
+        "hvd.broadcast_variables(<model/optimizer variables>) instead."
+    )
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """A torch tensor of an array, over its memory where that may be written."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise ValueError(f"values of type {array.dtype} cannot be sent") from None
+
+
+def from_torch(tensor: torch.Tensor, dtype: Any) -> Array:
+    """The array of a torch tensor of ``dtype``, over its memory."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(dtype)
+    return tensor.numpy()
+
+
+def _array(value: Any) -> Array:
+    is_tensor = isinstance(value, keras.Variable) or keras.ops.is_tensor(value)
+    return np.asarray(keras.ops.convert_to_numpy(value) if is_tensor else value)

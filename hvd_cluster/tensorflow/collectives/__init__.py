@@ -1,0 +1,1 @@
+"""The collectives on TensorFlow tensors, a file for each kind, with their gradients."""

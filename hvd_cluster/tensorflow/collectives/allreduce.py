@@ -1,0 +1,202 @@
+"""Allreduce of one tensor or of a group: every rank gets the reduction of all ranks' tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.tensorflow.collectives.allgather import gathered
+from hvd_cluster.tensorflow.collectives.arguments import dense
+from hvd_cluster.tensorflow.compression import Compression, Compressor
+from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.questions import num_members_op
+from hvd_cluster.tensorflow.submission import Collective, Tensors, Waitable
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Reduce a tensor over all ranks.
+
+    Args:
+        tensor: a tensor of any shape, equal in shape and type on all ranks; or ``tf.IndexedSlices``, whose rows are
+            gathered, and divided by the number of ranks for Average.
+        average: deprecated; True is ``op=Average``, False is ``op=Sum``.
+        device_dense: accepted, and without effect: tensors stay where they are.
+        device_sparse: likewise.
+        compression: how the tensor travels.
+        op: Average (the default), Sum, Adasum, Min, Max or Product.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies it afterwards. Integers are scaled in float64 and truncated.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+        ignore_name_scope: leave the name scope of the graph out of the name.
+
+    Returns:
+        A new tensor, or ``tf.IndexedSlices``. Its gradient is the gradient's allreduce with the same op and factors.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the tensor cannot be sent.
+        tf.errors.FailedPreconditionError: the ranks disagree (UnknownError with the same text in a graph).
+        tf.errors.UnknownError: the job has ended.
+        NotImplementedError: IndexedSlices with another op than Sum and Average, or with factors.
+    """
+    del device_dense, device_sparse
+    (result,) = _grouped(
+        [tensor],
+        reduce_op(average, op),
+        compression,
+        (prescale_factor, postscale_factor),
+        name,
+        process_set,
+        ignore_name_scope,
+    )
+    return result
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> Any:
+    """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
+    del device_dense, device_sparse
+    if not tensors:
+        return tensors
+    factors = (prescale_factor, postscale_factor)
+    return _grouped(tensors, reduce_op(average, op), compression, factors, name, process_set, ignore_name_scope)
+
+
+def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """The reduction that the two arguments of Horovod's signature ask for."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+
+
+def reduced(
+    tensors: Sequence[tf.Tensor], collective: Collective, groups: Sequence[Sequence[int]] | None = None
+) -> list[tf.Tensor]:
+    """Dense tensors, reduced; differentiable.
+
+    Args:
+        tensors: dense tensors.
+        collective: the reduction, with its name.
+        groups: indices of those that are reduced together; None for all of them, an empty list for as it fits.
+    """
+
+    def begin(given: Tensors, is_waited_for: bool) -> Waitable:
+        if groups is None:
+            return collective.begin(given, is_waited_for)
+        return collective.begin_parts(given, is_waited_for, groups=groups)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def differentiable(*values: tf.Tensor) -> Any:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            return reduced(upstream, collective.named(label(None, upstream[0])), groups)
+
+        return call(begin, values, [t.dtype for t in values], [t.shape for t in values]), gradient
+
+    return list(differentiable(*tensors))
+
+
+def sparse_sum(
+    slices: Sequence[tf.IndexedSlices], process_set: ProcessSet, name: str | None, *, average: bool
+) -> list[tf.IndexedSlices]:
+    """The rows of all ranks, gathered; an index that several ranks have stands there several times."""
+    flat = [part for each in slices for part in (dense(each.values), dense(each.indices))]
+    parts = gathered(flat, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name))
+    values, indices = parts[::2], parts[1::2]
+    if average:
+        number = num_members_op(process_set)
+        values = [each / tf.cast(number, each.dtype) for each in values]
+    return [
+        tf.IndexedSlices(each_values, each_indices, dense_shape=each.dense_shape)
+        for each, each_values, each_indices in zip(slices, values, indices, strict=True)
+    ]
+
+
+def check_adasum(tensors: Sequence[Any], process_set: ProcessSet) -> None:
+    """Raise where Adasum is not defined.
+
+    Raises:
+        NotImplementedError: a process set, a number of ranks that is no power of two, integers or sparse tensors.
+    """
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support process sets other than the global one")
+    if basics.is_initialized() and basics.size() & (basics.size() - 1):
+        raise NotImplementedError(
+            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
+        )
+    if any(isinstance(tensor, tf.IndexedSlices) or not tensor.dtype.is_floating for tensor in tensors):
+        raise NotImplementedError("Adasum needs dense floating-point tensors")
+
+
+def _grouped(
+    given: Sequence[Any],
+    op: ReduceOp,
+    compression: type[Compressor],
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> list[Any]:
+    """Dense tensors as one request, the rows of all sparse ones as another."""
+    results: list[Any] = [each if isinstance(each, tf.IndexedSlices) else dense(each) for each in given]
+    if op == ReduceOp.ADASUM:
+        check_adasum(results, process_set)
+    sparse = [index for index, each in enumerate(results) if isinstance(each, tf.IndexedSlices)]
+    full = [index for index, each in enumerate(results) if not isinstance(each, tf.IndexedSlices)]
+    if sparse and (op not in (ReduceOp.AVERAGE, ReduceOp.SUM) or factors != (1.0, 1.0)):
+        raise NotImplementedError(
+            "tf.IndexedSlices can be summed or averaged, with neither another op nor prescale_factor or "
+            "postscale_factor: pass tf.convert_to_tensor(...) of it"
+        )
+    if full:
+        compressed, contexts = zip(*(compression.compress(results[index]) for index in full), strict=True)
+        collective = Collective(
+            kind=Kind.ALLREDUCE,
+            process_set=process_set,
+            name=label(name, compressed[0], ignore_name_scope=ignore_name_scope),
+            op=op,
+            prescale=factors[0],
+            postscale=factors[1],
+        )
+        for index, result, context in zip(full, reduced(compressed, collective), contexts, strict=True):
+            results[index] = compression.decompress(result, context)
+    if sparse:
+        slices = [results[index] for index in sparse]
+        its_label = label(name, slices[0].values, ignore_name_scope=ignore_name_scope)
+        for index, result in zip(
+            sparse, sparse_sum(slices, process_set, its_label, average=op == ReduceOp.AVERAGE), strict=True
+        ):
+            results[index] = result
+    return results

@@ -1,0 +1,33 @@
+"""Join and barrier: the collectives that move no tensor of the caller's."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.submission import Collective, Number, running_engine
+
+
+def join(name: str | None = None) -> tf.Tensor:
+    """Say that this rank has run out of data; blocks until all ranks have.
+
+    Until then the others' allreduces take zeros from this rank, and an average still divides by all ranks.
+
+    Args:
+        name: accepted, and without effect: there is one join at a time.
+
+    Returns:
+        The rank that joined last, the same number on all ranks: int32 of shape ().
+    """
+    del name
+    (last,) = call(lambda *_: Number(running_engine().join()), [], [tf.int32], [tf.TensorShape(())])
+    return last
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Block until every rank has come here. Operations submitted before are not waited for."""
+    collective = Collective(kind=Kind.BARRIER, process_set=process_set, name=label(name, None))
+    call(lambda *arguments: Number(collective.begin(*arguments)), [], [tf.int32], [tf.TensorShape(())])

@@ -1,0 +1,118 @@
+"""Broadcast: every rank gets the root's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.tensorflow.collectives.allreduce import reduced
+from hvd_cluster.tensorflow.collectives.arguments import dense
+from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.errors import as_tensorflow_errors
+from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.questions import rank_op
+from hvd_cluster.tensorflow.submission import Collective
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Give every rank the root's tensor.
+
+    Args:
+        tensor: any shape; equal shape and type on all ranks.
+        root_rank: the global rank whose tensor all get; it belongs to the process set.
+        name: what the ranks are matched by.
+        ignore_name_scope: leave the name scope of the graph out of the name.
+        process_set: whose ranks take part.
+
+    Returns:
+        A new tensor. Its gradient is the gradients' average on the root, and zero elsewhere.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the tensor cannot be sent, or there is no such root.
+        tf.errors.FailedPreconditionError: the ranks disagree (UnknownError with the same text in a graph).
+        tf.errors.UnknownError: the job has ended.
+    """
+    value = dense(tensor)
+    _check_root(root_rank, process_set)
+    collective = Collective(
+        kind=Kind.BROADCAST,
+        process_set=process_set,
+        name=label(name, value, ignore_name_scope=ignore_name_scope),
+        root=root_rank,
+    )
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def differentiable(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            average = Collective(
+                kind=Kind.ALLREDUCE, process_set=process_set, name=label(None, upstream), op=ReduceOp.AVERAGE
+            )
+            is_root = tf.cast(tf.equal(rank_op(), root_rank), upstream.dtype)
+            return reduced([upstream], average)[0] * is_root
+
+        return call(collective.begin, [tensor], [tensor.dtype], [tensor.shape])[0], gradient
+
+    return differentiable(value)
+
+
+def broadcast_(
+    variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Overwrite variables with those of the root, in place.
+
+    Args:
+        variables: a variable of TensorFlow or Keras, or several; alike on all ranks.
+        root_rank: the global rank whose values all get.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+
+    Returns:
+        The variable or the list of them; in a v1 graph the operation that does it.
+    """
+    given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+    _check_root(root_rank, process_set)
+    if not given:
+        return tf.no_op() if _is_v1_graph() else []
+    values = [dense(variable) for variable in given]
+    collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=label(name, values[0]), root=root_rank)
+    results = call(collective.begin_parts, values, [v.dtype for v in values], [v.shape for v in values])
+    assignments = [variable.assign(result) for variable, result in zip(given, results, strict=True)]
+    if _is_v1_graph():
+        return tf.group(*assignments)
+    return given if isinstance(variables, (list, tuple)) else given[0]
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """:func:`broadcast_`; ``inplace`` is accepted and has no effect."""
+    del inplace
+    return broadcast_(list(variables), root_rank, process_set=process_set)
+
+
+def _is_v1_graph() -> bool:
+    return not tf.executing_eagerly() and not isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph)
+
+
+def _check_root(root_rank: int, process_set: ProcessSet) -> None:
+    ranks = process_set.ranks
+    with as_tensorflow_errors():
+        if ranks is not None and root_rank not in ranks:
+            shown = ranks if len(ranks) <= 8 else [*ranks[:4], "...", ranks[-1]]
+            raise ValueError(
+                f"root_rank={root_rank} is not among the ranks that take part, {shown}; this is rank {basics.rank()}"
+            )

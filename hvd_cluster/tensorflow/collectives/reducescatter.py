@@ -1,0 +1,122 @@
+"""Reducescatter of one tensor or of a group: the reduction of all ranks' tensors, of which each rank gets some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.tensorflow.collectives.allgather import gathered
+from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
+from hvd_cluster.tensorflow.compression import Compression, Compressor
+from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.questions import num_members_op
+from hvd_cluster.tensorflow.submission import Collective
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduce a tensor over all ranks and keep this rank's rows of the result.
+
+    Args:
+        tensor: shape (rows, ...), equal on all ranks. The rows are dealt to the ranks in order and as equally as can
+            be; the first ``rows % ranks`` ranks get one more.
+        device_dense: accepted, and without effect.
+        compression: how the tensor travels.
+        op: Average or Sum.
+        name: what the ranks are matched by.
+        process_set: whose ranks take part.
+        ignore_name_scope: leave the name scope of the graph out of the name.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies it afterwards.
+
+    Returns:
+        A new tensor of this rank's rows. Its gradient is the allgather of the gradients, times the number of ranks for
+        Sum, times the factors.
+
+    Raises:
+        ValueError: ``op`` is neither Average nor Sum.
+        tf.errors.InvalidArgumentError: the tensor cannot be sent.
+        tf.errors.FailedPreconditionError: the ranks disagree, or the tensor has no dimension (UnknownError with the
+            same text in a graph).
+        tf.errors.UnknownError: the job has ended.
+    """
+    del device_dense
+    factors = (prescale_factor, postscale_factor)
+    (result,) = _grouped([tensor], compression, op, name, process_set, ignore_name_scope, factors)
+    return result
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """:func:`reducescatter` of several tensors as one request."""
+    del device_dense
+    if not tensors:
+        return []
+    return _grouped(tensors, compression, op, name, process_set, False, (prescale_factor, postscale_factor))
+
+
+def _grouped(
+    tensors: Sequence[Any],
+    compression: type[Compressor],
+    op: ReduceOp,
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    factors: tuple[float, float],
+) -> list[tf.Tensor]:
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    compressed, contexts = zip(*(compression.compress(dense(tensor)) for tensor in tensors), strict=True)
+    collective = Collective(
+        kind=Kind.REDUCESCATTER,
+        process_set=process_set,
+        name=label(name, compressed[0], ignore_name_scope=ignore_name_scope),
+        op=ReduceOp(op),
+        prescale=factors[0],
+        postscale=factors[1],
+    )
+    results = _scattered(compressed, collective)
+    return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
+
+
+def _scattered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
+    process_set = collective.process_set
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def differentiable(*values: tf.Tensor) -> Any:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            gather = Collective(kind=Kind.ALLGATHER, process_set=process_set, name=label(None, upstream[0]))
+            factor = tf.constant(collective.prescale * collective.postscale, tf.float64)
+            if collective.op == ReduceOp.SUM:
+                factor *= tf.cast(num_members_op(process_set), tf.float64)
+            whole = gathered(upstream, gather)
+            return [
+                tf.ensure_shape(each * tf.cast(factor, each.dtype), value.shape)
+                for each, value in zip(whole, values, strict=True)
+            ]
+
+        return call(collective.begin, values, [t.dtype for t in values], [any_rows(t.shape) for t in values]), gradient
+
+    return list(differentiable(*tensors))

@@ -1,0 +1,149 @@
+"""Where tensors cross between TensorFlow and the engine, without a copy on the CPU.
+
+Eagerly a tensor crosses by DLPack, and the call is an ordinary call of Python. Inside a graph it is the NumPy array
+that ``tf.numpy_function`` makes over the tensor's memory.
+
+A ``tf.function`` runs such calls one after the other, in the order of the program, so one blocking call at a time is
+all there is. A v1 graph runs them in any order, on as many threads as TensorFlow has for it: two ranks with all their
+threads waiting for different tensors would wait for ever. There a call is begun by one node and awaited by a loop,
+which lets other nodes run between its turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+import torch
+from tensorflow.python.ops import control_flow_util
+
+from hvd_cluster.tensorflow.errors import as_tensorflow_errors
+from hvd_cluster.tensorflow.submission import Waitable
+
+#: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
+Begin = Callable[[list[torch.Tensor], bool], Waitable]
+Array = npt.NDArray[Any]
+
+#: How long a node of a v1 graph waits in one go, and how often it looks meanwhile.
+_TURN_S, _LOOK_S = 0.002, 0.0001
+
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
+_under_way: dict[int, Waitable] = {}
+_next_id = itertools.count()
+_lock = threading.Lock()
+
+
+def call(
+    begin: Begin,
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    shapes: Sequence[tf.TensorShape],
+) -> list[tf.Tensor]:
+    """Run ``begin`` on ``inputs``, now or when the graph runs, and give the tensors it comes to.
+
+    Args:
+        begin: submits.
+        inputs: dense tensors.
+        dtypes: the element type of each result.
+        shapes: what is known of the shape of each result.
+
+    Raises:
+        tf.errors.OpError: eagerly, as :mod:`hvd_cluster.tensorflow.errors` says.
+        ValueError: the graph is compiled by XLA, which cannot call back into Python.
+    """
+    if tf.executing_eagerly():
+        with as_tensorflow_errors():
+            return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs], True).wait()]
+    graph = tf.compat.v1.get_default_graph()
+    refuse_xla(graph)
+    if isinstance(graph, tf.__internal__.FuncGraph):
+        results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
+    else:
+        results = _awaited_in_turns(begin, inputs, list(dtypes))
+    for result, shape in zip(results, shapes, strict=True):
+        result.set_shape(shape)
+    return list(results)
+
+
+def refuse_xla(graph: Any) -> None:
+    """Raise if ``graph`` is traced for XLA.
+
+    Raises:
+        ValueError: it is.
+    """
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise ValueError(
+            "a collective cannot be compiled by XLA, which does not call back into Python: use jit_compile=False, in "
+            "tf.function(jit_compile=...) and in model.compile(jit_compile=...) alike"
+        )
+
+
+def _blocking(begin: Begin, arrays: Sequence[Array]) -> list[Array]:
+    return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
+
+
+def _awaited_in_turns(begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+    def submit(*arrays: Array) -> npt.NDArray[np.int64]:
+        waitable = begin([_from_array(array) for array in arrays], False)
+        with _lock:
+            number = next(_next_id)
+            _under_way[number] = waitable
+        return np.int64(number)  # type: ignore[return-value]
+
+    def is_open(number: npt.NDArray[np.int64]) -> np.bool_:
+        waitable, until_s = _under_way[int(number)], time.monotonic() + _TURN_S
+        while not waitable.done:
+            if time.monotonic() > until_s:
+                return np.bool_(True)
+            time.sleep(_LOOK_S)
+        return np.bool_(False)
+
+    def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
+        with _lock:
+            waitable = _under_way.pop(int(number))
+        return [_to_array(result) for result in waitable.wait()]
+
+    number = tf.numpy_function(submit, inputs, tf.int64)
+    number.set_shape(())
+    number = tf.while_loop(
+        lambda number: tf.ensure_shape(tf.numpy_function(is_open, [number], tf.bool), ()),
+        lambda number: [tf.identity(number)],
+        [number],
+        parallel_iterations=1,
+    )[0]
+    return list(tf.numpy_function(fetch, [number], dtypes))
+
+
+def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
+    if tensor.dtype in (tf.string, tf.resource, tf.variant) or tensor.dtype.is_quantized:
+        raise ValueError(f"Tensor type {tensor.dtype.name} is not supported.")
+    result: torch.Tensor = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
+    return result if result.is_contiguous() else result.contiguous()
+
+
+def _to_tensor(tensor: torch.Tensor) -> tf.Tensor:
+    return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
+
+
+def _from_array(array: Array) -> torch.Tensor:
+    array = np.asarray(array, order="C")  # a v1 graph hands over scalars as scalars
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if not array.flags.writeable:
+        array = array.copy()  # a constant that TensorFlow keeps for itself
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise ValueError(f"Tensor type {array.dtype} is not supported.") from None
+
+
+def _to_array(tensor: torch.Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
+    return tensor.numpy()

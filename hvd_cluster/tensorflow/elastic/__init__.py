@@ -1,0 +1,40 @@
+"""Elastic training with TensorFlow: ``@hvd.elastic.run``, :class:`TensorFlowState`, :class:`TensorFlowKerasState`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from hvd_cluster.elastic.loop import rejoin, run_fn
+from hvd_cluster.elastic.state import ObjectState, State
+from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.tensorflow.elastic.state import TensorFlowKerasState, TensorFlowState
+from hvd_cluster.tensorflow.errors import was_world_ended
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Make a training function survive the loss and the arrival of workers.
+
+    Args:
+        func: its first argument is a :class:`State`; whatever it returns is returned. It is called again, with the
+            state as of its last commit, when a worker was lost, and with the state as it is when workers came or left.
+            A collective that failed inside a graph counts as one that failed; other errors of TensorFlow are raised.
+    """
+
+    @functools.wraps(func)
+    def translated(*args: Any, **kwargs: Any) -> T:
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            if was_world_ended(error) and not isinstance(error, HorovodInternalError):
+                raise HorovodInternalError(str(error)) from error
+            raise
+
+    return run_fn(translated, rejoin)

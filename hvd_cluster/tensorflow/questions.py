@@ -1,0 +1,70 @@
+"""Rank and size as operations: a graph answers them when it runs, rightly in a new world too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.submission import Finished, members, running_engine
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Index of this worker over all workers, int32 of shape ()."""
+    return _answer(basics.rank, name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Index of this worker over the workers of its host, int32 of shape ()."""
+    return _answer(basics.local_rank, name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Number of workers in a process set, int32 of shape ().
+
+    Raises:
+        tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
+    """
+    return _answer(lambda: len(_ranks(process_set_id)), name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Number of workers on this host, int32 of shape ()."""
+    return _answer(basics.local_size, name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 where this worker is in the process set, else 0; int32 of shape ().
+
+    Raises:
+        tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
+    """
+    return _answer(lambda: int(basics.rank() in _ranks(process_set_id)), name)
+
+
+def index_op(process_set: ProcessSet) -> tf.Tensor:
+    """This worker's index among those of a process set, int32 of shape ()."""
+    return _answer(lambda: members(process_set).index(basics.rank()), None)
+
+
+def num_members_op(process_set: ProcessSet) -> tf.Tensor:
+    """Number of workers in a process set, int32 of shape ()."""
+    return _answer(lambda: len(members(process_set)), None)
+
+
+def _ranks(process_set_id: int) -> tuple[int, ...]:
+    ranks = running_engine().process_sets.get(process_set_id)
+    if ranks is None:
+        raise ValueError(f"process set {process_set_id} does not exist or has not been registered")
+    return ranks
+
+
+def _answer(question: Callable[[], int], name: str | None) -> tf.Tensor:
+    (answer,) = call(
+        lambda *_: Finished([torch.tensor(question(), dtype=torch.int32)]), [], [tf.int32], [tf.TensorShape(())]
+    )
+    return answer if name is None else tf.identity(answer, name=name)

@@ -1,0 +1,237 @@
+"""From torch tensors to requests of the engine: what every collective of TensorFlow submits.
+
+TensorFlow's tensors reach this file as torch tensors over the same memory; see :mod:`hvd_cluster.tensorflow.crossing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from hvd_cluster.engine import basics
+from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.parts import parts
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+
+Tensors = list[torch.Tensor]
+
+#: Ranks may differ in the first dimension of these.
+_OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
+_REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
+_REDUCED_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+#: These are only moved.
+_MOVED_DTYPES = _REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
+_ROWED_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
+
+
+class Waitable(Protocol):
+    """What was begun and gives tensors."""
+
+    @property
+    def done(self) -> bool:
+        """True when :meth:`wait` will not block."""
+
+    def wait(self) -> Tensors:
+        """The results; raises the error of what failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What to do, but for the tensors. Everything that may differ in a new world is looked up at each call."""
+
+    kind: Kind
+    process_set: ProcessSet
+    #: What the ranks are matched by; None takes the next number of this kind of operation.
+    name: str | None = None
+    op: ReduceOp = ReduceOp.SUM
+    #: Global rank that a broadcast starts from.
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def named(self, name: str | None) -> Collective:
+        """The same under another name."""
+        return replace(self, name=name)
+
+    def begin(
+        self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, splits: tuple[int, ...] = ()
+    ) -> Handle:
+        """Submit; the handle gives the list of results.
+
+        Args:
+            tensors: one, or those of a group; contiguous.
+            is_waited_for: this thread waits for the handle next; else it waits for company first.
+            splits: rows for each rank; alltoall only.
+
+        Raises:
+            ValueError: a request of this name is under way, or this rank is not in the process set.
+            HorovodInternalError: the world has ended, or ``init()`` has not been called.
+        """
+        engine = running_engine()
+        set_id = process_set_id(self.process_set)
+        kind = self.kind
+        if kind in _ROWED_KINDS and any(tensor.dim() == 0 for tensor in tensors):
+            rank = engine.world.topology.rank
+            raise HorovodInternalError(f"Rank {rank} tried to {kind.name} a rank-zero tensor. ({self.name})")
+        self._check_dtypes(tensors)
+        metas = tuple([describe(tensor, any_first_dimension=kind in _OPEN_KINDS) for tensor in tensors])
+        number = engine.next_number(set_id, kind.value) if self.name is None else -1
+        handle = Handle(engine.drive)
+        request = Request(
+            f"{kind.value}.noname.{number}" if self.name is None else f"{kind.value}.{self.name}",
+            set_id,
+            Signature(kind, metas, self.op, self.root, float(self.prescale), float(self.postscale)),
+            list(tensors),
+            [],
+            _unchanged,
+            handle,
+            splits,
+        )
+        try:
+            engine.submit(request, is_waited_for=is_waited_for)
+        except (ValueError, HorovodInternalError):
+            if self.name is None:
+                engine.return_number(set_id, kind.value, number)
+            raise
+        return handle
+
+    def begin_parts(
+        self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, groups: Sequence[Sequence[int]] = ()
+    ) -> Waitable:
+        """Submit tensors that need not all be carried out together, as few requests of bounded size.
+
+        Args:
+            tensors: contiguous.
+            is_waited_for: as for :meth:`begin`.
+            groups: indices of tensors that are carried out together all the same.
+        """
+        plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        base = self.name
+        if base is None and len(plan) > 1:
+            base = f"parts.{next_number(self.process_set, f'{self.kind.value}.parts')}"
+        handles = [
+            self.named(base if len(plan) == 1 else f"{base}.{number}").begin(
+                [tensors[index] for index in part], is_waited_for
+            )
+            for number, part in enumerate(plan)
+        ]
+        return Several(handles, [index for part in plan for index in part])
+
+    def _check_dtypes(self, tensors: Sequence[torch.Tensor]) -> None:
+        supported = _REDUCED_DTYPES if self.kind in _REDUCING_KINDS else _MOVED_DTYPES
+        wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
+        if wrong:
+            raise ValueError(f"Tensor type {wrong[0]} is not supported.")
+        is_scaled = self.op == ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
+        if is_scaled and any(tensor.dtype == torch.bool for tensor in tensors):
+            raise ValueError(
+                "bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max"
+            )
+
+
+class Several:
+    """Requests that were begun together.
+
+    Args:
+        handles: the requests.
+        order: where each of their results, one after the other, belongs.
+    """
+
+    def __init__(self, handles: Sequence[Waitable], order: Sequence[int]) -> None:
+        self._handles = handles
+        self._order = order
+
+    @property
+    def done(self) -> bool:
+        """True when all are done."""
+        return all(handle.done for handle in self._handles)
+
+    def wait(self) -> Tensors:
+        """All results. Every request is waited for, also behind one that failed: its tensors are in use until then."""
+        results: Tensors = []
+        failure: Exception | None = None
+        for handle in self._handles:
+            try:
+                results += handle.wait()
+            except HorovodInternalError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        placed = dict(zip(self._order, results, strict=True))
+        return [placed[index] for index in range(len(placed))]
+
+
+class Number:
+    """The integer that a handle gives, or 0 where it gives nothing, as an int32 tensor of shape ()."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    @property
+    def done(self) -> bool:
+        """True when it is there."""
+        return self._handle.done
+
+    def wait(self) -> Tensors:
+        """The number, in a list."""
+        return [torch.tensor(self._handle.wait() or 0, dtype=torch.int32)]
+
+
+class Finished:
+    """Results that were there at once."""
+
+    done = True
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> Tensors:
+        """The results."""
+        return self._tensors
+
+
+def running_engine() -> Engine:
+    """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
+    try:
+        return basics.engine()
+    except NotInitializedError as error:
+        raise HorovodInternalError(str(error)) from None
+
+
+def process_set_id(process_set: ProcessSet) -> int:
+    """The id of a registered process set."""
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} does not exist or has not been registered")
+    return process_set.process_set_id
+
+
+def members(process_set: ProcessSet) -> tuple[int, ...]:
+    """The global ranks that take part."""
+    return running_engine().process_sets[process_set_id(process_set)]
+
+
+def next_number(process_set: ProcessSet, family: str) -> int:
+    """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
+    return running_engine().next_number(process_set_id(process_set), family)
+
+
+def _unchanged(results: Tensors) -> Tensors:
+    return results

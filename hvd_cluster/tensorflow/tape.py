@@ -1,0 +1,132 @@
+"""A gradient tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.tensorflow.compression import Compression, Compressor
+from hvd_cluster.tensorflow.gradients import GradientReducer, Groups, variable_key, variables_of_layers
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape like ``gradtape`` whose ``gradient()`` gives reduced gradients; it goes on with what that has recorded.
+
+    Args:
+        gradtape: a tape, still recording or not.
+        device_dense: accepted, and without effect.
+        device_sparse: accepted, and without effect.
+        compression: how gradients travel.
+        sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
+        num_groups: the older name of a number as ``groups``.
+        groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
+        process_set: whose ranks take part.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
+
+    Raises:
+        ValueError: the options contradict each other.
+    """
+    del device_dense, device_sparse
+    # A subclass of the wrapped tape's class with our methods in front, so that isinstance() and the class name stay.
+    kind: Any = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
+    tape = kind.__new__(kind)
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reducer = GradientReducer(
+        op=ReduceOp(op),
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide_factor=gradient_predivide_factor,
+        groups=groups if groups is not None else num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    return tape
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """:func:`DistributedGradientTape` that leaves the gradients of some layers alone.
+
+    Args:
+        local_layers: a Keras layer or a list of them, whose trainable weights every rank keeps to itself.
+
+    Raises:
+        ValueError: ``local_layers`` holds something else, or the options contradict each other.
+    """
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in variables_of_layers(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
+    """What is put in front of the wrapped tape's class."""
+
+    _reducer: GradientReducer
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        self._reducer.local_keys.add(variable_key(source))
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``; None stays None."""
+        del use_generic_names  # names do not depend on those of the variables
+        flat = tf.nest.flatten(sources)
+        own = super().gradient(target, flat, output_gradients, **kwargs)
+        return tf.nest.pack_sequence_as(sources, self._reducer(own, flat, "tape"))
+
+    def get_local_and_global_gradients(self, grads: Any, sources: Any) -> tuple[list[Any], list[Any]]:
+        """Gradients of local sources, and of the others after the reduction; each list in the order of ``sources``."""
+        flat = tf.nest.flatten(sources)
+        results = self._reducer(tf.nest.flatten(grads), flat, "tape")
+        pairs = list(zip(results, flat, strict=True))
+        local = [grad for grad, source in pairs if variable_key(source) in self._reducer.local_keys]
+        return local, [grad for grad, source in pairs if variable_key(source) not in self._reducer.local_keys]

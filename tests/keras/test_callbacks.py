@@ -1,0 +1,175 @@
+"""The callbacks in a fit of two ranks, the value operations, and the elastic state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def fitted(hvd: Any, *, callbacks: Any, optimizer: Any = None, epochs: int = 2, seed: int = 0) -> tuple[Any, Any]:
+    """A small model that was fitted on two batches an epoch, and its history."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(optimizer or keras.optimizers.Adam(0.01)), "mse")
+    x = np.random.default_rng(hvd.rank()).normal(size=(16, 4)).astype("float32")
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=epochs, verbose=0, callbacks=callbacks)
+    return model, history.history
+
+
+def test_ranks_that_begin_apart_end_together_with_rank_roots_weights(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[bool]:
+        model, _ = fit(hvd, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)], seed=hvd.rank())
+        gathered = [hvd.allgather(weight[None]) for weight in model.get_weights()]
+        alone, _ = fit(hvd, callbacks=[], seed=1)
+        same_start = all((a == b).all() for a, b in zip(model.get_weights(), alone.get_weights(), strict=True))
+        return [all((both[0] == both[1]).all() for both in gathered), bool(same_start)]
+
+    assert two(fn) == [[True, True]] * 2
+
+
+def test_metrics_become_means_over_the_ranks(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+
+        own: list[float] = []
+
+        class Before(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                own.append(float(logs["loss"]))
+
+        _, history = fit(hvd, callbacks=[Before(), hvd.callbacks.MetricAverageCallback()])
+        return [own, [float(value) for value in history["loss"]]]
+
+    (own0, mean0), (own1, mean1) = two(fn)
+    assert mean0 == mean1
+    assert own0 != own1
+    assert all(abs(m - (a + b) / 2) < 1e-6 for m, a, b in zip(mean0, own0, own1, strict=True))
+
+
+def test_the_learning_rate_warms_up_and_follows_its_schedule(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+
+        seen: list[float] = []
+
+        class Watch(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                seen.append(round(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)), 6))
+
+        _, history = fit(
+            hvd,
+            epochs=4,
+            callbacks=[
+                hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, steps_per_epoch=2),
+                hvd.callbacks.LearningRateScheduleCallback(0.2, lambda epoch: 0.1 ** (epoch - 1), start_epoch=2),
+                Watch(),
+            ],
+        )
+        return [seen, [round(float(value), 6) for value in history["lr"]]]
+
+    warm = [0.125, 0.15, 0.175, 0.2]
+    assert two(fn) == [[[*warm, 0.02, 0.02, 0.002, 0.002], [0.15, 0.2, 0.02, 0.002]]] * 2
+
+
+def test_momentum_is_corrected_when_the_rate_changes(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[float]:
+        import keras
+        import numpy as np
+
+        velocities = []
+
+        class Watch(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                if hasattr(self.model, "jax_state_sync"):
+                    self.model.jax_state_sync()
+                velocities.append(np.array(keras.ops.convert_to_numpy(self.model.optimizer.momentums[0])))
+
+        schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch)
+        fit(hvd, optimizer=keras.optimizers.SGD(0.1, momentum=0.9), callbacks=[Watch(), schedule, Watch()])
+        before, after = velocities[4], velocities[5]  # the first batch of the second epoch, around the schedule
+        return [float(abs(before).max() > 0), float(abs(after - 0.5 * before).max())]
+
+    for moved, error in two(fn):
+        assert moved
+        assert error < 1e-6
+
+
+def test_values_are_reduced_gathered_and_broadcast(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+
+        r = hvd.rank()
+        half = hvd.allreduce(np.float32([1.0, 2.0 * r]), compression=hvd.Compression.fp16)
+        return [
+            float(hvd.allreduce(2.0 * r)),
+            hvd.allreduce(np.arange(3) + r, op=hvd.Sum).tolist(),
+            half.tolist(),
+            str(half.dtype),
+            hvd.allgather([[r]] * (r + 1)).tolist(),
+            float(hvd.broadcast(keras.Variable(float(r)), 1)),
+            hvd.reducescatter(np.arange(4.0), op=hvd.Sum).tolist(),
+        ]
+
+    shared = [1.0, [1, 3, 5], [1.0, 1.0], "float32", [[0], [1], [1]], 1.0]
+    assert two(fn) == [[*shared, [0.0, 2.0]], [*shared, [4.0, 6.0]]]
+
+
+def test_an_elastic_state_is_saved_restored_and_made_equal(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[Any]:
+        import numpy as np
+
+        model, _ = fit(hvd, callbacks=[])
+        state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+        kept = [weight.copy() for weight in model.get_weights()]
+        x = np.ones((16, 4), "float32")
+        callbacks = [
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+        ]
+        model.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+        epochs = state.epoch
+        moved = any((a != b).any() for a, b in zip(kept, model.get_weights(), strict=True))
+        state.restore()
+        back = all((a == b).all() for a, b in zip(kept, model.get_weights(), strict=True))
+        model.set_weights([weight + hvd.rank() for weight in kept])
+        state.epoch = 5 + hvd.rank()
+        state.sync()
+        equal = all((a == b).all() for a, b in zip(kept, model.get_weights(), strict=True))
+        commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=2)
+        model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=[commit])
+        return [epochs, bool(moved), bool(back), bool(equal), state.epoch, state.num_commits]
+
+    assert two(fn) == [[3, True, True, True, 5, 3]] * 2
+
+
+def test_a_checkpoint_of_the_best_model_needs_a_path(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> bool:
+        import tempfile
+        from pathlib import Path
+
+        try:
+            fit(hvd, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss")])
+        except ValueError:
+            with tempfile.TemporaryDirectory() as folder:
+                best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+                best.filepath = f"{folder}/best.keras"
+                fit(hvd, callbacks=[best])
+                return Path(best.filepath).exists()
+        return False
+
+    assert two(fn) == [True, True]

@@ -1,0 +1,192 @@
+"""The tape and the optimizers: two ranks on half batches equal one process on whole batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def test_a_tape_gives_reduced_gradients_in_the_structure_of_its_sources(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        r = hvd.rank()
+        a, b, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(0.0)
+
+        def step() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(a * (r + 1.0)) + b * b * (r + 1.0)
+            return tape.gradient(loss, {"a": a, "rest": [b, unused]})
+
+        found = []
+        for run in (step, tf.function(step)):
+            gradients = run()
+            assert gradients["rest"][1] is None
+            found.append([gradients["a"].numpy().tolist(), float(gradients["rest"][0])])
+        with tf.GradientTape() as plain:
+            loss = tf.reduce_sum(a * (r + 1.0))
+        wrapped = hvd.DistributedGradientTape(plain, op=hvd.Sum, compression=hvd.Compression.fp16)
+        assert isinstance(wrapped, tf.GradientTape)
+        return [*found, wrapped.gradient(loss, a).numpy().tolist()]
+
+    assert two(fn) == [[[[1.5, 1.5], 9.0]] * 2 + [[3.0, 3.0]]] * 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"groups": 2}, {"num_groups": 1}, {"gradient_predivide_factor": 4.0}, {"sparse_as_dense": True}],
+)
+def test_options_of_a_tape_change_the_way_and_not_the_result(two: Any, options: dict[str, Any]) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        table, w, v = tf.Variable(tf.ones([4, 2])), tf.Variable([[1.0], [2.0]]), tf.Variable(1.0)
+
+        @tf.function
+        def step() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+                rows = tf.gather(table, [hvd.rank(), 3])
+                loss = tf.reduce_sum(rows @ w) * v * (1.0 + hvd.rank())
+            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [table, w, v])]
+
+        return [g.numpy().tolist() for g in step()]
+
+    rows = [[0.5, 1.0], [1.0, 2.0], [0.0, 0.0], [1.5, 3.0]]
+    assert two(fn) == [[rows, [[3.0], [3.0]], 9.0]] * 2
+
+
+def test_groups_of_variables_and_local_sources(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        a, b, c = (tf.Variable([1.0]) for _ in range(3))
+        with hvd.DistributedGradientTape(tf.GradientTape(), groups=[[c, a]]) as tape:
+            loss = tf.reduce_sum(a + 2.0 * b + 3.0 * c) * (hvd.rank() + 1.0)
+        tape.register_local_source(b)
+        return [g.numpy().tolist() for g in tape.gradient(loss, [a, b, c])]
+
+    assert two(fn) == [[[1.5], [1.0], [4.5]], [[1.5], [2.0], [4.5]]]
+
+
+def test_a_partial_tape_leaves_its_layers_alone(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import tensorflow as tf
+
+        local = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        local.build((None, 1))
+        w = tf.Variable([[1.0]])
+        inner = tf.GradientTape()
+        with hvd.PartialDistributedGradientTape(inner, local_layers=local, scale_local_gradients=False) as tape:
+            loss = tf.reduce_sum(local(w)) * (hvd.rank() + 1.0)
+        sources = [w, *[v.value for v in local.trainable_variables]]
+        found = [float(g) for g in tape.gradient(loss, sources)]
+        try:
+            hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["no layer"])
+        except ValueError as error:
+            return [*found, "Keras layers" in str(error)]
+        return found
+
+    assert two(fn) == [[1.5, 1.0, True], [1.5, 2.0, True]]
+
+
+def test_many_gradients_are_one_request(two: Any) -> None:
+    def fn(hvd: Any) -> int:
+        import tensorflow as tf
+
+        from hvd_cluster.engine import basics
+
+        variables = [tf.Variable([float(i)]) for i in range(50)]
+
+        @tf.function
+        def step() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.add_n([v[0] * v[0] for v in variables])
+            return tape.gradient(loss, variables)
+
+        engine = basics.engine()
+        submitted, submit = [], engine.submit
+
+        def counted(request: Any, **options: Any) -> Any:
+            submitted.append(request.name)
+            return submit(request, **options)
+
+        engine.submit = counted
+        try:
+            step()
+        finally:
+            del engine.submit
+        return len(submitted)
+
+    assert two(fn) == [1, 1]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_half_batches_on_two_ranks_equal_whole_batches_on_one(two: Any, compiled: bool) -> None:
+    def fn(hvd: Any) -> float:
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(5, 8, 4)).astype("f4"), rng.normal(size=(5, 8, 1)).astype("f4")
+
+        def trained(share: slice, tape_of: Any) -> Any:
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+            optimizer = keras.optimizers.Adam(0.05)
+            optimizer.build(model.trainable_variables)
+
+            def step(a: Any, b: Any) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(a, training=True) - b))
+                gradients = tape_of(tape).gradient(loss, [v.value for v in model.trainable_variables])
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+            step = tf.function(step) if compiled else step
+            for a, b in zip(x, y, strict=True):
+                step(tf.constant(a[share]), tf.constant(b[share]))
+            return np.concatenate([w.ravel() for w in model.get_weights()])
+
+        r = hvd.rank()
+        together = trained(slice(4 * r, 4 * r + 4), hvd.DistributedGradientTape)
+        alone = trained(slice(None), lambda tape: tape)
+        return float(np.abs(together - alone).max())
+
+    assert max(two(fn)) < 1e-5
+
+
+def test_sync_batch_normalization_normalises_over_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        whole = np.random.default_rng(0).normal(size=(8, 3)).astype("f4")
+        mine = tf.constant(whole[4 * hvd.rank() : 4 * hvd.rank() + 4])
+        ours, plain = hvd.SyncBatchNormalization(), keras.layers.BatchNormalization()
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            out = ours(mine, training=True)
+            loss = tf.reduce_sum(out * out * out)
+        everything = tf.constant(whole)
+        with tf.GradientTape() as whole_tape:
+            whole_tape.watch(everything)
+            expected = plain(everything, training=True)
+            whole_loss = tf.reduce_sum(expected * expected * expected)
+        share = slice(4 * hvd.rank(), 4 * hvd.rank() + 4)
+        gradient = whole_tape.gradient(whole_loss, everything)[share]
+        errors = [
+            np.abs(out - expected[share]).max(),
+            np.abs(ours.moving_variance - plain.moving_variance).max(),
+            np.abs(tape.gradient(loss, mine) - gradient).max(),
+        ]
+        try:
+            hvd.SyncBatchNormalization(fused=True)
+        except ValueError:
+            return [float(error) for error in errors]
+        return []
+
+    for errors in two(fn):
+        assert max(errors) < 1e-5
