@@ -65,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: whose ranks take part; others get an optimizer that reduces nothing.
 
     Raises:
-        ValueError: the arguments contradict each other or do not describe the parameters.
+        ValueError: the arguments contradict each other or do not describe the parameters, or ``init()`` was not called.
         NotImplementedError: Adasum with a process set, or among ranks whose number is no power of two.
     """
     if num_groups:
@@ -81,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     names = named(optimizer, named_parameters)
-    if op == ReduceOp.ADASUM and basics.size() > 1:
+    if basics.size() > 1 and op == ReduceOp.ADASUM:
         if process_set.process_set_id != global_process_set.process_set_id:
             raise NotImplementedError("Adasum does not support process sets other than the global one")
         return DeltaOptimizer.around(optimizer, names, compression, backward_passes_per_step)
