@@ -3,17 +3,14 @@
 Eagerly a tensor crosses by DLPack, and the call is an ordinary call of Python. Inside a graph it is the NumPy array
 that ``tf.numpy_function`` makes over the tensor's memory.
 
-A ``tf.function`` runs such calls one after the other, in the order of the program, so one blocking call at a time is
-all there is. A v1 graph runs them in any order, on as many threads as TensorFlow has for it: two ranks with all their
-threads waiting for different tensors would wait for ever. There a call is begun by one node and awaited by a loop,
-which lets other nodes run between its turns.
+A ``tf.function`` runs such calls one after the other, in the order of the program: one of them waits at a time. A v1
+graph runs them in any order, each on a thread of TensorFlow's for as long as it waits: a ``session.run`` that holds more
+independent collectives than there are such threads (``inter_op_parallelism_threads``; the number of cores) needs them
+grouped, or ordered by control dependencies. The gradients of an optimizer are one call, and so are variables.
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,17 +23,11 @@ from tensorflow.python.ops import control_flow_util
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.submission import Waitable
 
-#: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
-Begin = Callable[[list[torch.Tensor], bool], Waitable]
+#: Submits torch tensors and gives what to wait for.
+Begin = Callable[[list[torch.Tensor]], Waitable]
 Array = npt.NDArray[Any]
 
-#: How long a node of a v1 graph waits in one go, and how often it looks meanwhile.
-_TURN_S, _LOOK_S = 0.002, 0.0001
-
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
-_under_way: dict[int, Waitable] = {}
-_next_id = itertools.count()
-_lock = threading.Lock()
 
 
 def call(
@@ -59,13 +50,10 @@ def call(
     """
     if tf.executing_eagerly():
         with as_tensorflow_errors():
-            return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs], True).wait()]
+            return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs]).wait()]
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph)
-    if isinstance(graph, tf.__internal__.FuncGraph):
-        results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
-    else:
-        results = _awaited_in_turns(begin, inputs, list(dtypes))
+    results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -85,39 +73,7 @@ def refuse_xla(graph: Any) -> None:
 
 
 def _blocking(begin: Begin, arrays: Sequence[Array]) -> list[Array]:
-    return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
-
-
-def _awaited_in_turns(begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
-    def submit(*arrays: Array) -> npt.NDArray[np.int64]:
-        waitable = begin([_from_array(array) for array in arrays], False)
-        with _lock:
-            number = next(_next_id)
-            _under_way[number] = waitable
-        return np.int64(number)  # type: ignore[return-value]
-
-    def is_open(number: npt.NDArray[np.int64]) -> np.bool_:
-        waitable, until_s = _under_way[int(number)], time.monotonic() + _TURN_S
-        while not waitable.done:
-            if time.monotonic() > until_s:
-                return np.bool_(True)
-            time.sleep(_LOOK_S)
-        return np.bool_(False)
-
-    def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
-        with _lock:
-            waitable = _under_way.pop(int(number))
-        return [_to_array(result) for result in waitable.wait()]
-
-    number = tf.numpy_function(submit, inputs, tf.int64)
-    number.set_shape(())
-    number = tf.while_loop(
-        lambda number: tf.ensure_shape(tf.numpy_function(is_open, [number], tf.bool), ()),
-        lambda number: [tf.identity(number)],
-        [number],
-        parallel_iterations=1,
-    )[0]
-    return list(tf.numpy_function(fetch, [number], dtypes))
+    return [_to_array(result) for result in begin([_from_array(array) for array in arrays]).wait()]
 
 
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:

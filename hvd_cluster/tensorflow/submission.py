@@ -45,10 +45,6 @@ _ROWED_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
 class Waitable(Protocol):
     """What was begun and gives tensors."""
 
-    @property
-    def done(self) -> bool:
-        """True when :meth:`wait` will not block."""
-
     def wait(self) -> Tensors:
         """The results; raises the error of what failed."""
 
@@ -71,14 +67,11 @@ class Collective:
         """The same under another name."""
         return replace(self, name=name)
 
-    def begin(
-        self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, splits: tuple[int, ...] = ()
-    ) -> Handle:
-        """Submit; the handle gives the list of results.
+    def begin(self, tensors: Sequence[torch.Tensor], *, splits: tuple[int, ...] = ()) -> Handle:
+        """Submit, to wait for the handle next, which gives the list of results.
 
         Args:
             tensors: one, or those of a group; contiguous.
-            is_waited_for: this thread waits for the handle next; else it waits for company first.
             splits: rows for each rank; alltoall only.
 
         Raises:
@@ -106,21 +99,18 @@ class Collective:
             splits,
         )
         try:
-            engine.submit(request, is_waited_for=is_waited_for)
+            engine.submit(request, is_waited_for=True)
         except (ValueError, HorovodInternalError):
             if self.name is None:
                 engine.return_number(set_id, kind.value, number)
             raise
         return handle
 
-    def begin_parts(
-        self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, groups: Sequence[Sequence[int]] = ()
-    ) -> Waitable:
+    def begin_parts(self, tensors: Sequence[torch.Tensor], *, groups: Sequence[Sequence[int]] = ()) -> Waitable:
         """Submit tensors that need not all be carried out together, as few requests of bounded size.
 
         Args:
             tensors: contiguous.
-            is_waited_for: as for :meth:`begin`.
             groups: indices of tensors that are carried out together all the same.
         """
         plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
@@ -128,9 +118,7 @@ class Collective:
         if base is None and len(plan) > 1:
             base = f"parts.{next_number(self.process_set, f'{self.kind.value}.parts')}"
         handles = [
-            self.named(base if len(plan) == 1 else f"{base}.{number}").begin(
-                [tensors[index] for index in part], is_waited_for
-            )
+            self.named(base if len(plan) == 1 else f"{base}.{number}").begin([tensors[index] for index in part])
             for number, part in enumerate(plan)
         ]
         return Several(handles, [index for part in plan for index in part])
@@ -159,11 +147,6 @@ class Several:
         self._handles = handles
         self._order = order
 
-    @property
-    def done(self) -> bool:
-        """True when all are done."""
-        return all(handle.done for handle in self._handles)
-
     def wait(self) -> Tensors:
         """All results. Every request is waited for, also behind one that failed: its tensors are in use until then."""
         results: Tensors = []
@@ -185,11 +168,6 @@ class Number:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    @property
-    def done(self) -> bool:
-        """True when it is there."""
-        return self._handle.done
-
     def wait(self) -> Tensors:
         """The number, in a list."""
         return [torch.tensor(self._handle.wait() or 0, dtype=torch.int32)]
@@ -197,8 +175,6 @@ class Number:
 
 class Finished:
     """Results that were there at once."""
-
-    done = True
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Sequence
 MIB = 1 << 20
 #: The first bucket is small, so that communication begins early.
 FIRST_BYTES = MIB
-#: The others: long enough to hide what a request costs, short enough that the last one, which no computation hides, is
-#: short too. What is ready at the same time is fused further by the engine, up to HOROVOD_FUSION_THRESHOLD.
-MOST_BYTES = 8 * MIB
+#: The others: long enough to hide what a request costs. As measured on one host, 8 and 25 MiB differ by 2% of a step,
+#: in favour of fewer buckets.
+MOST_BYTES = 25 * MIB
 
 
 def plan_buckets(

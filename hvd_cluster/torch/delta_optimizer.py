@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.settings import Settings
@@ -45,7 +46,12 @@ class DeltaOptimizer(_Base):
         compression: type[Compressor],
         passes_per_step: int,
     ) -> Any:
-        """Wrap ``optimizer``; a step takes the gradients of ``passes_per_step`` backward passes, summed."""
+        """Wrap ``optimizer``; a step takes the gradients of ``passes_per_step`` backward passes, summed.
+
+        Raises:
+            NotImplementedError: the number of ranks is no power of two.
+        """
+        _check_world()
         cls: Any = type(type(optimizer).__name__, (DeltaOptimizer, type(optimizer)), {})
         wrapped = cls.__new__(cls)
         wrapped.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")})
@@ -77,7 +83,9 @@ class DeltaOptimizer(_Base):
 
         Raises:
             HorovodInternalError: the ranks disagree, or the job has ended.
+            NotImplementedError: the number of ranks has become one that is no power of two.
         """
+        _check_world()
         parameters = [p for p in self._names if p.requires_grad]
         with torch.no_grad():
             starts = [parameter.detach().clone() for parameter in parameters]
@@ -133,3 +141,10 @@ class DeltaOptimizer(_Base):
         for handle in handles:
             synchronize(handle)
         return [wire.unpack(parcel, self._compression) for parcel in parcels]
+
+
+def _check_world() -> None:
+    if basics.size() & (basics.size() - 1):
+        raise NotImplementedError(
+            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
+        )

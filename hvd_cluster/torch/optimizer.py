@@ -59,14 +59,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_predivide_factor: divides the gradients before the sum and multiplies them afterwards; Average only.
         num_groups: deprecated, use ``groups``.
         groups: reduce gradients in groups, all of one or none: a number of groups of about equal length, or lists of
-            parameters. The others, or all without ``groups``, travel in buckets of up to 8 MiB (less where
+            parameters. The others, or all without ``groups``, travel in buckets of up to 25 MiB (less where
             HOROVOD_FUSION_THRESHOLD says so).
         sparse_as_dense: reduce sparse gradients as dense ones; otherwise the entries of all ranks are gathered.
         process_set: whose ranks take part; others get an optimizer that reduces nothing.
 
     Raises:
-        ValueError: the arguments contradict each other or do not describe the parameters.
-        NotImplementedError: Adasum with a process set.
+        ValueError: the arguments contradict each other or do not describe the parameters, or ``init()`` was not called.
+        NotImplementedError: Adasum with a process set, or among ranks whose number is no power of two.
     """
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
@@ -81,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     names = named(optimizer, named_parameters)
-    if op == ReduceOp.ADASUM and basics.size() > 1:
+    if basics.size() > 1 and op == ReduceOp.ADASUM:
         if process_set.process_set_id != global_process_set.process_set_id:
             raise NotImplementedError("Adasum does not support process sets other than the global one")
         return DeltaOptimizer.around(optimizer, names, compression, backward_passes_per_step)

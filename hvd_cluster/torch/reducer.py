@@ -253,7 +253,7 @@ class GradientReducer:
         ready = sorted(self._ready, key=lambda number: number in self._repeated)
         census = take_census(
             self.roster.gradients(self.manner.keeps_sparse),
-            self.roster.deal(ready, Settings.from_env().fusion_threshold_bytes),
+            self.roster.deal(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
             number=self._number,
             print_of_names=self.roster.fingerprint,
             process_set=self.manner.process_set,

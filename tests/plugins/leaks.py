@@ -53,6 +53,7 @@ FOREIGN_FILES = (
     "libzstd",
     "snappy-",
     "artifacts-",
+    "__autograph_generated_file",
 )
 
 

@@ -14,7 +14,7 @@ def test_a_tape_gives_reduced_gradients_in_the_structure_of_its_sources(two: Any
         r = hvd.rank()
         a, b, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(0.0)
 
-        def step() -> Any:
+        def step():
             with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
                 loss = tf.reduce_sum(a * (r + 1.0)) + b * b * (r + 1.0)
             return tape.gradient(loss, {"a": a, "rest": [b, unused]})
@@ -44,7 +44,7 @@ def test_options_of_a_tape_change_the_way_and_not_the_result(two: Any, options: 
         table, w, v = tf.Variable(tf.ones([4, 2])), tf.Variable([[1.0], [2.0]]), tf.Variable(1.0)
 
         @tf.function
-        def step() -> Any:
+        def step():
             with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
                 rows = tf.gather(table, [hvd.rank(), 3])
                 loss = tf.reduce_sum(rows @ w) * v * (1.0 + hvd.rank())
@@ -81,7 +81,7 @@ def test_a_partial_tape_leaves_its_layers_alone(two: Any) -> None:
         with hvd.PartialDistributedGradientTape(inner, local_layers=local, scale_local_gradients=False) as tape:
             loss = tf.reduce_sum(local(w)) * (hvd.rank() + 1.0)
         sources = [w, *[v.value for v in local.trainable_variables]]
-        found = [float(g) for g in tape.gradient(loss, sources)]
+        found = [float(tf.squeeze(g)) for g in tape.gradient(loss, sources)]
         try:
             hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["no layer"])
         except ValueError as error:
@@ -100,7 +100,7 @@ def test_many_gradients_are_one_request(two: Any) -> None:
         variables = [tf.Variable([float(i)]) for i in range(50)]
 
         @tf.function
-        def step() -> Any:
+        def step():
             with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
                 loss = tf.add_n([v[0] * v[0] for v in variables])
             return tape.gradient(loss, variables)
@@ -138,7 +138,7 @@ def test_half_batches_on_two_ranks_equal_whole_batches_on_one(two: Any, compiled
             optimizer = keras.optimizers.Adam(0.05)
             optimizer.build(model.trainable_variables)
 
-            def step(a: Any, b: Any) -> None:
+            def step(a, b):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean(tf.square(model(a, training=True) - b))
                 gradients = tape_of(tape).gradient(loss, [v.value for v in model.trainable_variables])

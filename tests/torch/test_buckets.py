@@ -6,10 +6,10 @@ from hvd_cluster.torch.buckets import MIB, plan_buckets
 
 
 def test_the_first_bucket_is_small_and_the_others_are_bounded() -> None:
-    sizes = [MIB // 2] * 40
-    buckets = plan_buckets(range(40), sizes, [0] * 40, [], 128 * MIB)
-    assert [len(bucket) for bucket in buckets] == [2, 16, 16, 6]
-    assert [number for bucket in buckets for number in bucket] == list(range(40))
+    sizes = [MIB // 2] * 120
+    buckets = plan_buckets(range(120), sizes, [0] * 120, [], 128 * MIB)
+    assert [len(bucket) for bucket in buckets] == [2, 50, 50, 18]
+    assert [number for bucket in buckets for number in bucket] == list(range(120))
 
 
 def test_a_large_gradient_has_a_bucket_of_its_own() -> None:

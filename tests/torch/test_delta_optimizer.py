@@ -106,6 +106,15 @@ def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
     two(fn)
 
 
+def test_the_number_of_ranks_has_to_be_a_power_of_two(three: Any) -> None:
+    def fn(hvd: Any) -> None:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        with pytest.raises(NotImplementedError, match="has to be a power of two; it is 3"):
+            hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+
+    three(fn)
+
+
 def test_a_world_of_one_steps_as_usual() -> None:
     import hvd_cluster.torch as hvd
 

@@ -38,10 +38,11 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
     assert saved["model"]["norm.num_batches_tracked"] == 3 * 23
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(["--use-adasum", "--lr", "0.1"], marks=pytest.mark.slow),
+        ["--use-adasum", "--lr", "0.1"],
         [
             *["--fp16-allreduce", "--use-mixed-precision"],
             *["--batches-per-allreduce", "2", "--gradient-predivide-factor", "2.0"],

@@ -342,3 +342,23 @@ def test_wrapping_twice_is_refused(two: Any) -> None:
             hvd.DistributedOptimizer(optimizer)
 
     two(fn)
+
+
+def test_wrapping_needs_a_world_and_an_unpickled_copy_says_so_at_its_first_gradient(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        net = make_net()
+        pickled = pickle.dumps((net, hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0))))
+        hvd.barrier()
+        hvd.shutdown()
+        with pytest.raises(ValueError, match="has not been initialized"):
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0))
+        net, optimizer = pickle.loads(pickled)
+        try:
+            net(data(0)[0]).sum().backward()
+        except hvd.HorovodInternalError as error:
+            return str(error)
+        finally:
+            hvd.init()
+        return f"nothing was raised, {optimizer}"
+
+    assert all("has not been initialized" in text for text in two(fn))

@@ -13,7 +13,7 @@ from hvd_cluster.keras.values import broadcast_variables
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Overwrites the weights of the model and the state of its optimizer with those of one rank.
 
-    It does so before the first batch where both are built by then, as in ``model.fit`` they are, else behind it.
+    It does so before the first batch where the model is built by then, as in ``model.fit`` it is, else behind it.
 
     Args:
         root_rank: the global rank whose values all get.
@@ -33,10 +33,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local[id(var)] = var
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if there is something to broadcast."""
+        """Broadcast, if the model is built: then so can be its optimizer."""
         optimizer = self.model.optimizer
-        if self.model.built and (optimizer is None or optimizer.built):
-            self._broadcast()
+        if not self.model.built:
+            return
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast what was not there before."""

@@ -1,0 +1,66 @@
+"""The same, surviving the loss and the arrival of workers:
+
+hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh python examples/keras_digits_elastic.py
+"""
+
+import argparse
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import hvd_cluster.keras as hvd
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=32)
+    arguments = parser.parse_args()
+
+    hvd.init()
+    digits = load_digits()
+    images, labels = (digits.data / 16.0).astype("float32"), digits.target.astype("int64")
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10, activation="softmax")]
+    )
+    rate = 0.002
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.Adam(rate * hvd.size())),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+
+    @hvd.elastic.run
+    def train(state):
+        steps = len(images) // arguments.batch_size // hvd.size()
+        while state.epoch < arguments.epochs:
+            first = state.batch if state.batch < steps else 0
+            mine = np.arange(hvd.rank(), len(images), hvd.size())[first * arguments.batch_size :]
+            mine = mine[: (steps - first) * arguments.batch_size]
+            state.model.fit(
+                images[mine],
+                labels[mine],
+                batch_size=arguments.batch_size,
+                epochs=1,
+                callbacks=[
+                    hvd.elastic.UpdateBatchStateCallback(state),
+                    hvd.elastic.UpdateEpochStateCallback(state),
+                    hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
+                ],
+                verbose=0,
+            )
+        return state.model.evaluate(images, labels, verbose=0)[1]
+
+    def on_reset():
+        model.optimizer.learning_rate = rate * hvd.size()
+
+    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    state.register_reset_callbacks([on_reset])
+    accuracy = train(state)
+    if hvd.rank() == 0:
+        print(f"accuracy {accuracy:.3f} on {hvd.size()} workers")
+
+
+if __name__ == "__main__":
+    main()
