@@ -16,6 +16,9 @@ from typing import Protocol
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.errors import HorovodInternalError
 
+#: How long to wait for the engine's thread before looking again who drives.
+_PATIENCE_S = 0.002
+
 
 class Drivable(Protocol):
     """What is driven. Only the holder of the baton calls this."""
@@ -46,6 +49,9 @@ class Drivable(Protocol):
 
     def finish(self) -> None:
         """Everything is over: let go of everything."""
+
+    def hurry(self) -> None:
+        """A thread that does not drive waits for what it has submitted."""
 
     def ring(self) -> None:
         """Make the poll report something."""
@@ -84,17 +90,8 @@ class Baton:
             KeyboardInterrupt: as it comes; the world goes on if it came while this thread only waited.
         """
         me = threading.get_ident()
-        if not self._lock.acquire(blocking=False):
-            if self._holder == me:
-                raise HorovodInternalError(
-                    "an operation was waited for from within another one of the same thread, by a signal handler or a "
-                    "__del__: it could wait for nobody but itself"
-                )
-            if self._holder not in (self.thread.ident, None):
-                # Another waiter drives, and when it is done, the engine's thread does.
-                self._engine.ring()
-                return
-            self._lock.acquire()
+        if not self._get(me, handle):
+            return
         self._holder = me
         is_working = True
         try:
@@ -129,6 +126,26 @@ class Baton:
         finally:
             self._holder = None
             self._lock.release()
+
+    def _get(self, me: int, handle: Handle) -> bool:
+        """Get the baton; False where another waiter has it, or the handle is settled meanwhile."""
+        if self._lock.acquire(blocking=False):
+            return True
+        if self._holder == me:
+            raise HorovodInternalError(
+                "an operation was waited for from within another one of the same thread, by a signal handler or a "
+                "__del__: it could wait for nobody but itself"
+            )
+        # Whoever drives has perhaps not seen what this thread waits for, and sleeps.
+        self._engine.hurry()
+        # The engine's thread lets go soon. A waiter does when its own result is there, and that may take what this
+        # thread does next: so never wait for a waiter. (None: somebody is about to say who it is.)
+        while self._holder in (self.thread.ident, None):
+            if self._lock.acquire(timeout=_PATIENCE_S):
+                return True
+            if handle.settled():
+                return False
+        return False
 
     def _leave(self) -> None:
         """Let the engine's thread see to things again."""

@@ -151,7 +151,7 @@ class Loop:
                 self._take_message(rank, message)
         if self._mailbox.has_commands:
             self._take_commands()
-        if (is_waited_for or self._is_cycle_over) and self._mailbox.has_submitted:
+        if self._mailbox.has_submitted and (is_waited_for or self._is_cycle_over or self._mailbox.is_urgent):
             self._negotiate()
         self._is_cycle_over = False
         if self._finished:
@@ -234,6 +234,11 @@ class Loop:
             ends.callback(self._timeline.close)
             ends.callback(self._timeline.stop)
 
+    def hurry(self) -> None:
+        """A thread that does not drive waits for what it has submitted."""
+        self._mailbox.is_urgent = True
+        self._mailbox.ring()
+
     def ring(self) -> None:
         """Make the poll report something."""
         self._mailbox.ring()
@@ -244,9 +249,6 @@ class Loop:
         Where nothing is pending, the other ranks do not ring for this one for a moment: in a stream of operations it
         comes back by itself.
         """
-        if self._mailbox.has_submitted:
-            # Another thread's; it saw that somebody drove, and relies on that.
-            self._mailbox.cycle.start()
         if not self._mailbox.has_pending:
             self._mailbox.rest.start()
         elif not self.may_sleep():

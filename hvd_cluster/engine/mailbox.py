@@ -34,6 +34,8 @@ class Mailbox:
         self._submitted: list[Request] = []
         self._commands: deque[Command] = deque()
         self._end: str | None = None
+        #: A thread that does not drive waits for what it has submitted.
+        self.is_urgent = False
         #: Readable when there is something to do. Other ranks ring it too.
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Goes off when what was submitted has waited long enough for company.
@@ -113,6 +115,7 @@ class Mailbox:
         """The requests to negotiate, in the order of submission; they stay pending."""
         with self._lock:
             submitted, self._submitted = self._submitted, []
+            self.is_urgent = False
         return submitted
 
     @property
