@@ -4,7 +4,7 @@ Eagerly a tensor crosses by DLPack, and the call is an ordinary call of Python. 
 that ``tf.numpy_function`` makes over the tensor's memory.
 
 A ``tf.function`` runs such calls one after the other, in the order of the program: one of them waits at a time. A v1
-graph runs them in any order, each on a thread of TensorFlow's for as long as it waits: a ``session.run`` that holds more
+graph runs them in any order, each on a thread of TensorFlow's for as long as it waits: a ``session.run`` with more
 independent collectives than there are such threads (``inter_op_parallelism_threads``; the number of cores) needs them
 grouped, or ordered by control dependencies. The gradients of an optimizer are one call, and so are variables.
 """

@@ -78,9 +78,7 @@ def test_a_path_that_is_not_served_names_itself_and_the_guide(code: str, tmp_pat
 
 
 def test_what_is_asked_for_in_a_try_can_be_missing(tmp_path: Path) -> None:
-    code = (
-        "try:\n    import horovod.mxnet as hvd\nexcept ImportError:\n    import horovod.torch as hvd\nprint(hvd)"
-    )
+    code = "try:\n    import horovod.mxnet as hvd\nexcept ImportError:\n    import horovod.torch as hvd\nprint(hvd)"
     assert "horovod.torch" in printed(code, tmp_path)
 
 
