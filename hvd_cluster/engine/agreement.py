@@ -65,6 +65,8 @@ class Agreement:
         self._uncast: list[Votable] = []
         self._unappended: tuple[Entry, ...] = ()
         self._unrecalled: tuple[set[int], bool] | None = None
+        #: This rank joins when it has read the recall that begins this epoch; None where it does not join.
+        self._joins_at: int | None = None
 
     @property
     def is_held_up(self) -> bool:
@@ -83,9 +85,12 @@ class Agreement:
 
     def join(self) -> None:
         """This rank has run out of data; what it has submitted before was submitted here before."""
-        if self._ballot is not None:
+        if self._ballot is None:
+            self._negotiator.join()
+        else:
+            # What this rank has voted for has to be reported before: the root would take a report that comes after its
+            # word that it has joined for the next request of that name.
             self._recall(self._ballot, set(), suspend=True)
-        self._negotiator.join()
 
     def leave(self, rank: int) -> None:
         """This rank shuts down in good order."""
@@ -106,17 +111,21 @@ class Agreement:
             self._read(ballot, carry_out)
             return
         if not self._is_root:
-            message = negotiator.take_up() if negotiator.has_news else None
-            if message is not None:
-                self._send_up(message)
-            if ballot is not None:
+            self._report()
+            if ballot is not None and ballot.has_news:
                 self._read(ballot, carry_out)
+                self._report()
         elif ballot is None:
             # Carrying out may free a name that was waiting to be negotiated.
             while entries := negotiator.take_log():
                 self.apply(entries, carry_out)
         else:
             self._decide(ballot, carry_out)
+
+    def _report(self) -> None:
+        message = self._negotiator.take_up() if self._negotiator.has_news else None
+        if message is not None:
+            self._send_up(message)
 
     def apply(self, entries: tuple[Entry, ...], carry_out: Callable[[Decision], None]) -> None:
         """One message of the log has come from the parent, or was written here: forward it, then do what it says."""
@@ -125,6 +134,9 @@ class Agreement:
         for decision in self._negotiator.apply(entries):
             if isinstance(decision, Recall):
                 self._vote_anew(decision.epoch)
+                if decision.epoch == self._joins_at:
+                    self._joins_at = None
+                    self._negotiator.join()
                 continue
             carry_out(decision)
             if isinstance(decision, Tune) and self._ballot is not None:
@@ -199,4 +211,7 @@ class Agreement:
         if self._unrecalled is not None:
             held_ids, held_suspend = self._unrecalled
             ids, suspend = ids | held_ids, suspend or held_suspend
-        self._unrecalled = None if ballot.recall(sorted(ids), suspend=suspend) else (ids, suspend)
+        epoch = ballot.recall(sorted(ids), suspend=suspend)
+        self._unrecalled = (ids, suspend) if epoch is None else None
+        if suspend:
+            self._joins_at = epoch

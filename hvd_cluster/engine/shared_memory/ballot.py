@@ -193,8 +193,8 @@ class Ballot:
             self._lock.post(0)
             self._wake(sleepers)
 
-    def recall(self, ids: Iterable[int], *, suspend: bool = False) -> bool:
-        """Have all incomplete votes cast anew, and forget ``ids``; False if the log is full.
+    def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
+        """Have all incomplete votes cast anew, and forget ``ids``; the new epoch, or None if the log is full.
 
         Args:
             ids: what was voted for by some ranks and reported by others.
@@ -206,7 +206,7 @@ class Ballot:
             entries = tuple(Forget(id) for id in ids)
             message = pickle.dumps((*entries, Recall(self._header[_EPOCH] + 1)), protocol=5)
             if not self._has_room(len(message)):
-                return False
+                return None
             for entry in entries:
                 self._shut(entry.id)
             self._table[1::2] = self._zeros
@@ -215,7 +215,7 @@ class Ballot:
                 self._header[_IS_SUSPENDED] = 1
             self._write(_RECALL, message)
             sleepers = self._take_sleepers()
-            return True
+            return self._header[_EPOCH]
         finally:
             self._lock.post(0)
             self._wake(sleepers)
