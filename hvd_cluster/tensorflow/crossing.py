@@ -3,14 +3,18 @@
 Eagerly a tensor crosses by DLPack, and the call is an ordinary call of Python. Inside a graph it is the NumPy array
 that ``tf.numpy_function`` makes over the tensor's memory.
 
-A ``tf.function`` runs such calls one after the other, in the order of the program: one of them waits at a time. A v1
-graph runs them in any order, each on a thread of TensorFlow's for as long as it waits: a ``session.run`` with more
-independent collectives than there are such threads (``inter_op_parallelism_threads``; the number of cores) needs them
-grouped, or ordered by control dependencies. The gradients of an optimizer are one call, and so are variables.
+A ``tf.function`` runs such calls one after the other, in the order of the program, so one blocking call at a time is
+all there is. A v1 graph runs them in any order, on as many threads as TensorFlow has for it: two ranks with all their
+threads waiting for different tensors would wait for ever. There one node begins a call, and another one waits for it,
+behind a lock of the graph that takes no thread to wait for: one thread waits, the others go on to begin what else the
+session runs. (With ``inter_op_parallelism_threads=1`` there are no others, and the order has to be equal on all ranks.)
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,11 +27,16 @@ from tensorflow.python.ops import control_flow_util
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.submission import Waitable
 
-#: Submits torch tensors and gives what to wait for.
-Begin = Callable[[list[torch.Tensor]], Waitable]
+#: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
+Begin = Callable[[list[torch.Tensor], bool], Waitable]
 Array = npt.NDArray[Any]
 
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
+_under_way: dict[int, Waitable] = {}
+_next_id = itertools.count()
+#: The lock of each v1 graph.
+_turns: weakref.WeakKeyDictionary[Any, tf.CriticalSection] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def call(
@@ -50,10 +59,13 @@ def call(
     """
     if tf.executing_eagerly():
         with as_tensorflow_errors():
-            return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs]).wait()]
+            return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs], True).wait()]
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph)
-    results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
+    if isinstance(graph, tf.__internal__.FuncGraph):
+        results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
+    else:
+        results = _begun_and_awaited(begin, inputs, list(dtypes))
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -73,7 +85,30 @@ def refuse_xla(graph: Any) -> None:
 
 
 def _blocking(begin: Begin, arrays: Sequence[Array]) -> list[Array]:
-    return [_to_array(result) for result in begin([_from_array(array) for array in arrays]).wait()]
+    return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
+
+
+def _begun_and_awaited(begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+    def submit(*arrays: Array) -> npt.NDArray[np.int64]:
+        waitable = begin([_from_array(array) for array in arrays], False)
+        with _lock:
+            number = next(_next_id)
+            _under_way[number] = waitable
+        return np.int64(number)  # type: ignore[return-value]
+
+    def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
+        with _lock:
+            waitable = _under_way.pop(int(number))
+        return [_to_array(result) for result in waitable.wait()]
+
+    number = tf.numpy_function(submit, inputs, tf.int64)
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _turns:
+        with tf.init_scope():
+            _turns[graph] = tf.CriticalSection(name="hvd_turn")
+    # All of it depends on the number alone, so that no lock is taken before the call has begun.
+    results = _turns[graph].execute(lambda: tf.numpy_function(fetch, [number], dtypes))
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:

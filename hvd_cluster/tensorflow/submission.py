@@ -67,11 +67,14 @@ class Collective:
         """The same under another name."""
         return replace(self, name=name)
 
-    def begin(self, tensors: Sequence[torch.Tensor], *, splits: tuple[int, ...] = ()) -> Handle:
-        """Submit, to wait for the handle next, which gives the list of results.
+    def begin(
+        self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, splits: tuple[int, ...] = ()
+    ) -> Handle:
+        """Submit; the handle gives the list of results.
 
         Args:
             tensors: one, or those of a group; contiguous.
+            is_waited_for: this thread waits for the handle next; else it waits for company first.
             splits: rows for each rank; alltoall only.
 
         Raises:
@@ -99,18 +102,21 @@ class Collective:
             splits,
         )
         try:
-            engine.submit(request, is_waited_for=True)
+            engine.submit(request, is_waited_for=is_waited_for)
         except (ValueError, HorovodInternalError):
             if self.name is None:
                 engine.return_number(set_id, kind.value, number)
             raise
         return handle
 
-    def begin_parts(self, tensors: Sequence[torch.Tensor], *, groups: Sequence[Sequence[int]] = ()) -> Waitable:
+    def begin_parts(
+        self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, groups: Sequence[Sequence[int]] = ()
+    ) -> Waitable:
         """Submit tensors that need not all be carried out together, as few requests of bounded size.
 
         Args:
             tensors: contiguous.
+            is_waited_for: as for :meth:`begin`.
             groups: indices of tensors that are carried out together all the same.
         """
         plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
@@ -118,7 +124,9 @@ class Collective:
         if base is None and len(plan) > 1:
             base = f"parts.{next_number(self.process_set, f'{self.kind.value}.parts')}"
         handles = [
-            self.named(base if len(plan) == 1 else f"{base}.{number}").begin([tensors[index] for index in part])
+            self.named(base if len(plan) == 1 else f"{base}.{number}").begin(
+                [tensors[index] for index in part], is_waited_for
+            )
             for number, part in enumerate(plan)
         ]
         return Several(handles, [index for part in plan for index in part])

@@ -297,7 +297,7 @@ def test_collectives_of_one_session_run_match_by_name_in_any_order(two: Any) -> 
         order = list(range(12))
         if hvd.rank():
             order.reverse()
-        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=12, use_per_session_threads=True)
+        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
             found = {i: hvd.allreduce(tf.fill([3], float(i)), op=hvd.Sum, name=f"many{i}") for i in order}
             return [float(session.run(found)[i][0]) for i in range(12)]

@@ -113,8 +113,10 @@ def reduced(
         groups: indices of those that are reduced together; None for all of them, an empty list for as it fits.
     """
 
-    def begin(given: Tensors) -> Waitable:
-        return collective.begin(given) if groups is None else collective.begin_parts(given, groups=groups)
+    def begin(given: Tensors, is_waited_for: bool) -> Waitable:
+        if groups is None:
+            return collective.begin(given, is_waited_for)
+        return collective.begin_parts(given, is_waited_for, groups=groups)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(*values: tf.Tensor) -> Any:

@@ -50,9 +50,9 @@ def alltoall(
     if splits is not None and not tf.is_tensor(splits):
         rows_for = tf.cast(rows_for, tf.int32)
 
-    def begin(tensors: list[torch.Tensor]) -> Handle:
+    def begin(tensors: list[torch.Tensor], is_waited_for: bool) -> Handle:
         tensor, *given = tensors
-        return collective.begin([tensor], splits=_checked_splits(tensor, given, process_set))
+        return collective.begin([tensor], is_waited_for, splits=_checked_splits(tensor, given, process_set))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(sent: tf.Tensor) -> Any:

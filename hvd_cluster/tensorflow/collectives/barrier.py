@@ -30,4 +30,4 @@ def join(name: str | None = None) -> tf.Tensor:
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Block until every rank has come here. Operations submitted before are not waited for."""
     collective = Collective(kind=Kind.BARRIER, process_set=process_set, name=label(name, None))
-    call(lambda nothing: Number(collective.begin(nothing)), [], [tf.int32], [tf.TensorShape(())])
+    call(lambda *arguments: Number(collective.begin(*arguments)), [], [tf.int32], [tf.TensorShape(())])
