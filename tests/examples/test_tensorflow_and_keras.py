@@ -46,7 +46,7 @@ def test_a_v1_session_in_horovods_spelling(tmp_path: Path) -> None:
     assert accuracy_of(script, "--steps", "200", cwd=tmp_path, PYTHONPATH=path) > 0.7
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
 def test_model_fit_in_either_spelling(tmp_path: Path, backend: str) -> None:
     ours = (ROOT / "examples/keras_digits.py").read_text()
     script = tmp_path / "digits.py"
