@@ -52,6 +52,10 @@ class Position:
     window_rows: int | None = None
 
 
+#: What a thread's memory allocator holds back for later, as measured.
+_KEPT_BYTES = 4 << 20
+
+
 class ParquetReader(IterableDataset[dict[str, Any]]):
     """Batches of tensors from Parquet files: iterate over it once for each epoch.
 
@@ -212,13 +216,14 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
         Rows count in the larger of the sizes that they have in files before compression, and in batches. For each
         thread there is a chunk (of CHUNK_BYTES, or a row group) in three forms: bytes of the file, Arrow, tensors; for
-        each lane of this rank there are two windows.
+        each lane of this rank there are two windows. Every thread's allocator may keep a little of what was freed.
         """
         largest = max(group.rows for group in self._split.row_groups)
         window = max(self._window_rows, largest) * self._row_bytes
         chunk = max(self._chunk_rows, largest) * self._row_bytes
         waiting = max(self._prefetch_bytes, window)
-        return waiting + 3 * self._num_threads * min(chunk, window) + 2 * self.plan(0).num_slots * window
+        kept = (self._num_threads + 1) * _KEPT_BYTES
+        return waiting + 3 * self._num_threads * min(chunk, window) + 2 * self.plan(0).num_slots * window + kept
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
