@@ -11,8 +11,17 @@ from pathlib import Path
 from benchmarks.measure import conditions
 
 NAMES = [
-    *("allreduce", "small_tensors", "training_step", "two_hosts", "control_plane", "scaling_model"),
-    *("autotune", "startup", "commit"),
+    "allreduce",
+    "small_tensors",
+    "training_step",
+    "two_hosts",
+    "control_plane",
+    "scaling_model",
+    "autotune",
+    "startup",
+    "commit",
+    "reader",
+    "data_wait",
 ]
 
 

@@ -169,7 +169,7 @@ def make_spark_converter(
             .parquet(url)
         )
         converter = _converter_of(url)
-    except BaseException:
+    except BaseException:  # raised again: half a data set must not stay
         _delete(url)
         raise
     _written.append(_Written(df, arguments, converter))

@@ -148,7 +148,7 @@ def _write_local(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # raised again: half a file must not stay
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -93,7 +93,7 @@ def write_arrow(
     except OSError as error:
         store.delete(store.prefix)
         raise DataError(unwritable_text(store.prefix, error)) from error
-    except BaseException:
+    except BaseException:  # raised again: half a data set must not stay
         store.delete(store.prefix)
         raise
     splits = [

@@ -72,7 +72,7 @@ def apply(
             row[name] = call_decode(function, row[name], name, where)
         try:
             result = transform(row)
-        except Exception as error:
+        except Exception as error:  # the user's own code, which may raise anything
             raise DataError(f"transformation_fn failed on {where}: {type(error).__name__}: {error}") from error
         if not isinstance(result, Mapping):
             raise DataError(f"transformation_fn returned {type(result).__name__} for {where}: return a dict")
@@ -94,7 +94,7 @@ def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: st
     """What a decode function makes of a value; its exceptions become a DataError that names column and row."""
     try:
         return function(value)
-    except Exception as error:
+    except Exception as error:  # the user's own code, which may raise anything
         raise DataError(
             f"the decode function of column {name!r} failed on {where}: {type(error).__name__}: {error}"
         ) from error

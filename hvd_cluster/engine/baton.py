@@ -116,7 +116,7 @@ class Baton:
                 # The waiters hear of it through their handles.
                 self._engine.fail(error)
                 self._engine.ring()
-            except BaseException as error:
+            except BaseException as error:  # raised again: an interrupt in mid-operation has left it undone
                 if is_working:
                     self._engine.fail(error)
                     self._engine.ring()

@@ -37,6 +37,24 @@ class Kind(str, Enum):
     REMOVE_PROCESS_SET = "remove_process_set"
 
 
+#: Ranks may differ in the first dimension of these.
+OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
+#: Element types that every collective takes.
+REDUCED_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
 #: (process set id, request name): what requests of different ranks are matched by.
 Key = tuple[int, str]
 

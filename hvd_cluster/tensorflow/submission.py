@@ -15,30 +15,14 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.parts import parts
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.engine.request import OPEN_KINDS, REDUCED_DTYPES, Handle, Kind, ReduceOp, Request, Signature, describe
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 Tensors = list[torch.Tensor]
 
-#: Ranks may differ in the first dimension of these.
-_OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 _REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
-_REDUCED_DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
-)
 #: These are only moved.
-_MOVED_DTYPES = _REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
+_MOVED_DTYPES = REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 _ROWED_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
 
 
@@ -88,7 +72,7 @@ class Collective:
             rank = engine.world.topology.rank
             raise HorovodInternalError(f"Rank {rank} tried to {kind.name} a rank-zero tensor. ({self.name})")
         self._check_dtypes(tensors)
-        metas = tuple([describe(tensor, any_first_dimension=kind in _OPEN_KINDS) for tensor in tensors])
+        metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
         number = engine.next_number(set_id, kind.value) if self.name is None else -1
         handle = Handle(engine.drive)
         request = Request(
@@ -132,7 +116,7 @@ class Collective:
         return Several(handles, [index for part in plan for index in part])
 
     def _check_dtypes(self, tensors: Sequence[torch.Tensor]) -> None:
-        supported = _REDUCED_DTYPES if self.kind in _REDUCING_KINDS else _MOVED_DTYPES
+        supported = REDUCED_DTYPES if self.kind in _REDUCING_KINDS else _MOVED_DTYPES
         wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
         if wrong:
             raise ValueError(f"Tensor type {wrong[0]} is not supported.")

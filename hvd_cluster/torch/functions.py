@@ -10,11 +10,11 @@ import cloudpickle
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import TensorMeta, describe, element_dtype
+from hvd_cluster.engine.request import REDUCED_DTYPES, TensorMeta, describe, element_dtype
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.rendezvous.secret import sign, verify
 from hvd_cluster.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
-from hvd_cluster.torch.submission import MOVED_DTYPES, next_number, running_engine
+from hvd_cluster.torch.submission import next_number, running_engine
 
 
 def broadcast_parameters(
@@ -173,7 +173,7 @@ def _as_sendable(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, as a type that collectives carry; a broadcast only moves bytes."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype in MOVED_DTYPES:
+    if tensor.dtype in REDUCED_DTYPES:
         return tensor
     return tensor.view(-1).view(torch.uint8)
 

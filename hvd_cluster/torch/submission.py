@@ -12,7 +12,7 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.engine.request import OPEN_KINDS, REDUCED_DTYPES, Handle, Kind, ReduceOp, Request, Signature, describe
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 _handles: dict[int, Handle] = {}
@@ -20,23 +20,6 @@ _next_handle = itertools.count()
 _lock = threading.Lock()
 
 _PREFIXES = {kind: kind.value for kind in Kind}
-#: Ranks may differ in the first dimension of these.
-_OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
-#: Element types that collectives carry.
-MOVED_DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
-)
 
 
 def submit(
@@ -84,7 +67,7 @@ def submit(
     data = [_checked(tensor) for tensor in tensors]
     if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
         raise ValueError("the tensors of a group have to be on one device, and are on several")
-    is_open = kind in _OPEN_KINDS
+    is_open = kind in OPEN_KINDS
     metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
     signature = Signature(kind, metas, op, root, float(prescale), float(postscale))
     prefix = _PREFIXES[kind]
@@ -191,7 +174,7 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
     """The data of ``tensor``, outside autograd."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, and was given {type(tensor).__name__}")
-    if tensor.dtype not in MOVED_DTYPES:
+    if tensor.dtype not in REDUCED_DTYPES:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")

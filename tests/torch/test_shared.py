@@ -108,7 +108,9 @@ def test_a_tensor_says_whether_it_is_shared(two: OnRanks, request: pytest.Fixtur
     assert two(fn) == [[shares, shares, False, False, False]] * 2
 
 
-def test_memory_is_taken_at_the_call_and_given_back_with_the_last_reference(two: OnRanks) -> None:
+def test_memory_is_taken_at_the_call_and_given_back_with_the_last_reference(
+    two: OnRanks, request: pytest.FixtureRequest
+) -> None:
     def fn(hvd: Any) -> tuple[int, int]:
         import re
         from pathlib import Path
@@ -118,7 +120,7 @@ def test_memory_is_taken_at_the_call_and_given_back_with_the_last_reference(two:
 
         if hvd.rank():
             hvd.barrier()
-            return 1 << 20, 0
+            return 0, 0
         before = shared_kib()
         tensor = hvd.shared_empty(100 << 20, torch.uint8)
         part = tensor[5:9]
@@ -128,11 +130,13 @@ def test_memory_is_taken_at_the_call_and_given_back_with_the_last_reference(two:
         del part
         left = shared_kib() - before
         hvd.barrier()
-        return (taken, left) if hvd.is_initialized() and taken > 50 << 10 else (1 << 20, left)
+        return taken, left
 
-    for taken, left in two(fn):
-        assert taken > 90 << 10
-        assert left < 20 << 10
+    (taken, left), _ = two(fn)
+    is_shared = "shm" in request.node.callspec.id
+    # In KiB, of the whole machine: others may take and give back a little meanwhile.
+    assert (taken > 90 << 10) == is_shared
+    assert left < 20 << 10
 
 
 def test_a_shared_tensor_outlives_the_world() -> None:

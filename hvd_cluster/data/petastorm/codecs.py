@@ -37,7 +37,7 @@ class DataframeColumnCodec:
         Raises:
             DataError: the value is not what the field says.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it encodes")
 
     def decode(self, unischema_field: UnischemaField, value: Any) -> Any:
         """The value of a row, of the field's dtype and shape.
@@ -45,7 +45,7 @@ class DataframeColumnCodec:
         Raises:
             DecodeFieldError: what Parquet holds is damaged, or not what the field says.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it decodes")
 
     def stored_type(self) -> spark_types.SparkType:
         """The type of the Parquet column."""

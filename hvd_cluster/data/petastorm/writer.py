@@ -65,7 +65,7 @@ def write_dataset(
         if not count:
             raise DataError(f"there are no rows to write to {location.text}")
         metadata.generate(location, schema)
-    except BaseException:
+    except BaseException:  # raised again: half a data set must not stay
         writer.remove()
         raise
     return count

@@ -41,8 +41,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     def translated(*args: Any, **kwargs: Any) -> T:
         try:
             return func(*args, **kwargs)
-        except Exception as error:
-            # What fails inside a compiled step comes out of it as an error of TensorFlow or JAX, with the text inside.
+        except Exception as error:  # from a compiled step: an error of TensorFlow's or JAX's own, with the text inside
             if isinstance(error, HorovodInternalError) or HorovodInternalError.__name__ not in str(error):
                 raise
             raise HorovodInternalError(str(error)) from error
