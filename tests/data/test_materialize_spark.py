@@ -57,6 +57,7 @@ def everything(dataset: Dataset, split: Split | None) -> dict[str, torch.Tensor]
     return {name: tensor[order] for name, tensor in whole.items()}
 
 
+@pytest.mark.each_kind
 def test_every_kind_of_column_arrives_as_the_same_numbers(frame: Any, store: Store) -> None:
     dataset = materialize(frame, store, columns=["id", "x", "b", "l", "v"], num_proc=2)
     rows = everything(dataset, dataset.train)

@@ -84,6 +84,7 @@ def estimator(store=None, net=None, **params):
     return TorchEstimator(**given)
 
 
+@pytest.mark.each_kind
 def test_a_spark_frame_is_fitted_and_scored(spark, data, rows, tmp_path):
     from pyspark.ml.linalg import DenseVector, VectorUDT
     from pyspark.sql.types import DoubleType
@@ -110,6 +111,7 @@ def test_a_spark_frame_is_fitted_and_scored(spark, data, rows, tmp_path):
         model.transform(scored)
 
 
+@pytest.mark.each_kind
 def test_a_pipeline_is_fitted_saved_loaded_and_scores_alike(spark, data, tmp_path):
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import VectorAssembler

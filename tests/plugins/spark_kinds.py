@@ -1,7 +1,9 @@
 """Which Spark tests run: ``--spark-master`` picks the session kind of this process.
 
-``@pytest.mark.spark`` runs with every kind, ``@pytest.mark.spark("standalone")`` only with those it names. One process
-holds one kind of session: a classic and a Connect session do not live together, and each is started once.
+``@pytest.mark.spark`` can run with every kind, ``@pytest.mark.spark("standalone")`` only with those it names. ``make test``
+runs a test with the first of its kinds; with the others it is slow, unless ``@pytest.mark.each_kind`` says that it is what
+a kind stands or falls by. One process holds one kind of session: a classic and a Connect session do not live together,
+and each is started once.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks for "slow"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kind = config.getoption("--spark-master")
     kept: list[pytest.Item] = []
@@ -34,6 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         kinds = _kinds(item)
         (other_kinds if kinds and kind not in kinds else kept).append(item)
+        if kinds and kind != kinds[0] and not item.get_closest_marker("each_kind"):
+            item.add_marker(pytest.mark.slow)
     if other_kinds:
         config.hook.pytest_deselected(items=other_kinds)
         items[:] = kept
@@ -44,9 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _kinds(item: pytest.Item) -> tuple[str, ...]:
-    """The kinds that the closest marker names; none for "every kind"."""
+    """The kinds that the test can run with, the usual one first; none for a test without Spark."""
     marker = item.get_closest_marker("spark")
-    kinds: tuple[str, ...] = marker.args if marker else ()
+    if marker is None:
+        return ()
+    kinds: tuple[str, ...] = marker.args or KINDS
     if unknown := set(kinds) - set(KINDS):
         raise pytest.UsageError(f"{item.nodeid}: unknown Spark session kind {sorted(unknown)}; there are {KINDS}")
     return kinds

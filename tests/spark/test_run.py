@@ -43,6 +43,7 @@ class _Reacting(io.StringIO):
         return super().write(text)
 
 
+@pytest.mark.each_kind
 def test_results_come_in_rank_order_and_each_worker_knows_its_place(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_output_goes_to_the_drivers_own_streams_by_default(spark: Any, capsys: p
     assert captured.out[:2] == "20"
 
 
+@pytest.mark.each_kind
 def test_the_users_own_traceback_comes_first(spark: Any) -> None:
     def step(rank: int) -> None:
         if rank == 1:
@@ -182,6 +184,7 @@ def test_two_runs_at_once_from_two_threads(spark: Any, tmp_path: Path) -> None:
     assert met == {"a": [True], "b": [True]}
 
 
+@pytest.mark.each_kind
 def test_killing_one_worker_during_a_collective_ends_the_others_and_the_run(spark: Any, tmp_path: Path) -> None:
     def train() -> None:
         import signal
