@@ -94,15 +94,18 @@ class WorkerFailedError(LaunchError):
         text: the whole story: the user's traceback first, then rank, host and log location.
         rank: the rank that failed first, or None when no rank could be told.
         exit_code: its exit code; negative is the number of the signal that ended it; None after an exception.
+        died: a process or a connection was lost, and no exception of the user's own was seen: the same call may well
+            succeed when it is made again.
     """
 
-    def __init__(self, text: str, rank: int | None = None, exit_code: int | None = None) -> None:
+    def __init__(self, text: str, rank: int | None = None, exit_code: int | None = None, died: bool = False) -> None:
         super().__init__(text)
         self.rank = rank
         self.exit_code = exit_code
+        self.died = died
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (str(self), self.rank, self.exit_code))
+        return (type(self), (str(self), self.rank, self.exit_code, self.died))
 
 
 class AuthenticationError(ConnectionError):

@@ -147,7 +147,8 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
     failed = first_failure(outcomes)
     if failed is not None:
         cause = failed.error.exception() if failed.error is not None else None
-        raise WorkerFailedError(failure_text(failed, outcomes), failed.rank, failed.exit_code) from cause
+        died = failed.error is None or failed.is_echo
+        raise WorkerFailedError(failure_text(failed, outcomes), failed.rank, failed.exit_code, died) from cause
     return [_value(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
 

@@ -66,8 +66,8 @@ class Progress:
                 return error
         reason = f"Spark says: {spark_says}"
         if not self.lost:
-            kind = WorkerFailedError if self.started else LaunchError
-            return kind(f"Spark could not run the workers. {reason}")
+            text = f"Spark could not run the workers. {reason}"
+            return WorkerFailedError(text, died=True) if self.started else LaunchError(text)
         seat = self.lost[0]
         rank = self.rank_of_seat.get(seat)
         who = f"The task of partition {seat}" if rank is None else f"Rank {rank}"
@@ -76,6 +76,7 @@ class Progress:
             f"{who} on host {self.host_of_seat.get(seat, 'unknown')} was lost: its Spark task ended without a word, so "
             f"its executor or its Python process was killed, perhaps for lack of memory{others}. {reason}",
             rank,
+            died=True,
         )
 
 
