@@ -6,19 +6,16 @@ import contextlib
 import logging
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from hvd_cluster.launch import guard
-from hvd_cluster.launch.logs import LineSplitter, OnLine, Tail
+from hvd_cluster.launch.logs import OnLine, Tail
+from hvd_cluster.launch.output import OutputReader
 
 logger = logging.getLogger(__name__)
-
-_READ_BYTES = 1 << 16
-_CATCH_UP = b"c"
 
 
 class ChildProcess:
@@ -66,8 +63,7 @@ class ChildProcess:
         self._started: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._burial = threading.Lock()
         self._buried = False
-        self._control = -1
-        self._caught_up: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._output: OutputReader | None = None
         self._thread = threading.Thread(target=self._supervise, name=f"hvd-child-{rank}", daemon=True)
 
     def start(self) -> None:
@@ -92,10 +88,10 @@ class ChildProcess:
     def catch_up(self) -> None:
         """Return when everything that the child has written by now has been passed on."""
         with self._burial:
-            if self._buried or self._control < 0:
+            if self._buried or self._output is None:
                 return
-            os.write(self._control, _CATCH_UP)
-        self._caught_up.get()
+            wait = self._output.catch_up()
+        wait()
 
     def join(self) -> None:
         """Wait until the process is gone and ``on_exit`` has returned."""
@@ -118,11 +114,13 @@ class ChildProcess:
             return
         self.pid = process.pid
         guard.hold(process.pid)
-        control_reader, self._control = os.pipe()
-        reader = threading.Thread(
-            target=self._read, args=(process, control_reader), name=f"hvd-output-{self.rank}", daemon=True
-        )
-        reader.start()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # The reader closes copies: it may outlive the pipes' own objects.
+        pipes = {"stdout": os.dup(process.stdout.fileno()), "stderr": os.dup(process.stderr.fileno())}
+        process.stdout.close()
+        process.stderr.close()
+        self._output = OutputReader(pipes, self._pass_on, f"hvd-output-{self.rank}")
         self._started.put(None)
         with contextlib.suppress(ChildProcessError):  # somebody else in this program reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -132,49 +130,9 @@ class ChildProcess:
         with self._burial:
             exit_code = process.wait()
             self._buried = True
-            os.close(self._control)
-        reader.join()
+            self._output.end()
+        self._output.join()
         self._on_exit(exit_code)
-
-    def _read(self, process: subprocess.Popen[bytes], control: int) -> None:
-        """Pass the output on until the child has ended; what escaped its group may hold the streams open longer."""
-        splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
-        with selectors.DefaultSelector() as selector:
-            selector.register(control, selectors.EVENT_READ)
-            for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-                assert pipe is not None
-                os.set_blocking(pipe.fileno(), False)
-                selector.register(pipe, selectors.EVENT_READ, name)
-            over = False
-            while not over:
-                ready = [key for key, _ in selector.select()]
-                requests = os.read(control, _READ_BYTES) if any(key.data is None for key in ready) else None
-                over = requests == b""
-                everything = requests is not None
-                for key in list(selector.get_map().values()) if everything else ready:
-                    if key.data is not None and not self._drain(key.fd, key.data, splitters[key.data], everything):
-                        selector.unregister(key.fileobj)
-                for _ in requests or b"":
-                    self._caught_up.put(None)
-        for name, splitter in splitters.items():
-            self._pass_on(name, splitter.flush())
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        os.close(control)
-
-    def _drain(self, descriptor: int, stream: str, splitter: LineSplitter, everything: bool) -> bool:
-        """Read once, or all that is there; False at the end of the stream."""
-        while True:
-            try:
-                data = os.read(descriptor, _READ_BYTES)
-            except BlockingIOError:
-                return True
-            self._pass_on(stream, splitter.feed(data))
-            if not data:
-                return False
-            if not everything:
-                return True
 
     def _pass_on(self, stream: str, lines: Sequence[str]) -> None:
         for line in lines:

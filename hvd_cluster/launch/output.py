@@ -1,0 +1,89 @@
+"""Reads the output of a program, or of this very process, from pipes: bytes in, whole lines out."""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import threading
+from collections.abc import Callable, Mapping
+
+from hvd_cluster.launch.logs import LineSplitter
+
+_READ_BYTES = 1 << 16
+_CATCH_UP = b"c"
+
+
+class OutputReader:
+    """A thread that passes on what comes out of some pipes, line by line, until it is told that no more will come.
+
+    Args:
+        pipes: name of the stream -> descriptor of its reading end, which the reader closes at the end.
+        on_lines: gets the name of a stream and some of its lines, from the thread; must not raise.
+        name: of the thread.
+    """
+
+    def __init__(self, pipes: Mapping[str, int], on_lines: Callable[[str, list[str]], None], name: str) -> None:
+        self._pipes = dict(pipes)
+        self._on_lines = on_lines
+        self._control_reader, self._control = os.pipe()
+        self._caught_up: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for descriptor in self._pipes.values():
+            os.set_blocking(descriptor, False)
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._thread.start()
+
+    def catch_up(self) -> Callable[[], None]:
+        """A function that returns when everything that has been written by now has been passed on.
+
+        This itself does not block, but must not be called after :meth:`end`.
+        """
+        os.write(self._control, _CATCH_UP)
+        return self._caught_up.get
+
+    def end(self) -> None:
+        """Read what is there, and no more: what escaped from a program may hold its streams open longer."""
+        os.close(self._control)
+
+    def join(self) -> None:
+        """Wait until everything has been passed on, after :meth:`end`."""
+        self._thread.join()
+
+    def _read(self) -> None:
+        splitters = {name: LineSplitter() for name in self._pipes}
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control_reader, selectors.EVENT_READ)
+            for name, pipe in self._pipes.items():
+                selector.register(pipe, selectors.EVENT_READ, name)
+            over = False
+            while not over:
+                ready = [key for key, _ in selector.select()]
+                requests = os.read(self._control_reader, _READ_BYTES) if any(key.data is None for key in ready) else None
+                over = requests == b""
+                everything = requests is not None
+                for key in list(selector.get_map().values()) if everything else ready:
+                    if key.data is not None and not self._drain(key.fd, key.data, splitters[key.data], everything):
+                        selector.unregister(key.fileobj)
+                for _ in requests or b"":
+                    self._caught_up.put(None)
+        for name, splitter in splitters.items():
+            self._pass_on(name, splitter.flush())
+        for descriptor in (*self._pipes.values(), self._control_reader):
+            os.close(descriptor)
+
+    def _drain(self, descriptor: int, stream: str, splitter: LineSplitter, everything: bool) -> bool:
+        """Read once, or all that is there; False at the end of the stream."""
+        while True:
+            try:
+                data = os.read(descriptor, _READ_BYTES)
+            except BlockingIOError:
+                return True
+            self._pass_on(stream, splitter.feed(data))
+            if not data:
+                return False
+            if not everything:
+                return True
+
+    def _pass_on(self, stream: str, lines: list[str]) -> None:
+        if lines:
+            self._on_lines(stream, lines)
