@@ -67,8 +67,8 @@ def pack(
     return pickle.dumps(_Packed(_name_of(fn), body, _source_of(fn)))
 
 
-def unpack(packed: bytes) -> Callable[[], Any]:
-    """What :func:`pack` packed, as a function of no arguments. Trusts the bytes: check who sent them first.
+def unpack(packed: bytes) -> Callable[..., Any]:
+    """What :func:`pack` packed, as a function that needs no arguments. Trusts the bytes: check who sent them first.
 
     Raises:
         LaunchError: the function cannot be rebuilt here, for instance because a module is missing.

@@ -58,7 +58,8 @@ class OutputReader:
             over = False
             while not over:
                 ready = [key for key, _ in selector.select()]
-                requests = os.read(self._control_reader, _READ_BYTES) if any(key.data is None for key in ready) else None
+                asked = any(key.data is None for key in ready)
+                requests = os.read(self._control_reader, _READ_BYTES) if asked else None
                 over = requests == b""
                 everything = requests is not None
                 for key in list(selector.get_map().values()) if everything else ready:

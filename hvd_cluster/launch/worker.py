@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -56,13 +57,24 @@ def main() -> int:
     return 0
 
 
-def perform(call: bytes, topology: Topology) -> Outcome:
-    """Run a packed call here and say how it ended. Nothing that the function raises gets out."""
+def perform(call: bytes, topology: Topology, *more: Any, keep: Callable[[Any], None] | None = None) -> Outcome:
+    """Run a packed call here and say how it ended. Nothing that the function raises gets out.
+
+    Args:
+        call: what to run.
+        topology: whose outcome it is.
+        more: further positional arguments.
+        keep: gets the result, which then stays in this process; None is returned in its place.
+    """
     value: bytes | None = None
     error: ErrorReport | None = None
     exit_code: int | None = None
     try:
-        value = _pickled_result(unpack(call)(), topology.rank)
+        result = unpack(call)(*more)
+        if keep is not None:
+            keep(result)
+            result = None
+        value = _pickled_result(result, topology.rank)
     except SystemExit as request:
         exit_code = _exit_code_of(request)
         value, error = (cloudpickle.dumps(None), None) if exit_code == 0 else (None, ErrorReport.of(request))
