@@ -80,6 +80,8 @@ class Outcome:
     output_tail: str = ""
     #: The launcher ended this worker because of another one, or because the user asked.
     stopped: bool = False
+    #: How it ended, as the end of a sentence about the rank, where the launcher sees no exit code; else empty.
+    fate: str = ""
 
     @property
     def ok(self) -> bool:
@@ -107,7 +109,7 @@ class Outcome:
             return "was stopped by the launcher"
         if self.error is not None and self.exit_code is None:
             return f"raised {self.error.type_name}"
-        return describe_exit(self.exit_code)
+        return self.fate or describe_exit(self.exit_code)
 
 
 def describe_exit(exit_code: int | None) -> str:
