@@ -168,7 +168,9 @@ class _DistributedOptimizer(_Base):
         """The parameter groups; gradients that are on their way are waited for, since the reader may use them."""
         if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():
             self._reducer.finish()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        if groups is None:  # a proxy that subclasses us, such as Lightning's, asks what it stands for
+            raise AttributeError("param_groups")
         return groups
 
     @param_groups.setter
@@ -202,9 +204,10 @@ class _DistributedOptimizer(_Base):
 
         LBFGS decides by the loss how to go on, and gets the average of the ranks' losses, so that all decide alike.
         """
-        original = self._original()
-        if original is not None:
-            original._opt_called = True  # type: ignore[attr-defined]  # what a scheduler of the original looks for
+        # What a scheduler, of this optimizer or of the original, looks for.
+        for stepped in (self, self._original()):
+            if stepped is not None:
+                stepped._opt_called = True  # type: ignore[attr-defined]
         if not self._should_synchronize:
             self._is_synchronized = False
             return super().step(*([] if closure is None else [closure]), **kwargs)
@@ -224,6 +227,8 @@ class _DistributedOptimizer(_Base):
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
     step.hooked = True  # type: ignore[attr-defined]
+    # A scheduler need not wrap it either: it sets the mark that schedulers look for by itself.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def synchronized_closure() -> Any:

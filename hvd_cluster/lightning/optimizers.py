@@ -1,0 +1,87 @@
+"""The optimizers of a LightningModule for the time of a fit: distributed ones in front of those that it configured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import hvd_cluster.torch as hvd
+
+#: More backward passes than a step ever has.
+_NEVER = 2**62
+
+
+def distribute(
+    optimizers: Sequence[Any], schedulers: Iterable[Any], module: torch.nn.Module, options: Mapping[str, Any]
+) -> list[Any]:
+    """A distributed optimizer for each optimizer; schedulers of the one then are schedulers of the other.
+
+    Args:
+        optimizers: what ``configure_optimizers`` returned; one that is distributed already, or has nothing to train,
+            stays as it is.
+        schedulers: learning rate schedulers.
+        module: whose parameters' names the gradients are matched by.
+        options: further arguments of ``hvd.DistributedOptimizer``.
+
+    Raises:
+        ValueError: an optimizer is none of ``torch.optim``'s kind.
+    """
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    return [_replaced(optimizer, schedulers, names, options) for optimizer in optimizers]
+
+
+def restore(optimizers: Sequence[Any], originals: Sequence[Any], schedulers: Iterable[Any]) -> list[Any]:
+    """What :func:`distribute` was given, in the state of now."""
+    for optimizer, original in zip(optimizers, originals, strict=True):
+        _move(schedulers, optimizer, original)
+    return list(originals)
+
+
+@contextmanager
+def no_reduction(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Gradients of backward passes inside are added up on this rank only."""
+    waiting = [optimizer for optimizer in optimizers if _is_distributed(optimizer)]
+    for optimizer in waiting:
+        optimizer.set_backward_passes_per_step(_NEVER)
+    try:
+        yield
+    finally:
+        for optimizer in waiting:
+            optimizer.set_backward_passes_per_step(1)
+
+
+def finish_reduction(optimizers: Sequence[Any]) -> None:
+    """Wait until the gradients that the last backward pass has made are reduced."""
+    for optimizer in optimizers:
+        _ = optimizer.param_groups  # whoever reads a distributed optimizer's groups finds the gradients reduced
+
+
+def _replaced(
+    optimizer: Any, schedulers: Iterable[Any], names: Mapping[torch.Tensor, str], options: Mapping[str, Any]
+) -> Any:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"configure_optimizers() returned a {type(optimizer).__name__}, and HorovodStrategy reduces the gradients "
+            "of torch.optim.Optimizer and its subclasses: return one of those"
+        )
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if _is_distributed(optimizer) or not any(parameter.requires_grad or parameter in names for parameter in held):
+        return optimizer
+    # Parameters that the module does not know are matched by their places in the optimizer.
+    named = [(names[parameter], parameter) for parameter in held] if all(p in names for p in held) else None
+    distributed = hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
+    _move(schedulers, optimizer, distributed)
+    return distributed
+
+
+def _move(schedulers: Iterable[Any], before: Any, after: Any) -> None:
+    for scheduler in schedulers:
+        if getattr(scheduler, "optimizer", None) is before:
+            scheduler.optimizer = after
+
+
+def _is_distributed(optimizer: Any) -> bool:
+    return hasattr(optimizer, "set_backward_passes_per_step")
