@@ -14,6 +14,7 @@ NAMES = [
     "allreduce",
     "small_tensors",
     "training_step",
+    "tf_training_step",
     "two_hosts",
     "control_plane",
     "scaling_model",
