@@ -16,7 +16,7 @@ help: ## this list
 demo: $(READY) ## Spark DataFrame -> two workers -> fitted model, on the handwritten digits
 	@$(PY) demo/run.py
 
-test: $(READY) ## everything but the slow tests; the Spark tests once per session kind, a process each
+test: $(READY) ## everything but the slow tests; a process for each kind of Spark session
 	@failed=0; \
 	$(PYTEST) -m "not spark and not slow" || failed=1; \
 	for kind in $(SPARK_KINDS); do \

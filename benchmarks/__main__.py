@@ -16,11 +16,13 @@ NAMES = [
     "training_step",
     "tf_training_step",
     "two_hosts",
+    "transports",
     "control_plane",
     "scaling_model",
     "autotune",
     "startup",
     "commit",
+    "gpu_overhead",
     "reader",
     "data_wait",
 ]

@@ -1,14 +1,19 @@
-"""A training step of an MLP (784-2048-2048-10, batch 64): ours, DDP on Gloo, and no communication at all."""
+"""A training step: ours, DDP on Gloo, and no communication at all.
+
+The MLP is 784-2048-2048-10, with batches of 64; the transformer has 8 layers of width 320, and batches of 4 sequences of
+64.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.measure import Row, Table, compare, row
+from benchmarks.measure import Table, compare, row
+from benchmarks.report import Reports
 from hvd_cluster.launch import local
 
 
-def worker() -> dict[str, dict[str, list[float]]]:
+def worker(what: str) -> dict[str, dict[str, list[float]]]:
     import torch
     import torch.distributed as dist
 
@@ -17,17 +22,30 @@ def worker() -> dict[str, dict[str, list[float]]]:
     hvd.init()
     dist.init_process_group("gloo")
 
-    def net() -> torch.nn.Module:
-        torch.manual_seed(0)
+    def mlp() -> torch.nn.Module:
         layers = [torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.ReLU()]
         return torch.nn.Sequential(*layers, torch.nn.Linear(2048, 10))
 
+    def transformer() -> torch.nn.Module:
+        layer = torch.nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
+        return torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
+
+    def net() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return mlp() if what == "MLP" else transformer()
+
     x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
+    if what != "MLP":
+        x = torch.randn(4, 64, 320)
+
+    def loss_of(model: torch.nn.Module) -> torch.Tensor:
+        output = model(x)
+        return torch.nn.functional.cross_entropy(output, y) if what == "MLP" else output.square().mean()
 
     def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         def step() -> None:
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
+            loss_of(model).backward()
             optimizer.step()
 
         return step
@@ -46,7 +64,14 @@ def worker() -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def measure() -> Table:
-    found = local.run(worker, num_proc=2, env={"OMP_NUM_THREADS": "1"})[0]
-    rows: list[Row] = [row(f"2 ranks, against {name}", times) for name, times in found.items()]
-    return Table("A training step of an MLP of 5.8 million parameters", "the peer", rows)
+def measure() -> Reports:
+    tables = []
+    titles = {
+        "MLP": "A training step of an MLP of 5.8 million parameters",
+        "transformer": "A training step of a transformer of 10 million parameters",
+    }
+    for what, title in titles.items():
+        found = local.run(worker, (what,), num_proc=2, env={"OMP_NUM_THREADS": "1"})[0]
+        rows = [row(f"2 ranks, against {name}", times) for name, times in found.items()]
+        tables.append(Table(title, "the peer", rows))
+    return Reports(tables)

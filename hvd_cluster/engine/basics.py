@@ -102,7 +102,7 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
     with ExitStack() as on_failure:
         if server is not None:
             on_failure.callback(server.close)
-        table = sets.register(static, topology.size)
+        table = sets.register(static, topology.size, comm if is_communicator(comm) else None)
         on_failure.callback(sets.unregister, static)
         world = assemble(topology, settings, attempt)
         on_failure.callback(world.close)

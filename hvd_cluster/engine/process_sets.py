@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.engine.request import Handle, Kind, Request, Signature
+from hvd_cluster.rendezvous.communicator import is_communicator, ranks_in
 
 if TYPE_CHECKING:
     from hvd_cluster.engine.engine import Engine
@@ -18,7 +19,8 @@ class ProcessSet:
     """A group of ranks. Hand it to ``init(process_sets=[...])``, then to any collective as ``process_set=``.
 
     Args:
-        ranks_or_comm: the global ranks, in any order.
+        ranks_or_comm: the global ranks, in any order; or a communicator of mpi4py, for ``init`` only: after a
+            ``Split`` each rank hands in its own part, and every part becomes a process set.
 
     Raises:
         ValueError: an entry is not an int, or stands twice.
@@ -28,10 +30,14 @@ class ProcessSet:
     process_set_id: int | None = None
     #: The global ranks, sorted; None for the global set before ``init``.
     ranks: list[int] | None = None
-    #: Always None: process sets are made of ranks here. Kept for programs that read it.
+    #: The communicator that it was made from, if it was.
     mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Any) -> None:
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            self.ranks = ranks_in(ranks_or_comm)
+            return
         ranks = list(ranks_or_comm)
         if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
             raise ValueError(f"ProcessSet takes a list of ranks, each an int, and was given {ranks!r}")
@@ -80,8 +86,13 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
-def register(process_sets: Sequence[ProcessSet], world_size: int) -> dict[int, tuple[int, ...]]:
+def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = None) -> dict[int, tuple[int, ...]]:
     """Give ids 1, 2, ... to ``process_sets``; return the ranks of every set by id, the global one included.
+
+    Args:
+        process_sets: this rank's.
+        world_size: how many ranks there are.
+        comm: the communicator that the world was made from, if it was.
 
     Raises:
         ValueError: an entry repeats another one's ranks, or names a rank that does not exist.
@@ -89,18 +100,30 @@ def register(process_sets: Sequence[ProcessSet], world_size: int) -> dict[int, t
     everybody = tuple(range(world_size))
     table = {0: everybody}
     for process_set in process_sets:
-        ranks = tuple(process_set.ranks or ())
-        if not ranks or ranks[-1] >= world_size or ranks[0] < 0:
-            raise ValueError(f"{process_set} does not fit a world of {world_size} ranks")
-        if ranks in table.values():
-            raise ValueError(
-                f"init(process_sets=...) was given the ranks of {process_set} twice; all ranks are a set already"
-            )
-        table[len(table)] = ranks
-    for id, process_set in enumerate(process_sets, start=1):
-        process_set.process_set_id = id
+        for ranks in _parts(process_set, comm):
+            if not ranks or ranks[-1] >= world_size or ranks[0] < 0:
+                raise ValueError(f"{process_set} does not fit a world of {world_size} ranks")
+            if ranks in table.values():
+                raise ValueError(
+                    f"init(process_sets=...) was given the ranks of {process_set} twice; all ranks are a set already"
+                )
+            table[len(table)] = ranks
+    ids = {ranks: id for id, ranks in table.items()}
+    for process_set in process_sets:
+        process_set.process_set_id = ids[tuple(process_set.ranks or ())]
     global_process_set.ranks = list(everybody)
     return table
+
+
+def _parts(process_set: ProcessSet, comm: Any) -> list[tuple[int, ...]]:
+    """The sets that one entry stands for: its ranks, or the different communicators that the ranks hand in for it."""
+    if process_set.mpi_comm is None:
+        return [tuple(process_set.ranks or ())]
+    from mpi4py import MPI
+
+    world = comm if comm is not None else MPI.COMM_WORLD
+    process_set.ranks = ranks_in(process_set.mpi_comm, world)
+    return sorted(set(world.allgather(tuple(process_set.ranks))))
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

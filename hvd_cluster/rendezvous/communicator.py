@@ -33,6 +33,22 @@ def is_communicator(comm: object) -> TypeGuard[Communicator]:
     return all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast", "allgather"))
 
 
+def ranks_in(comm: Any, world: Any = None) -> list[int]:
+    """The ranks that the processes of ``comm`` have in ``world``, by default MPI's COMM_WORLD; sorted.
+
+    Raises:
+        ValueError: one of them is not in ``world``.
+    """
+    from mpi4py import MPI
+
+    group = comm.Get_group()
+    # As a function of the class it takes the same arguments in mpi4py 3 and 4.
+    found = MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), (world or MPI.COMM_WORLD).Get_group())
+    if MPI.UNDEFINED in found:
+        raise ValueError("a process set's communicator has processes that are not in the world of init()")
+    return sorted(found)
+
+
 def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
     """This process's place in the world of some of the launcher's ranks; they are numbered in the order given.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -70,6 +71,8 @@ class GradientReducer:
         self._transfers = Transfers(manner)
         self._sent_sparse: set[int] = set()
         self._is_reduced = False
+        # For the timeline: when the first and the latest gradient came.
+        self._begun_s = self._latest_s = 0.0
         self.clear()
 
     # ---- what the optimizer asks for --------------------------------------------------------------------------------
@@ -130,6 +133,8 @@ class GradientReducer:
         """Reduce what there is; the step is not over."""
         if not self._is_attached or self._is_reduced:
             return
+        if self._ready:
+            running_engine().note_span("", "BACKWARD", self._begun_s, self._latest_s)
         try:
             self._send_rest()
         finally:
@@ -176,6 +181,7 @@ class GradientReducer:
         if not self._ready:
             self._begin()
         self._ready[number] = gradient
+        self._latest_s = time.monotonic()
         plan = self._plan
         if plan is None or number in self._repeated:
             return
@@ -192,6 +198,7 @@ class GradientReducer:
 
     def _begin(self) -> None:
         """The first gradient of a step is there."""
+        self._begun_s = self._latest_s = time.monotonic()
         engine = running_engine()
         if self._engine() is not engine:
             # A plan holds for one world: the new ranks of an elastic job know nothing of it.

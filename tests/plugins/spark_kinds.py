@@ -1,9 +1,9 @@
 """Which Spark tests run: ``--spark-master`` picks the session kind of this process.
 
-``@pytest.mark.spark`` can run with every kind, ``@pytest.mark.spark("standalone")`` only with those it names. ``make test``
-runs a test with the first of its kinds; with the others it is slow, unless ``@pytest.mark.each_kind`` says that it is what
-a kind stands or falls by. One process holds one kind of session: a classic and a Connect session do not live together,
-and each is started once.
+``@pytest.mark.spark`` can run with every kind, ``@pytest.mark.spark("standalone")`` only with those it names. ``make
+test`` runs a test with the first of its kinds; with the others it is slow, unless ``@pytest.mark.each_kind`` says that
+it is what a kind stands or falls by. One process holds one kind of session: a classic and a Connect session do not live
+together, and each is started once.
 """
 
 from __future__ import annotations

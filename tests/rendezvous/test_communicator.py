@@ -115,6 +115,12 @@ hvd.init()
 report("none")
 hvd.init(comm=[2, 0]) if number != 1 else hvd.init(comm=[1])
 report("list")
+split = hvd.ProcessSet(half)
+together = hvd.ProcessSet([0, 1])
+hvd.init(comm=world, process_sets=[split, together])
+total = hvd.allreduce(torch.tensor([10.0 ** number]), op=hvd.Sum, process_set=split).item()
+print(f"set {number}: {split.ranks}, id {split.process_set_id} and {together.process_set_id}, {total:g};", flush=True)
+hvd.shutdown()
 between = half.Create_intercomm(0, world, 1 if number % 2 == 0 else 2)
 for wrong in (MPI.COMM_NULL, between):
     try:
@@ -140,11 +146,12 @@ def test_communicators_of_mpi4py_make_worlds_under_mpirun(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = sorted(re.findall(r"(?:world|half|none|list|refused)[^;]*(?=;)", done.stdout))
+    lines = sorted(re.findall(r"(?:world|half|none|list|set|refused)[^;]*(?=;)", done.stdout))
     assert lines == sorted(
         [f"world {i}: {i} of 3, local {i} of 3, 111" for i in range(3)] * 2
         + ["half 0: 1 of 2, local 1 of 2, 101", "half 2: 0 of 2, local 0 of 2, 101", "half 1: 0 of 1, local 0 of 1, 10"]
         + [f"none {i}: {i} of 3, local {i} of 3, 111" for i in range(3)]
         + ["list 0: 1 of 2, local 1 of 2, 101", "list 2: 0 of 2, local 0 of 2, 101", "list 1: 0 of 1, local 0 of 1, 10"]
+        + ["set 0: [0, 2], id 1 and 3, 101", "set 1: [1], id 2 and 3, 10", "set 2: [0, 2], id 1 and 3, 101"]
         + ["refused:Horovod initialization failed"] * 6
     )

@@ -1,0 +1,39 @@
+"""What a training step leaves in the timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hvd_cluster.engine.timeline.summary import BACKWARD, summarize
+from hvd_cluster.engine.timeline.trace import read
+from hvd_cluster.launch import local
+
+STEPS = 4
+
+
+def train() -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.ones(64, 512)).square().mean().backward()
+        optimizer.step()
+    hvd.shutdown()
+
+
+def test_each_backward_pass_is_shown_and_how_much_of_the_communication_it_hides(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    # A bucket of its own for each gradient: most of them are on their way before the backward pass has ended.
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": str(path), "HOROVOD_FUSION_THRESHOLD": "0"}
+    local.run(train, num_proc=2, env=env)
+    found = read(path)
+    passes = [span for span in found.spans if span.name == BACKWARD]
+    assert sorted(span.rank for span in passes) == [0] * STEPS + [1] * STEPS
+    overlap = summarize(found).overlap
+    assert set(overlap) == {0, 1}
+    assert all(0 < share < 1 for share in overlap.values())
