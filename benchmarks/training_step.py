@@ -1,7 +1,7 @@
 """A training step: ours, DDP on Gloo, and no communication at all.
 
-The MLP is 784-2048-2048-10, with batches of 64; the transformer has 8 layers of width 320, and batches of 4 sequences of
-64.
+The MLP is 784-2048-2048-10, with batches of 64; the transformer has 8 layers of width 320, and batches of 4 sequences
+of 64.
 """
 
 from __future__ import annotations
