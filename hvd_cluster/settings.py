@@ -133,6 +133,8 @@ class Settings:
     start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
     #: The same on Spark, where executors may have to be allocated first.
     spark_start_timeout_s: float = _knob("HOROVOD_SPARK_START_TIMEOUT", 600.0, _above_zero)
+    #: Addresses of the GPUs that Spark gave to this worker, with commas between; the launcher on Spark sets it.
+    spark_gpus: str = _knob("HOROVOD_SPARK_GPUS", "", str)
     #: Worker, log and timeline messages at or above this level.
     log_level: str = _knob("HOROVOD_LOG_LEVEL", "warning", _log_level)
 

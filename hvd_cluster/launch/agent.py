@@ -17,6 +17,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
@@ -48,27 +50,42 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class Agent:
-    """Starts workers of this host on behalf of a launcher elsewhere."""
+    """Starts workers of this host on behalf of a launcher elsewhere.
 
-    def __init__(self, channel: Channel) -> None:
+    Args:
+        channel: the connection to the launcher.
+        env: variables of this host for its workers; those of their task go on top.
+        owns_devices: see :class:`~hvd_cluster.launch.agent_message.Hello`.
+    """
+
+    def __init__(
+        self, channel: Channel, env: Mapping[str, str | None] | None = None, *, owns_devices: bool = False
+    ) -> None:
         self._channel = channel
+        self._env = dict(env or {})
+        self._owns_devices = owns_devices
         self._workers: dict[int, Worker] = {}
         self._secret = b""
 
-    def serve(self, greeting: Greeting) -> None:
-        """Obey until the launcher says END or goes away; no worker is left then."""
-        secret = bytes.fromhex(greeting.secret)
+    def serve(self, name: str, secret: bytes) -> None:
+        """Obey until the launcher says END or goes away; no worker is left then.
+
+        Args:
+            name: this host's, as the launcher knows it.
+            secret: the job's secret.
+        """
         self._secret = secret
-        with contextlib.closing(Beacon(secret, greeting.name)) as beacon, ReservedPort("0.0.0.0") as master:
+        with contextlib.closing(Beacon(secret, name)) as beacon, ReservedPort("0.0.0.0") as master:
             self._send(
                 Hello(
-                    greeting.name,
+                    name,
                     machine_key(),
                     socket.gethostname(),
                     interface_addresses(),
                     self._channel.local_host,
                     beacon.port,
                     master.port,
+                    self._owns_devices,
                 )
             )
             try:
@@ -101,8 +118,9 @@ class Agent:
         def on_event(_rank: int, event: dict[str, Any]) -> None:
             self._send(Event(order.key, json.dumps(event)))
 
+        task = replace(order.task, env={**self._env, **order.task.env})
         try:
-            worker = start_worker(order.task, order.topology, order.env, on_change, on_line=on_line, on_event=on_event)
+            worker = start_worker(task, order.topology, order.env, on_change, on_line=on_line, on_event=on_event)
         except (OSError, TypeError, ValueError) as error:
             self._send(NotStarted(order.key, f"{type(error).__name__}: {error}"))
             return
@@ -151,7 +169,7 @@ def main() -> int:
     if channel is None:
         return 1
     with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
-        Agent(channel).serve(greeting)
+        Agent(channel).serve(greeting.name, bytes.fromhex(greeting.secret))
     return 0
 
 

@@ -32,6 +32,8 @@ class Hello:
     beacon_port: int
     #: A free port for torch.distributed's own rendezvous.
     master_port: int
+    #: Each of its workers sees devices of its own only, so none is to count workers of this machine as beside it.
+    owns_devices: bool = False
 
 
 @dataclass(frozen=True)

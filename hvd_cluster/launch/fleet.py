@@ -233,18 +233,21 @@ class Fleet:
         assert self._switchboard is not None
         self._switchboard.connect(hosts, patient=patient)
         for host in hosts:
-            remote = self._switchboard.remotes[host.name]
-            hello = remote.hello
-            assert hello is not None
-            self._sites[remote.host.name] = _Site(
-                remote.host,
-                hello.host_key,
-                hello.interfaces,
-                hello.master_port,
-                remote.launcher_address,
-                hello.address,
-                remote=remote,
-            )
+            self.take_in(self._switchboard.remotes[host.name])
+
+    def take_in(self, remote: RemoteHost) -> None:
+        """A host whose agent has called back is one of the fleet."""
+        hello = remote.hello
+        assert hello is not None
+        self._sites[remote.host.name] = _Site(
+            remote.host,
+            hello.host_key,
+            hello.interfaces,
+            hello.master_port,
+            remote.launcher_address,
+            hello.address,
+            remote=remote,
+        )
 
     def probe(self) -> dict[str, str]:
         """Find for each machine the address at which the others reach it.

@@ -1,20 +1,17 @@
-"""Another host, reached through ssh: its agent, and the workers that the agent runs for us."""
+"""Another host, seen through the agent there, and the workers that the agent runs for us."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.launch import ssh
 from hvd_cluster.launch.agent_message import (
     END,
     Call,
@@ -27,18 +24,14 @@ from hvd_cluster.launch.agent_message import (
     Start,
     Status,
 )
-from hvd_cluster.launch.child import ChildProcess
-from hvd_cluster.launch.environment import python_path
-from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.launch.reach import Claim
-from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.topology import Topology, inherited
+from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -125,16 +118,14 @@ class RemoteWorker:
 
 
 class RemoteHost:
-    """One other host: an ssh that runs the agent there, and the agent's call back.
+    """One other host whose agent has called back, or will.
 
     Args:
-        host: whom to call.
-        greeting: what the agent is told.
-        options: how ssh is called.
+        host: as the launcher names it.
         on_change: called, from another thread, when the agent has reported in, or has gone.
     """
 
-    def __init__(self, host: Host, greeting: Greeting, options: Ssh, on_change: Callable[[], None]) -> None:
+    def __init__(self, host: Host, on_change: Callable[[], None]) -> None:
         self.host = host
         #: What the agent said of its host; None before it did.
         self.hello: Hello | None = None
@@ -142,9 +133,6 @@ class RemoteHost:
         self.launcher_address = ""
         #: Why the host cannot be used (any more); empty while it can.
         self.gone = ""
-        #: It is gone because it is perhaps not up yet.
-        self.may_come = False
-        self._options = options
         self._on_change = on_change
         self._lock = threading.Lock()
         self._workers: dict[int, RemoteWorker] = {}
@@ -152,24 +140,6 @@ class RemoteHost:
         self._changed = threading.Condition()
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
-        reader, self._stdin = os.pipe()
-        command = options.agent_command(python_path(inherited().get("PYTHONPATH", "")))
-        self._ssh = ChildProcess(
-            0,
-            [sys.executable, "-I", "-S", _leash(), str(os.getpid()), *options.arguments(host.name, command)],
-            inherited(),
-            stdin=reader,
-            on_line=self._ssh_said,
-            on_exit=self._ssh_ended,
-        )
-        try:
-            self._ssh.start()
-            os.write(self._stdin, greeting.to_line())
-        except BaseException:  # raised again: the pipe would stay open
-            os.close(self._stdin)
-            raise
-        finally:
-            os.close(reader)
 
     def attach(self, hello: Hello, channel: Channel) -> None:
         """The agent has called back."""
@@ -223,18 +193,11 @@ class RemoteHost:
                 self._channel.send(END)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the agent's end until ``deadline_s``; what is left then ends with the connection."""
-        ended = threading.Thread(target=self._ssh.join, name="hvd-ssh-end", daemon=True)
-        ended.start()
-        if self._channel is not None and not self.gone:
-            ended.join(max(0.0, deadline_s - time.monotonic()))
-        with contextlib.suppress(OSError):
-            os.close(self._stdin)  # the agent dies of that, and the guard there ends its workers
-        ended.join(1.0)
-        self._ssh.signal(9)
+        """Wait for the agent's end until ``deadline_s`` (``time.monotonic``), then end the connection."""
+        if self._reader is not None:
+            self._reader.join(max(0.0, deadline_s - time.monotonic()))
         if self._channel is not None:
             self._channel.close()
-        ended.join()
         if self._reader is not None:
             self._reader.join()
 
@@ -269,23 +232,7 @@ class RemoteHost:
             worker.lose(self.gone)
         self._notify()
 
-    def _ssh_said(self, _rank: int, _stream: str, line: str) -> None:
-        logger.info("%s: %s", self.host.name, line)
-
-    def _ssh_ended(self, exit_code: int) -> None:
-        if self._channel is None:
-            self.may_come = ssh.may_pass(exit_code, self._ssh.tail.text())
-            self._lose(ssh.ending(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
-        else:
-            self._channel.close()  # the reader says so to the workers
-
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
         self._on_change()
-
-
-def _leash() -> str:
-    from hvd_cluster.launch import leash
-
-    return leash.__file__

@@ -1,11 +1,8 @@
-"""The door at which the agents of other hosts call back, and the connections to them."""
+"""The hosts that are reached through ssh, and the connections to their agents."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import pickle
-import socket
 import sys
 import threading
 import time
@@ -13,23 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.agent_message import Hello
+from hvd_cluster.launch.door import Door
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.hosts import LOOPBACK, Host
 from hvd_cluster.launch.interfaces import interface_addresses, named
-from hvd_cluster.launch.machine import notice_vanishing
-from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.ssh_host import SshHost
 from hvd_cluster.rendezvous.channel import Channel
 
 logger = logging.getLogger(__name__)
 
-_CALL_BACK_TIMEOUT_S = 10.0
 _END_GRACE_S = 8.0
 _TRY_AGAIN_S = 1.0
-#: Connections that may prove themselves at the same time; a burst of agents does so at once.
-_MOST_STRANGERS = 256
 
 
 class Switchboard:
@@ -47,16 +41,13 @@ class Switchboard:
 
     def __init__(self, secret: bytes, options: Ssh, interfaces: Sequence[str], on_change: Callable[[], None]) -> None:
         #: The other hosts by the name that the user gave them.
-        self.remotes: dict[str, RemoteHost] = {}
+        self.remotes: dict[str, SshHost] = {}
         self._secret = secret
         self._options = options
         self._wanted = list(interfaces)
         self._on_change = on_change
         self._changed = threading.Condition()
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
-        self._listener = socket.create_server(("0.0.0.0", 0), backlog=512)
-        self._threads = [threading.Thread(target=self._accept, args=(self._listener,), name="hvd-agents", daemon=True)]
-        self._threads[0].start()
+        self._door = Door(secret, self._let_in)
 
     def connect(self, hosts: Sequence[Host], *, patient: bool) -> None:
         """Start the agents of other hosts.
@@ -76,7 +67,7 @@ class Switchboard:
             self._call_agent(host, greeting)
         names = [host.name for host in hosts]
 
-        def late() -> list[RemoteHost]:
+        def late() -> list[SshHost]:
             """Hosts that are gone but may yet come."""
             return [r for name in names if (r := self.remotes[name]).may_come] if patient else []
 
@@ -127,11 +118,7 @@ class Switchboard:
         for remote in remotes:
             remote.close(deadline_s)
         self.remotes.clear()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(_CALL_BACK_TIMEOUT_S)
+        self._door.close()
 
     def _greeting(self) -> Greeting:
         own = interface_addresses()
@@ -139,7 +126,7 @@ class Switchboard:
             name="",
             # Those of the wanted interfaces first; this host may have none of them.
             addresses=list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK])),
-            port=self._listener.getsockname()[1],
+            port=self._door.port,
             secret=self._secret.hex(),
             cwd=str(Path.cwd()),
             sys_path=sys.path,
@@ -147,42 +134,16 @@ class Switchboard:
 
     def _call_agent(self, host: Host, greeting: Greeting) -> None:
         try:
-            self.remotes[host.name] = RemoteHost(host, replace(greeting, name=host.name), self._options, self._notify)
+            self.remotes[host.name] = SshHost(host, replace(greeting, name=host.name), self._options, self._notify)
         except OSError as error:
             raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Let agents in. Strangers get a thread each until they have failed to prove themselves."""
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = listener.accept()
-                self._strangers.acquire()
-                thread = threading.Thread(target=self._welcome, args=(sock,), name="hvd-agent", daemon=True)
-                self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-                thread.start()
-
-    def _welcome(self, sock: socket.socket) -> None:
-        try:
-            self._let_in(sock)
-        finally:
-            self._strangers.release()
-
-    def _let_in(self, sock: socket.socket) -> None:
-        try:
-            notice_vanishing(sock)
-            channel = Channel.accept(sock, self._secret, _CALL_BACK_TIMEOUT_S)
-            channel.settimeout(_CALL_BACK_TIMEOUT_S)
-            hello: Hello = pickle.loads(channel.recv())
-            channel.settimeout(None)
-        except (OSError, EOFError, AuthenticationError) as error:
-            logger.info("a connection that is no agent's was dropped: %s", error)
-            sock.close()
-            return
+    def _let_in(self, hello: Hello, channel: Channel) -> bool:
         remote = self.remotes.get(hello.name)
         if remote is None or remote.hello is not None:
-            channel.close()
-        else:
-            remote.attach(hello, channel)
+            return False
+        remote.attach(hello, channel)
+        return True
 
     def _notify(self) -> None:
         with self._changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvd_cluster.spark.elastic.function import run_elastic
 from hvd_cluster.spark.function import run
 
-__all__ = ["run"]
+__all__ = ["run", "run_elastic"]

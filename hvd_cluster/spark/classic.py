@@ -37,18 +37,23 @@ class ClassicSession(Session):
         value = self._context.getConf().get(name)
         return None if value is None else str(value)
 
-    def slots(self) -> Slots:
-        told = slots.of_settings(self.conf)
+    def slots(self, profile: Any = None) -> Slots:
+        told = slots.with_profile(slots.of_settings(self.conf), profile)
         try:
             scala = self._context._jsc.sc()
-            total = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+            manager = scala.resourceProfileManager()
+            wanted = None if profile is None else profile._java_resource_profile
+            if profile is None or wanted is not None:
+                total = int(scala.maxNumConcurrentTasks(wanted or manager.defaultResourceProfile()))
+            else:  # made before the session: Spark has not seen it yet
+                return told
             # The driver is in the list too, and runs the tasks itself only in local mode.
             busy = sum(int(executor.numRunningTasks()) for executor in scala.statusTracker().getExecutorInfos())
         except Exception as error:  # noqa: BLE001  private to Spark: py4j raises what it likes when it has moved
             logger.debug("the exact number of slots is not to be had here: %s", error)
-            return dataclasses.replace(told, total=self._context.defaultParallelism)
+            return dataclasses.replace(told, total=self._context.defaultParallelism if profile is None else None)
         most = told.most
-        if most is None and told.master.startswith("local"):
+        if most is None and profile is None and told.master.startswith("local"):
             most = total  # local[*]
         return dataclasses.replace(told, total=total, busy=busy, most=most)
 

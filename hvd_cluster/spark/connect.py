@@ -33,8 +33,8 @@ class ConnectSession(Session):
         session = module.SparkSession.getActiveSession() or module.SparkSession._default_session
         return None if session is None or getattr(session, "is_stopped", False) else session
 
-    def slots(self) -> Slots:
-        return slots.of_settings(self.conf)
+    def slots(self, profile: Any = None) -> Slots:
+        return slots.with_profile(slots.of_settings(self.conf), profile)
 
     def default_parallelism(self) -> int:
         known = self.slots().total

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
@@ -32,7 +32,9 @@ class DriverLine:
         #: Set when the driver asks for a stop, or has died.
         self.stop_requested = threading.Event()
         self._closing = False
-        self._channel, self._address = _reach(addresses, secret)
+        self._channel, self._address = reach_driver(addresses, secret)
+        if self._channel is not None:
+            self._channel.settimeout(_STALLED_S)
         self._thread: threading.Thread | None = None
         if self._channel is not None:
             self._thread = threading.Thread(target=self._listen, args=(self._channel,), name="hvd-driver-line")
@@ -88,7 +90,16 @@ class DriverLine:
         channel.close()
 
 
-def _reach(addresses: Sequence[str], secret: bytes) -> tuple[Channel | None, str]:
+def reach_driver(
+    addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] | None = None
+) -> tuple[Channel | None, str]:
+    """A connection to the driver, and the address at which it answered; None where it answers nowhere.
+
+    Args:
+        addresses: "host:port" candidates.
+        secret: the job's secret.
+        prepare: called with the connected socket.
+    """
     deadline_s = time.monotonic() + _PROBE_S
     for position, address in enumerate(addresses):
         left_s = deadline_s - time.monotonic()
@@ -102,12 +113,13 @@ def _reach(addresses: Sequence[str], secret: bytes) -> tuple[Channel | None, str
         # Firewalls forget connections that are silent for long.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if prepare is not None:
+            prepare(sock)
         try:
             channel = Channel.connect(sock, secret, _PROBE_S)
         except (AuthenticationError, OSError):
             sock.close()
             continue
-        channel.settimeout(_STALLED_S)
         return channel, address
     return None, ""
 

@@ -13,6 +13,13 @@ from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import preflight
+from hvd_cluster.spark.arguments import (
+    check_profile,
+    interface_names,
+    interface_variables,
+    wrong_seconds,
+    wrong_variables,
+)
 from hvd_cluster.spark.job import Job
 from hvd_cluster.spark.session import active
 
@@ -37,9 +44,11 @@ def run(
     executable: str | None = None,
     *,
     spark: Any = None,
+    workers_per_task: int = 1,
+    resource_profile: Any = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> list[Any]:
-    """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, each a child process of a task of one Spark job.
+    """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, child processes of the tasks of one Spark job.
 
     All workers start together (a barrier stage). It works alike on classic and on Spark Connect sessions.
 
@@ -47,7 +56,7 @@ def run(
         fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
-        num_proc: number of workers; by default as many as the session runs tasks at once.
+        num_proc: number of workers; by default as many as fit into the tasks that the session runs at once.
         start_timeout: seconds for all tasks to start; by default HOROVOD_SPARK_START_TIMEOUT, else 600.
         use_mpi, use_gloo: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
         extra_mpi_args: accepted, without effect.
@@ -60,8 +69,13 @@ def run(
             say goes to the logger ``hvd_cluster``.
         nics: name of the network interface for the workers' data; by default the one that reaches rank 0's host.
         prefix_output_with_timestamp: put the time in front of each line of output.
-        executable: path of the Python that runs the workers, on the executors; by default the executors' own.
+        executable: path of the Python that runs the workers, on the executors; by default the executors' own. A
+            relative one with a folder in it, ``environment/bin/python``, is one of ``spark.archives``.
         spark: the session; by default the active one.
+        workers_per_task: several workers may share a task, and with it the task's GPUs: where a node is one task, say
+            (``spark.task.resource.gpu.amount`` is then a multiple of it).
+        resource_profile: a ``pyspark.resource.ResourceProfile`` that says what each task needs, in place of the
+            session's settings; from Spark 4.0 on, on the clusters for which Spark supports such a profile.
         on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
 
     Returns:
@@ -77,9 +91,10 @@ def run(
     """
     if wrong := [
         *wrong_num_proc(num_proc),
-        *_wrong_timeout(start_timeout),
+        *wrong_seconds(start_timeout=start_timeout),
         *wrong_controllers(use_gloo, use_mpi),
-        *_wrong_variables(env or {}),
+        *wrong_variables(env),
+        *_wrong_crew(num_proc, workers_per_task),
     ]:
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)
@@ -88,13 +103,17 @@ def run(
     start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
     call = pack(fn, args, kwargs)
     session = active(spark)
-    size = preflight.infer_num_proc(session) if num_proc is None else num_proc
+    check_profile(session, resource_profile)
+    num_tasks = preflight.infer_num_tasks(session) if num_proc is None else num_proc // workers_per_task
+    logger.info("the call is %.1f kB when pickled", len(call) / 1000)
     began_s = time.monotonic()
-    preflight.wait_for_slots(session, size, start_timeout_s)
+    preflight.wait_for_slots(session, num_tasks, start_timeout_s, resource_profile)
     job = Job(
         session,
-        size,
-        env={**_interface(nics), **(env or {})},
+        num_tasks,
+        workers_per_task=workers_per_task,
+        profile=resource_profile,
+        env={**interface_variables(interface_names(nics)), **(env or {})},
         executable=executable,
         print_line=printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
         on_event=on_event,
@@ -102,21 +121,9 @@ def run(
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 
 
-def _wrong_timeout(start_timeout: float | None) -> list[str]:
-    if start_timeout is None or start_timeout > 0:
-        return []
-    return [f"start_timeout={start_timeout!r} must be more than 0 seconds"]
-
-
-def _wrong_variables(env: Mapping[str, Any]) -> list[str]:
-    no_text = sorted(name for name, value in env.items() if value is not None and not isinstance(value, str))
-    return (
-        [f"env: the values of {', '.join(no_text)} must be strings, or None to remove the variable"] if no_text else []
-    )
-
-
-def _interface(nics: str | Sequence[str] | set[str] | None) -> dict[str, str]:
-    names = [name.strip() for name in nics.split(",")] if isinstance(nics, str) else sorted(nics or ())
-    if len(names) > 1:
-        logger.warning("of nics=%s only %s is used", ",".join(names), names[0])
-    return {"HOROVOD_GLOO_IFACE": names[0]} if names and names[0] else {}
+def _wrong_crew(num_proc: int | None, workers_per_task: int) -> list[str]:
+    if workers_per_task < 1:
+        return [f"workers_per_task={workers_per_task!r} must be a whole number of at least 1"]
+    if num_proc is not None and num_proc % workers_per_task:
+        return [f"num_proc={num_proc} must be a multiple of workers_per_task={workers_per_task}"]
+    return []

@@ -13,6 +13,7 @@ from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.spark import host
+from hvd_cluster.spark.devices import task_gpus
 from hvd_cluster.spark.plan import Plan, Versions, disagreements
 from hvd_cluster.topology import split_address
 
@@ -57,26 +58,44 @@ def meet(context: Any, job: Plan, stack: contextlib.ExitStack) -> list[Greeting]
     return greetings
 
 
-def judge(driver: Versions, greetings: Sequence[Greeting]) -> tuple[list[str], list[str]]:
+def judge(job: Plan, greetings: Sequence[Greeting]) -> tuple[list[str], list[str]]:
     """What keeps these tasks from working together, and what is worth a warning; every task comes to the same."""
     problems = list(dict.fromkeys(one.problem for one in greetings if one.problem))
     if problems:
         return problems, []
     by_host = {one.host_key: Versions(**one.versions) for one in greetings}
-    problems, warnings = disagreements(driver, by_host)
+    problems, warnings = disagreements(job.versions, by_host)
     try:
-        place(seats(greetings))
+        place(seats(greetings, job.workers_per_task))
     except ValueError as error:
         problems.append(f"the workers cannot be placed: {error}")
     return problems, warnings
 
 
-def seats(greetings: Sequence[Greeting]) -> list[Seat]:
-    """The seats of the tasks, for :func:`hvd_cluster.launch.placement.place`."""
+def seats(greetings: Sequence[Greeting], workers_per_task: int = 1) -> list[Seat]:
+    """The seats of the tasks, for :func:`hvd_cluster.launch.placement.place`.
+
+    Args:
+        greetings: one of each task.
+        workers_per_task: seats of each; they share its GPUs.
+
+    Raises:
+        ValueError: the GPUs of a task do not come out even.
+    """
     alone = len({one.host_key for one in greetings}) == 1
-    return [
-        Seat(one.seat, one.host_key, host.LOOPBACK if alone else one.addresses[0], tuple(one.gpus)) for one in greetings
-    ]
+    found: list[Seat] = []
+    for one in greetings:
+        each, left = divmod(len(one.gpus), workers_per_task)
+        if left:
+            raise ValueError(
+                f"workers_per_task={workers_per_task}, but Spark has assigned {len(one.gpus)} GPUs to a task: set "
+                f"spark.task.resource.gpu.amount to a multiple of {workers_per_task}"
+            )
+        address = host.LOOPBACK if alone else one.addresses[0]
+        for place_in_task in range(workers_per_task):
+            own = one.gpus[place_in_task * each : (place_in_task + 1) * each]
+            found.append(Seat(one.seat * workers_per_task + place_in_task, one.host_key, address, tuple(own)))
+    return found
 
 
 def refusal(seat: int, driver: Versions) -> Greeting:
@@ -86,12 +105,11 @@ def refusal(seat: int, driver: Versions) -> Greeting:
 
 
 def _introduce(context: Any, name: str, job: Plan) -> Greeting:
-    resources = context.resources()
     return Greeting(
         seat=context.partitionId(),
         host_key=host.machine_key(),
         addresses=host.addresses([name], [split_address(address)[0] for address in job.driver_addresses]),
-        gpus=[str(gpu) for gpu in resources["gpu"].addresses] if "gpu" in resources else [],
+        gpus=task_gpus(context),
         versions=asdict(Versions.here()),
     )
 

@@ -43,6 +43,23 @@ def addresses(known: Iterable[str] = (), towards: Iterable[str] = ()) -> list[st
     return sorted(unique, key=lambda address: ipaddress.ip_address(address).is_loopback)
 
 
+def program(executable: str | None) -> str | None:
+    """Where an executable is that a user has named for the tasks.
+
+    A relative path with a folder in it, as ``environment/bin/python``, is looked for where Spark unpacks
+    ``spark.archives``: the task's working directory, and on a local master the session's own folder of files.
+    """
+    if executable is None or "/" not in executable or Path(executable).is_absolute():
+        return executable
+    from pyspark import SparkFiles
+
+    folders = [Path.cwd()]
+    with contextlib.suppress(Exception):  # Spark's own: there may be no folder of files
+        folders.append(Path(SparkFiles.getRootDirectory()))
+    found = [folder / executable for folder in folders if (folder / executable).exists()]
+    return str(found[0]) if found else executable
+
+
 def _resolve(name: str) -> list[str]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

@@ -16,6 +16,7 @@ from typing import Any
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import messages, preflight, task
 from hvd_cluster.spark.listener import Listener
@@ -36,11 +37,13 @@ _DONE = object()
 
 
 class Job:
-    """Runs a packed call on ``size`` workers.
+    """Runs a packed call on ``num_tasks`` tasks of ``workers_per_task`` workers each.
 
     Args:
         session: where to run.
-        size: number of workers.
+        num_tasks: number of Spark tasks.
+        workers_per_task: workers of each.
+        profile: the tasks' resource profile; None for what the session's settings say.
         env: variables for the workers; None removes one.
         executable: the Python that runs the workers; None for the executors' own.
         print_line: gets (rank, stream, line) of every line of the workers, in the calling thread.
@@ -50,15 +53,19 @@ class Job:
     def __init__(
         self,
         session: Session,
-        size: int,
+        num_tasks: int,
         *,
+        workers_per_task: int = 1,
+        profile: Any = None,
         env: Mapping[str, str | None],
         executable: str | None,
         print_line: OnLine,
         on_event: Callable[[int, dict[str, Any]], None] | None,
     ) -> None:
         self._session = session
-        self._size = size
+        self._num_tasks = num_tasks
+        self._workers_per_task = workers_per_task
+        self._profile = profile
         self._env = dict(env)
         self._executable = executable
         self._print_line = print_line
@@ -67,7 +74,7 @@ class Job:
         self._id = uuid.uuid4().hex[:12]
         self._tag = f"horovod.spark.run.{self._id}"
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._progress = Progress(size)
+        self._progress = Progress(num_tasks)
         self._finished = threading.Event()
         self._rows: list[Any] = []
         self._error: BaseException | None = None
@@ -111,20 +118,22 @@ class Job:
         """A thread, not yet started, that submits the Spark job and waits for its rows."""
         versions = Versions.here()
         plan = Plan(
-            size=self._size,
+            workers_per_task=self._workers_per_task,
             job_id=self._id,
             secret=self._secret,
             driver_addresses=addresses,
             env=self._env,
             executable=self._executable,
+            as_horovod=carries(),
             versions=versions,
         )
-        function = task.task_for(asdict(versions), pickle.dumps(plan), shipped)
+        function = task.task_for(
+            "hvd_cluster.spark.barrier", (asdict(versions), pickle.dumps(plan), shipped), barrier=True
+        )
 
         def submit() -> None:
             try:
-                frame = self._session.seats(self._size).mapInArrow(function, task.SCHEMA, barrier=True)
-                self._rows = frame.collect()
+                self._rows = self._session.run_tasks(self._num_tasks, function, barrier=True, profile=self._profile)
             except BaseException as error:  # noqa: BLE001  the calling thread decides what it means
                 self._error = error
             finally:
@@ -160,16 +169,16 @@ class Job:
         if self._progress.started:
             return True
         running = self._session.running_tasks(self._tag)
-        return running is not None and running >= self._size
+        return running is not None and running >= self._num_tasks
 
     def _can_tell(self) -> bool:
         """Whether the silence of the tasks means that they have not started."""
-        return bool(self._progress.host_of_seat) or self._session.running_tasks(self._tag) is not None
+        return bool(self._progress.host_of_task) or self._session.running_tasks(self._tag) is not None
 
     def _waits_for(self) -> str:
-        seen = self._progress.host_of_seat
-        where = f"; {len(seen)} of {self._size} tasks have reported" if seen else ""
-        return self._session.slots().describe(self._size) + where
+        seen = self._progress.host_of_task
+        where = f"; {len(seen)} of {self._num_tasks} tasks have reported" if seen else ""
+        return self._session.slots(self._profile).describe(self._num_tasks) + where
 
     def _hear(self, message: Any) -> None:
         if message is _DONE:
@@ -194,7 +203,7 @@ class Job:
     def _hear_the_last(self, listener: Listener) -> None:
         """Spark has given up: hear which task went first, then end the others and hear them out."""
         deadline_s = time.monotonic() + 1.0
-        while self._progress.host_of_seat and not self._progress.lost and time.monotonic() < deadline_s:
+        while self._progress.host_of_task and not self._progress.lost and time.monotonic() < deadline_s:
             with contextlib.suppress(queue.Empty):
                 self._hear(self._messages.get(timeout=0.1))
         listener.stop_tasks()
@@ -223,15 +232,12 @@ class Job:
         Raises:
             LaunchError: the tasks refused to work, for the reasons that it names.
         """
+        if problems := task.problems(self._rows):
+            raise LaunchError("the workers cannot start: " + "; ".join(problems[:5]))
         pieces: dict[int, list[bytes]] = {}
-        problems: list[str] = []
         for row in sorted(self._rows, key=lambda row: (row.seat, row.part)):
-            if row.kind == "problem":
-                problems.append(bytes(row.data).decode("utf-8", "replace"))
-            else:
-                pieces.setdefault(row.seat, []).append(bytes(row.data))
-        if problems:
-            raise LaunchError("the workers cannot start: " + "; ".join(list(dict.fromkeys(problems))[:5]))
-        if len(pieces) != self._size:
-            raise LaunchError(f"Spark returned the results of {len(pieces)} workers, but {self._size} ran")
+            pieces.setdefault(row.seat, []).append(bytes(row.data))
+        size = self._num_tasks * self._workers_per_task
+        if len(pieces) != size:
+            raise LaunchError(f"Spark returned the results of {len(pieces)} workers, but {size} ran")
         return [verify(b"".join(parts), self._secret) for parts in pieces.values()]

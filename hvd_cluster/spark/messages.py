@@ -21,10 +21,10 @@ class Seated:
 
 @dataclass(frozen=True)
 class Placed:
-    """The task has learnt its rank and starts its worker; ``host`` is the address for the other workers."""
+    """The task has learnt its workers' ranks and starts them; ``host`` is the address for the other workers."""
 
     index: int
-    rank: int
+    ranks: tuple[int, ...]
     host: str
 
 

@@ -20,22 +20,22 @@ _WAIT_S = 1.0
 
 
 class Peers:
-    """The other tasks, seen from the one of ``rank``.
+    """The other tasks, seen from one of them.
 
     Args:
         client: a connection to the job's store.
+        size: number of workers.
     """
 
-    def __init__(self, client: KeyValueClient, rank: int, size: int) -> None:
+    def __init__(self, client: KeyValueClient, size: int) -> None:
         self._client = client
-        self._rank = rank
         self._size = size
         self._period_s = max(0.5, size / 500)  # all tasks ask one thread of rank 0's task
         self._next_look_s = 0.0
         self._deadline_s = math.inf
 
     def deadline_s(self) -> float:
-        """When (``time.monotonic``) this task's worker must have ended: infinity until another one has failed."""
+        """When (``time.monotonic``) this task's workers must have ended: infinity until one has failed."""
         now_s = time.monotonic()
         if self._deadline_s == math.inf and now_s >= self._next_look_s:
             self._next_look_s = now_s + self._period_s
@@ -43,18 +43,18 @@ class Peers:
                 self._deadline_s = now_s + FAILURE_GRACE_S
         return self._deadline_s
 
-    def announce_end(self, ok: bool) -> None:
-        """Tell the others that this task's worker has ended; if not ``ok``, theirs have to end as well.
+    def announce_end(self, rank: int, ok: bool) -> None:
+        """Tell all tasks that a worker of this one has ended; if not ``ok``, the others have to end as well.
 
         Raises:
             ConnectionError: the task of rank 0, which holds the store, is gone.
         """
         if not ok:
             self._client.set(_FAILED, b"")
-        self._client.set(f"{_ENDED}{self._rank}", b"")
+        self._client.set(f"{_ENDED}{rank}", b"")
 
     def wait_for_ends(self, give_up: Callable[[], bool]) -> None:
-        """Wait until every task has announced its end, or until ``give_up()``."""
+        """Wait until the end of every worker has been announced, or until ``give_up()``."""
         keys = [f"{_ENDED}{rank}" for rank in range(self._size)]
         while not give_up():
             try:

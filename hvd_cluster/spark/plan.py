@@ -34,8 +34,8 @@ class Versions:
 class Plan:
     """One job, as its tasks see it."""
 
-    #: Number of workers.
-    size: int
+    #: Workers that each task runs.
+    workers_per_task: int
     #: Distinguishes jobs that run side by side.
     job_id: str
     #: The job's secret; it travels inside the pickled task, and is never shown.
@@ -46,6 +46,8 @@ class Plan:
     env: Mapping[str, str | None]
     #: The Python that runs the workers; None for the task's own.
     executable: str | None
+    #: ``import horovod`` resolves in the workers, as it does in the driver.
+    as_horovod: bool
     #: Those of the driver.
     versions: Versions
 

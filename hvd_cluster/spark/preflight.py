@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from hvd_cluster.errors import StartTimeoutError
 from hvd_cluster.spark import slots
@@ -22,19 +23,19 @@ _LOOK_S = 0.5
 _PATIENCE_S = 3.0
 
 
-def infer_num_proc(session: Session) -> int:
-    """One worker for each task that the session runs at once, also while its executors are still coming up."""
+def infer_num_tasks(session: Session) -> int:
+    """The number of tasks that the session runs at once, also while its executors are still coming up."""
     present = session.slots()
     if present.most is not None and session.conf("spark.default.parallelism") is None:
-        num_proc = present.most
+        num_tasks = present.most
     else:
         parallelism = session.default_parallelism()
-        num_proc = min(parallelism, present.most or present.total or parallelism)
-    logger.info("Running %d processes (inferred from spark.default.parallelism)...", num_proc)
-    return num_proc
+        num_tasks = min(parallelism, present.most or present.total or parallelism)
+    logger.info("Running %d processes (inferred from spark.default.parallelism)...", num_tasks)
+    return num_tasks
 
 
-def wait_for_slots(session: Session, needed: int, start_timeout_s: float) -> None:
+def wait_for_slots(session: Session, needed: int, start_timeout_s: float, profile: Any = None) -> None:
     """Return when ``needed`` tasks can run at once, as far as the session can tell.
 
     Spark's own check would look only every 15 s, and say nothing for ten minutes.
@@ -46,7 +47,7 @@ def wait_for_slots(session: Session, needed: int, start_timeout_s: float) -> Non
     began_s = time.monotonic()
     told = False
     while True:
-        present = session.slots()
+        present = session.slots(profile)
         slots.check(needed, present)
         if present.enough(needed):
             logger.info("%s", present.describe(needed))

@@ -28,11 +28,12 @@ _JAVA_CLASS = re.compile(r"^(?:Caused by: )?(?:[a-z]\w*\.)+[\w$]*(?:Exception|Er
 class Progress:
     """The state of one job's tasks."""
 
+    #: Number of tasks.
     size: int
     #: Partition -> name of the host, of the tasks that run or ran.
-    host_of_seat: dict[int, str] = field(default_factory=dict)
-    #: Partition -> rank, of the tasks that have agreed on it.
-    rank_of_seat: dict[int, int] = field(default_factory=dict)
+    host_of_task: dict[int, str] = field(default_factory=dict)
+    #: Partition -> the ranks of its workers, of the tasks that have agreed on them.
+    ranks_of_task: dict[int, tuple[int, ...]] = field(default_factory=dict)
     #: How each rank ended, without its value.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     #: Partitions whose task was lost before its worker ended, the first one first.
@@ -43,19 +44,23 @@ class Progress:
     def hear(self, message: Message) -> None:
         """Take what a task has told."""
         if isinstance(message, Seated):
-            self.host_of_seat[message.index] = message.host
+            self.host_of_task[message.index] = message.host
         elif isinstance(message, Placed):
-            self.rank_of_seat[message.index] = message.rank
+            self.ranks_of_task[message.index] = message.ranks
         elif isinstance(message, Ended):
             self.outcomes[message.outcome.rank] = message.outcome
             self.failed_first |= not self.lost and not message.outcome.is_echo
-        elif isinstance(message, Lost) and self.rank_of_seat.get(message.index) not in self.outcomes:
+        elif isinstance(message, Lost) and self._left(message.index):
             self.lost.append(message.index)
 
     @property
     def started(self) -> bool:
         """All tasks run: they agree on ranks only together."""
-        return bool(self.rank_of_seat) or len(self.host_of_seat) == self.size
+        return bool(self.ranks_of_task) or len(self.host_of_task) == self.size
+
+    def _left(self, task: int) -> list[int | None]:
+        """The ranks of the workers of a task that have not ended; None in their place before they are known."""
+        return [rank for rank in self.ranks_of_task.get(task, (None,)) if rank is None or rank not in self.outcomes]
 
     def failure(self, spark_says: str) -> LaunchError:
         """The story of a job that Spark gave up."""
@@ -68,12 +73,12 @@ class Progress:
         if not self.lost:
             text = f"Spark could not run the workers. {reason}"
             return WorkerFailedError(text, died=True) if self.started else LaunchError(text)
-        seat = self.lost[0]
-        rank = self.rank_of_seat.get(seat)
-        who = f"The task of partition {seat}" if rank is None else f"Rank {rank}"
+        task = self.lost[0]
+        rank = next(iter(self._left(task) or self.ranks_of_task[task]))
+        who = f"The task of partition {task}" if rank is None else f"Rank {rank}"
         others = f"; {len(self.lost) - 1} more tasks ended after it" if len(self.lost) > 1 else ""
         return WorkerFailedError(
-            f"{who} on host {self.host_of_seat.get(seat, 'unknown')} was lost: its Spark task ended without a word, so "
+            f"{who} on host {self.host_of_task.get(task, 'unknown')} was lost: its Spark task ended without a word, so "
             f"its executor or its Python process was killed, perhaps for lack of memory{others}. {reason}",
             rank,
             died=True,

@@ -6,12 +6,14 @@ A new kind of session is a new file with a subclass of :class:`Session` and a br
 from __future__ import annotations
 
 import abc
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.errors import LaunchError, MissingExtraError
 from hvd_cluster.spark.slots import Slots
+from hvd_cluster.spark.task import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,10 +30,25 @@ class Session(abc.ABC):
         #: The user's own ``SparkSession``.
         self.spark = spark
 
-    def seats(self, count: int) -> DataFrame:
-        """A DataFrame of ``count`` partitions with one row each: one barrier task for each worker."""
+    def run_tasks(
+        self, count: int, function: Callable[[Iterable[Any]], Iterator[Any]], *, barrier: bool, profile: Any = None
+    ) -> list[Any]:
+        """Run ``function`` in ``count`` tasks of one Spark job, and wait for their rows.
+
+        Args:
+            count: number of tasks.
+            function: what :func:`hvd_cluster.spark.task.task_for` returned.
+            barrier: all start together, or none.
+            profile: a ``pyspark.resource.ResourceProfile`` for them; None for what the session's settings say.
+        """
         frame: DataFrame = self.spark.range(0, count, 1, count)
-        return frame
+        more = {} if profile is None else {"profile": profile}
+        rows: list[Any] = frame.mapInArrow(function, SCHEMA, barrier=barrier, **more).collect()
+        return rows
+
+    def takes_profiles(self) -> bool:
+        """Whether this Spark lets the tasks of a DataFrame have a resource profile: since 4.0."""
+        return "profile" in inspect.signature(type(self.spark.range(0)).mapInArrow).parameters
 
     def conf(self, name: str) -> str | None:
         """A setting of the session, or None where nobody has set it."""
@@ -44,8 +61,12 @@ class Session(abc.ABC):
         return (self.conf("spark.master") or "").startswith("local")
 
     @abc.abstractmethod
-    def slots(self) -> Slots:
-        """The places for barrier tasks, as far as this kind of session can tell without starting a job."""
+    def slots(self, profile: Any = None) -> Slots:
+        """The places for tasks, as far as this kind of session can tell without starting a job.
+
+        Args:
+            profile: the tasks' ``pyspark.resource.ResourceProfile``, if they have one.
+        """
 
     @abc.abstractmethod
     def default_parallelism(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hvd_cluster.errors import LaunchError, NotEnoughSlotsError
 
@@ -25,6 +26,8 @@ class Slots:
     master: str = ""
     #: GPUs that each task asks for.
     gpus_per_task: float = 0.0
+    #: How the nodes of the cluster come and go by themselves, in words: "2 to 8 nodes"; empty where they do not.
+    autoscaling: str = ""
 
     @property
     def free(self) -> int | None:
@@ -43,23 +46,30 @@ class Slots:
         if self.gpus_per_task:
             parts.append(f"each task takes {self.gpus_per_task:g} GPU")
         parts.append(f"dynamic allocation is {'on' if self.dynamic_allocation else 'off'}")
+        if self.autoscaling:
+            parts.append(f"the cluster scales itself ({self.autoscaling})")
         if self.master:
             parts.append(f"spark.master is {self.master}")
         return "; ".join(parts)
 
 
-def check(needed: int, slots: Slots) -> None:
+def check(needed: int, slots: Slots, *, barrier: bool = True) -> None:
     """Refuse a job that can never start.
+
+    Args:
+        needed: its tasks.
+        slots: the places for them.
+        barrier: all of them start together, or none.
 
     Raises:
         NotEnoughSlotsError: the session can never have ``needed`` slots.
         LaunchError: the session's settings forbid barrier stages.
     """
-    if slots.dynamic_allocation:
+    if slots.dynamic_allocation and barrier:
         text = (
             f"{slots.describe(needed)}. Spark starts all workers at once (a barrier stage) and refuses to do so with "
             "dynamic allocation: set spark.dynamicAllocation.enabled=false and ask for enough executors with "
-            "spark.executor.instances"
+            "spark.executor.instances; or use run_elastic, whose workers start one by one"
         )
         raise (LaunchError if slots.enough(needed) else NotEnoughSlotsError)(text)
     if slots.most is not None and needed > slots.most:
@@ -85,6 +95,14 @@ def of_master(master: str, cpus_per_task: int = 1) -> int | None:
     return int(local[1] or 1) // cpus_per_task if local else None
 
 
+def with_profile(slots: Slots, profile: Any) -> Slots:
+    """What of ``slots`` still holds for tasks with a ``pyspark.resource.ResourceProfile``; all of it without one."""
+    if profile is None:
+        return slots
+    gpus = profile.taskResources.get("gpu")
+    return replace(slots, total=None, most=None, gpus_per_task=float(gpus.amount) if gpus is not None else 0.0)
+
+
 def of_settings(conf: Callable[[str], str | None]) -> Slots:
     """What the settings of a session alone tell, for sessions that show no more."""
     master = conf("spark.master") or ""
@@ -107,4 +125,14 @@ def of_settings(conf: Callable[[str], str | None]) -> Slots:
         and not re.fullmatch(r"local(\[[^,\]]*(,\s*\d+)?])?", master),
         master=master,
         gpus_per_task=gpus_per_task,
+        autoscaling=_autoscaling(conf),
     )
+
+
+def _autoscaling(conf: Callable[[str], str | None]) -> str:
+    """Databricks says so in the tags of its clusters."""
+    tags = "spark.databricks.clusterUsageTags."
+    if conf(f"{tags}clusterScalingType") != "autoscaling":
+        return ""
+    bounds = [conf(f"{tags}{name}") for name in ("clusterMinWorkers", "clusterMaxWorkers")]
+    return f"{bounds[0]} to {bounds[1]} nodes" if all(bounds) else "autoscaling is on"

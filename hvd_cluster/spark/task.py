@@ -1,4 +1,4 @@
-"""The function that Spark runs in every barrier task, and the rows that it returns.
+"""The function that Spark runs in every task of a job, and the rows that it returns.
 
 :func:`task_for` returns a function that pickles by value and imports nothing of ours before it runs, so that an
 executor without this package answers with a sentence and not with a failed unpickling.
@@ -9,44 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-#: The columns of a task's rows: its partition; what ``data`` is; the number of this piece of it; the piece.
+#: The columns of a task's rows: the seat that the row is about; what ``data`` is; the number of this piece of it; the
+#: piece.
 SCHEMA = "seat int, kind string, part int, data binary"
 
 
-def task_for(versions: dict[str, str], plan: bytes, call: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def task_for(module: str, arguments: tuple[Any, ...], *, barrier: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """The function for ``mapInArrow``.
 
     Args:
-        versions: the fields of the driver's :class:`~hvd_cluster.spark.plan.Versions`.
-        plan: the pickled :class:`~hvd_cluster.spark.plan.Plan`.
-        call: what :meth:`Session.ship` returned for the packed call.
+        module: a module of ours, whose ``perform(context, *arguments)`` does the work and returns rows as
+            (seat, kind, data), those with the pieces of one value in their order.
+        arguments: plain data, or what :meth:`Session.ship` returned.
+        barrier: it is a task of a barrier stage; the others then wait for its word.
     """
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
+        import importlib
         import json
         import socket
         import sys
 
         import pyarrow as pa
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, TaskContext
 
         for _ in batches:  # Spark wants its input read
             pass
-        context = BarrierTaskContext.get()
-        seat = context.partitionId()
+        context = BarrierTaskContext.get() if barrier else TaskContext.get()
         try:
-            from hvd_cluster.spark import barrier
+            work = importlib.import_module(module)
         except ImportError as error:
             problem = (
                 f"hvd_cluster cannot be imported on {socket.gethostname()} by {sys.executable} ({error}): install it "
                 "there, or ship it with the session (spark.submit.pyFiles, spark.archives, addArtifacts)"
             )
-            # The other tasks wait for this one's word.
-            context.allGather(json.dumps({"seat": seat, "problem": problem}))
-            pieces = [("problem", problem.encode())]
+            seat = context.partitionId()
+            if barrier:
+                context.allGather(json.dumps({"seat": seat, "problem": problem}))
+            rows = [(seat, "problem", problem.encode())]
         else:
-            pieces = barrier.perform(context, versions, plan, call)
-        for part, (kind, data) in enumerate(pieces):
+            rows = work.perform(context, *arguments)
+        for part, (seat, kind, data) in enumerate(rows):
             yield pa.RecordBatch.from_arrays(
                 [
                     pa.array([seat], pa.int32()),
@@ -58,3 +61,9 @@ def task_for(versions: dict[str, str], plan: bytes, call: Any) -> Callable[[Iter
             )
 
     return task
+
+
+def problems(rows: Iterable[Any]) -> list[str]:
+    """The sentences with which tasks refused to work, each once."""
+    texts = [bytes(row.data).decode("utf-8", "replace") for row in rows if row.kind == "problem"]
+    return list(dict.fromkeys(texts))

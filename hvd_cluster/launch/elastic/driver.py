@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 
 from hvd_cluster.errors import LaunchError
@@ -43,13 +44,24 @@ class ElasticDriver:
         fleet: starts workers on hosts; its rendezvous is open.
         on_line: gets the workers' lines.
         on_event: gets their progress reports.
+        give_up: called with the end of each worker that failed; a text that says why ends the job, an empty one lets
+            it go on.
     """
 
-    def __init__(self, spec: ElasticSpec, fleet: Fleet, on_line: OnLine, on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        spec: ElasticSpec,
+        fleet: Fleet,
+        on_line: OnLine,
+        on_event: OnEvent,
+        give_up: Callable[[Outcome], str] = lambda _outcome: "",
+    ) -> None:
         self._spec = spec
         self._fleet = fleet
         self._on_line = on_line
         self._on_event = on_event
+        self._says_give_up = give_up
+        self._verdict: Outcome | None = None
         self._job_id = uuid.uuid4().hex[:12]
         self._bell = threading.Event()
         self._keys = itertools.count()
@@ -81,7 +93,7 @@ class ElasticDriver:
         """Go on until the job is done, or cannot go on.
 
         Returns:
-            How the members of the last world ended.
+            How the members of the last world ended, or the one failure for which the job was given up.
 
         Raises:
             LaunchError: too few workers for too long, or too many resets.
@@ -91,6 +103,8 @@ class ElasticDriver:
             self._bell.clear()
             self._take_requests()
             self._reap(hosts)
+            if self._verdict is not None:
+                return [self._verdict]
             if self._finished and not self._members:
                 return self._results()
             decision = decide(self._view(hosts))
@@ -154,6 +168,9 @@ class ElasticDriver:
             self._failed.append(outcome)
             logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
             hosts.fail(member.host)
+            if why := self._says_give_up(outcome):
+                logger.error("%s", why)
+                self._verdict = outcome
             if member in self._world:
                 self._num_lost += 1
                 # Whoever still tries to meet in this world is told at once that it is over.
@@ -185,8 +202,8 @@ class ElasticDriver:
             broken_for_s=0.0 if self._broken_since_s is None else now_s - self._broken_since_s,
             short_for_s=0.0 if self._short_since_s is None else now_s - self._short_since_s,
             timeout_s=spec.elastic_timeout_s,
-            may_come=bool(spec.discovery_script),
-            may_return=spec.cooldown_range_s is not None,
+            may_come=spec.may_come,
+            may_return=spec.may_return,
         )
 
     # --- what is to be done ------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ class ElasticSpec:
     hosts: tuple[Host, ...] = ()
     #: A program that prints the hosts, one "name:slots" a line; empty where ``hosts`` says it.
     discovery_script: str = ""
+    #: The launcher finds the hosts itself, and those that were lost come back under other names.
+    is_discovered: bool = False
     #: Slots of a host for which the script states none.
     slots: int = 1
     #: How often the workers may change; None for no bound.
@@ -41,6 +43,16 @@ class ElasticSpec:
     ssh: Ssh = field(default_factory=Ssh)
     #: Names of the network interfaces to use.
     interfaces: tuple[str, ...] = ()
+
+    @property
+    def may_come(self) -> bool:
+        """New hosts may come."""
+        return self.is_discovered or bool(self.discovery_script)
+
+    @property
+    def may_return(self) -> bool:
+        """What has failed may come back."""
+        return self.is_discovered or self.cooldown_range_s is not None
 
     def __post_init__(self) -> None:
         if wrong := self._problems():
@@ -69,7 +81,7 @@ class ElasticSpec:
                     f"--blacklist-cooldown-range {shortest:g} {longest:g} must be two rising numbers of seconds, "
                     f"{low:g} to {high:g}"
                 )
-        if bool(self.hosts) == bool(self.discovery_script):
+        if not self.is_discovered and bool(self.hosts) == bool(self.discovery_script):
             wrong.append("an elastic job needs hosts (-H, --hostfile) or --host-discovery-script, and not both")
         slots = sum(host.slots for host in self.hosts)
         if len(self.hosts) == 1:

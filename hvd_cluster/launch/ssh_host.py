@@ -1,0 +1,83 @@
+"""Another host, reached through ssh: the ssh that runs the agent there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from hvd_cluster.launch import leash, ssh
+from hvd_cluster.launch.child import ChildProcess
+from hvd_cluster.launch.environment import python_path
+from hvd_cluster.launch.greeting import Greeting
+from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.remote import RemoteHost
+from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.topology import inherited
+
+logger = logging.getLogger(__name__)
+
+
+class SshHost(RemoteHost):
+    """A host whose agent runs as long as an ssh of ours does.
+
+    Args:
+        host: whom to call.
+        greeting: what the agent is told.
+        options: how ssh is called.
+        on_change: called, from another thread, when the agent has reported in, or has gone.
+
+    Raises:
+        OSError: ssh cannot be started.
+    """
+
+    def __init__(self, host: Host, greeting: Greeting, options: Ssh, on_change: Callable[[], None]) -> None:
+        super().__init__(host, on_change)
+        #: It is gone because it is perhaps not up yet.
+        self.may_come = False
+        self._options = options
+        reader, self._stdin = os.pipe()
+        command = options.agent_command(python_path(inherited().get("PYTHONPATH", "")))
+        self._ssh = ChildProcess(
+            0,
+            [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *options.arguments(host.name, command)],
+            inherited(),
+            stdin=reader,
+            on_line=self._ssh_said,
+            on_exit=self._ssh_ended,
+        )
+        try:
+            self._ssh.start()
+            os.write(self._stdin, greeting.to_line())
+        except BaseException:  # raised again: the pipe would stay open
+            os.close(self._stdin)
+            raise
+        finally:
+            os.close(reader)
+
+    def close(self, deadline_s: float) -> None:
+        """Wait for the agent's end until ``deadline_s``; what is left then ends with the connection."""
+        ended = threading.Thread(target=self._ssh.join, name="hvd-ssh-end", daemon=True)
+        ended.start()
+        if self._channel is not None and not self.gone:
+            ended.join(max(0.0, deadline_s - time.monotonic()))
+        with contextlib.suppress(OSError):
+            os.close(self._stdin)  # the agent dies of that, and the guard there ends its workers
+        ended.join(1.0)
+        self._ssh.signal(9)
+        super().close(0.0)
+        ended.join()
+
+    def _ssh_said(self, _rank: int, _stream: str, line: str) -> None:
+        logger.info("%s: %s", self.host.name, line)
+
+    def _ssh_ended(self, exit_code: int) -> None:
+        if self._channel is None:
+            self.may_come = ssh.may_pass(exit_code, self._ssh.tail.text())
+            self._lose(ssh.ending(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
+        else:
+            self._channel.close()  # the reader says so to the workers

@@ -1,0 +1,89 @@
+"""The hosts of an elastic job on Spark: each is a task of one slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from hvd_cluster.launch.fleet import Fleet
+from hvd_cluster.launch.group import Worker
+from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.placement import Placement
+from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.task import Task
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.spark import host as machine
+from hvd_cluster.spark.elastic.roster import Roster
+from hvd_cluster.topology import Topology
+
+
+class TaskFleet(Fleet):
+    """A fleet whose hosts come by themselves.
+
+    Args:
+        secret: the job's secret.
+        roster: the tasks.
+        interfaces: names, or beginnings of names, of the network interfaces to use.
+    """
+
+    def __init__(self, secret: bytes, roster: Roster, interfaces: Sequence[str]) -> None:
+        super().__init__(secret, interfaces=interfaces)
+        self._roster = roster
+
+    def open(self, *, others: bool) -> None:
+        """Start the rendezvous, for the whole network where there are ``others``."""
+        if self._server is None:
+            address = machine.ANY if others else machine.LOOPBACK
+            self._server = self._stack.enter_context(KeyValueServer(self.secret, address))
+
+    def add(self, host: Host) -> str:
+        """Take in a task that has called."""
+        remote = self._roster.remote(host.name)
+        if remote is None:
+            return "its task has ended"
+        if host.name not in self._sites:
+            self.take_in(remote)
+        return ""
+
+    def host_key(self, name: str) -> str:
+        """Equal for two tasks of one machine whose workers count devices alike.
+
+        A worker with GPUs of its own sees no others, so that in whichever world it is, ``set_device(local_rank())``
+        picks its own: it is alone on its host then.
+        """
+        remote = self._sites[name].remote
+        is_alone = remote is not None and remote.hello is not None and remote.hello.owns_devices
+        return name if is_alone else super().host_key(name)
+
+    def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
+        """A worker's place; the name of a task is no address, so the address stands for it."""
+        place = super().topology(placement, name, first, job_id, generation)
+        return replace(place, host=self._sites[name].address)
+
+    def start(
+        self,
+        name: str,
+        task: Task,
+        topology: Topology,
+        env: Mapping[str, str | None],
+        on_change: Callable[[], None],
+        *,
+        on_line: OnLine,
+        on_event: OnEvent = ignore_event,
+    ) -> Worker:
+        """Start a worker in the task ``name``, which ends with it; the driver's environment stays here."""
+        remote = self._sites[name].remote
+        assert remote is not None
+        started: list[Worker] = []
+
+        def on_end() -> None:
+            if started and started[0].outcome is not None:
+                self._roster.release(name)
+            on_change()
+
+        env = {**self.environment(name), **env}
+        worker = remote.start(next(self._keys), task, topology, env, on_end, on_line=on_line, on_event=on_event)
+        started.append(worker)
+        on_end()  # what happened before the worker was in the list
+        return worker

@@ -1,0 +1,180 @@
+"""``hvd_cluster.spark.run_elastic``: a function on workers that come and go with the tasks of a Spark cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from hvd_cluster.launch.arguments import wrong_num_proc
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.elastic.driver import ElasticDriver
+from hvd_cluster.launch.elastic.host_manager import HostManager
+from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.logs import OnLine, printer
+from hvd_cluster.launch.outcome import Outcome, collect
+from hvd_cluster.launch.process import ignore_event
+from hvd_cluster.launch.task import Task
+from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.settings import Settings
+from hvd_cluster.spark import preflight, slots
+from hvd_cluster.spark.arguments import (
+    check_profile,
+    interface_names,
+    interface_variables,
+    wrong_seconds,
+    wrong_variables,
+)
+from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
+from hvd_cluster.spark.elastic.fleet import TaskFleet
+from hvd_cluster.spark.elastic.roster import Roster
+from hvd_cluster.spark.session import Session, active
+
+
+def run_elastic(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str | None] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Sequence[str] | set[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    spark: Any = None,
+    resource_profile: Any = None,
+) -> list[Any]:
+    """Run ``fn(*args, **kwargs)`` in workers that are replaced when they are lost.
+
+    ``fn`` calls ``hvd.init()`` and trains inside a function decorated with ``hvd.elastic.run``. Each worker has a Spark
+    task of its own, and each task is a Spark job of its own: one that dies, or whose executor does, is followed by
+    another one. There is no barrier stage, so dynamic allocation may be on; up to ``max_num_proc`` tasks are asked for.
+
+    Args:
+        fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
+        args: positional arguments of ``fn``.
+        kwargs: keyword arguments of ``fn``.
+        num_proc: workers to begin with; by default as many as the session runs tasks at once.
+        min_num_proc: with fewer the job waits; ``num_proc`` by default.
+        max_num_proc: more are not used; ``num_proc`` by default.
+        start_timeout: seconds for ``num_proc`` tasks to start; by default HOROVOD_SPARK_START_TIMEOUT, else 600.
+        elastic_timeout: seconds to wait for ``min_num_proc`` workers after a loss; by default HOROVOD_ELASTIC_TIMEOUT,
+            else 600.
+        reset_limit: how often the workers may change; None for no bound.
+        env: variables to add to the workers' environment; a value of None removes one.
+        stdout, stderr, verbose, nics, prefix_output_with_timestamp: see :func:`hvd_cluster.spark.run`.
+        min_np, max_np: deprecated names of ``min_num_proc`` and ``max_num_proc``.
+        spark: the session; by default the active one.
+        resource_profile: see :func:`hvd_cluster.spark.run`.
+
+    Returns:
+        What ``fn`` returned in the workers that finished, by their last rank.
+
+    Raises:
+        ValueError: arguments that cannot be right.
+        NotEnoughSlotsError: the session can never run ``num_proc`` tasks at once.
+        StartTimeoutError: fewer than that many started in time; the text tells how many slots are missing.
+        WorkerFailedError: all workers that held the state were lost, or ``spark.task.maxFailures`` of them raised; the
+            text begins with the user's own traceback.
+        LaunchError: too few workers for too long, too many resets, no session, an argument that cannot be pickled,
+            executors without this package, or ones that cannot reach this process.
+    """
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    if wrong := [
+        *wrong_num_proc(num_proc),
+        *wrong_seconds(start_timeout=start_timeout, elastic_timeout=elastic_timeout),
+        *wrong_variables(env),
+        *_wrong_range(num_proc, min_num_proc, max_num_proc, reset_limit),
+    ]:
+        raise ValueError("; ".join(wrong))
+    settings = Settings.from_env(spark_start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
+    call = pack(fn, args, kwargs)
+    session = active(spark)
+    check_profile(session, resource_profile)
+    if num_proc is None:
+        num_proc = max(preflight.infer_num_tasks(session), min_num_proc or 1)
+        num_proc = min(num_proc, max_num_proc or num_proc)
+    slots.check(num_proc, session.slots(resource_profile), barrier=False)
+    interfaces = interface_names(nics)
+    spec = ElasticSpec(
+        task=Task(call=call, env={**interface_variables(interfaces), **(env or {})}, as_horovod=carries()),
+        num_proc=num_proc,
+        min_num_proc=num_proc if min_num_proc is None else min_num_proc,
+        max_num_proc=num_proc if max_num_proc is None else max_num_proc,
+        is_discovered=True,
+        reset_limit=reset_limit,
+        elastic_timeout_s=settings.elastic_timeout_s,
+        interfaces=interfaces,
+    )
+    on_line = printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose)
+    return collect(_run(session, spec, resource_profile, settings.spark_start_timeout_s, on_line))
+
+
+def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: float, on_line: OnLine) -> list[Outcome]:
+    """The job from end to end; nothing of it is left when this returns or raises."""
+    secret = new_secret()
+    failures = Failures(int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES))
+    rings: list[Callable[[], None]] = []
+
+    def on_change() -> None:
+        for ring in rings:
+            ring()
+
+    with contextlib.ExitStack() as stack:
+        roster = Roster(session, spec.max_num_proc or spec.num_proc, secret, profile, on_change)
+        stack.callback(roster.close)
+        roster.start()
+        roster.wait_for(spec.num_proc, start_timeout_s)
+        fleet = stack.enter_context(TaskFleet(secret, roster, spec.interfaces))
+        fleet.open(others=not session.is_local)
+        driver = ElasticDriver(
+            spec, fleet, on_line, ignore_event, lambda outcome: failures.judge(outcome, time.monotonic())
+        )
+        stack.callback(driver.close)
+        hosts = HostManager(roster, fleet, None, spec.discovery_interval_s, driver.ring.set)
+        stack.callback(hosts.close)
+        rings.append(driver.ring.set)
+        hosts.start()
+        return driver.run(hosts)
+
+
+def _renamed(old: str, given: int | None, new: str, value: int | None) -> int | None:
+    """The value of an argument that may have come under its old name."""
+    if given is None:
+        return value
+    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
+    return given
+
+
+def _wrong_range(
+    num_proc: int | None, min_num_proc: int | None, max_num_proc: int | None, reset_limit: int | None
+) -> list[str]:
+    """What is wrong with the numbers of workers: a sentence each."""
+    wrong = [
+        f"{name}={value!r} must be at least 1"
+        for name, value in (("min_num_proc", min_num_proc), ("max_num_proc", max_num_proc))
+        if value is not None and value < 1
+    ]
+    least, most = min_num_proc or num_proc, max_num_proc or num_proc
+    if num_proc is not None and least is not None and least > num_proc:
+        wrong.append(f"min_num_proc={least} is more than num_proc={num_proc}")
+    if num_proc is not None and most is not None and most < num_proc:
+        wrong.append(f"max_num_proc={most} is less than num_proc={num_proc}")
+    if num_proc is None and least is not None and most is not None and least > most:
+        wrong.append(f"min_num_proc={least} is more than max_num_proc={most}")
+    if reset_limit is not None and reset_limit < 0:
+        wrong.append(f"reset_limit={reset_limit} must be at least 0")
+    return wrong

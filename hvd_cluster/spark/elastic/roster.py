@@ -1,0 +1,206 @@
+"""The tasks of an elastic job that offer themselves for workers."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.agent_message import Hello
+from hvd_cluster.launch.door import Door
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.remote import RemoteHost
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.spark import preflight, task
+from hvd_cluster.spark.elastic.carrier import Offer
+from hvd_cluster.spark.plan import Versions
+from hvd_cluster.spark.progress import short_reason
+from hvd_cluster.spark.session import Session
+from hvd_cluster.topology import join_address
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a slot whose task has ended gets another one.
+_AGAIN_S = 0.5
+#: The same where tasks end as soon as they have begun: twice as long each time, up to this.
+_LONGEST_PAUSE_S = 30.0
+#: A task that has lived so long, in seconds, was no vain attempt.
+_LIVED_S = 10.0
+_EXPLAIN_S = 10.0
+_LEAVE_S = 3.0
+_CANCEL_AGAIN_S = 0.5
+_CANCEL_GIVE_UP_S = 60.0
+
+
+class Roster(HostDiscovery):
+    """Keeps tasks on offer, each a Spark job of its own: one that ends is followed by another.
+
+    Not the tasks of one stage: Spark gives a stage up, and kills all of it, when one task has failed too often, on a
+    local master once; and a barrier stage stands and falls as a whole anyway.
+
+    Args:
+        session: where they run.
+        num_tasks: how many at once, of which some may wait for room.
+        secret: the job's secret.
+        profile: their resource profile; None for what the session's settings say.
+        on_change: called, from another thread, when a task has come or gone.
+    """
+
+    def __init__(
+        self, session: Session, num_tasks: int, secret: bytes, profile: Any, on_change: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._num_tasks = num_tasks
+        self._profile = profile
+        self._on_change = on_change
+        self._tag = f"horovod.spark.run.{uuid.uuid4().hex[:12]}"
+        self._changed = threading.Condition()
+        self._remotes: dict[str, RemoteHost] = {}
+        self._gone: list[RemoteHost] = []
+        self._problems: list[str] = []
+        self._closing = threading.Event()
+        self._num_threads = 0
+        bind, hosts = session.driver_hosts()
+        self._door = Door(secret, self._let_in, bind)
+        addresses = tuple(join_address(host, self._door.port) for host in hosts)
+        self._versions = Versions.here()
+        self._offer = pickle.dumps(Offer(secret=secret, driver_addresses=addresses, versions=self._versions))
+
+    def start(self) -> None:
+        """Put the tasks on offer."""
+        for slot in range(self._num_tasks):
+            thread = self._session.thread(lambda slot=slot: self._keep(slot), self._tag)  # type: ignore[misc]
+            with self._changed:
+                self._num_threads += 1
+            thread.start()
+
+    def wait_for(self, count: int, timeout_s: float) -> None:
+        """Return when ``count`` tasks run.
+
+        Raises:
+            StartTimeoutError: they do not after ``timeout_s`` seconds.
+            LaunchError: tasks run, but are of no use.
+        """
+        began_s = time.monotonic()
+        explain_s = began_s + _EXPLAIN_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._remotes) >= count or bool(self._problems), 0.2)
+                if self._problems:
+                    texts = list(dict.fromkeys(self._problems))
+                    raise LaunchError("the workers cannot start: " + "; ".join(texts[:5]))
+                if len(self._remotes) >= count:
+                    return
+            now_s = time.monotonic()
+            if now_s >= began_s + timeout_s:
+                raise StartTimeoutError(preflight.timeout_text(self._waits_for(count), timeout_s))
+            if now_s >= explain_s:
+                explain_s = now_s + 10 * _EXPLAIN_S
+                logger.warning("still waiting for Spark to start the workers: %s", self._waits_for(count))
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        """The tasks that run, one slot each."""
+        with self._changed:
+            return {name: 1 for name, remote in self._remotes.items() if not remote.gone}
+
+    def remote(self, name: str) -> RemoteHost | None:
+        """The connection to a task; None where it has gone."""
+        with self._changed:
+            return self._remotes.get(name)
+
+    def release(self, name: str) -> None:
+        """Let a task end: its worker has ended. Another one follows it."""
+        with self._changed:
+            remote = self._remotes.pop(name, None)
+            if remote is not None:
+                self._gone.append(remote)
+        if remote is not None:
+            remote.let_end()
+
+    def close(self) -> None:
+        """End all tasks, also those that have not begun, and follow them with no others."""
+        self._closing.set()
+        with self._changed:
+            for remote in self._remotes.values():
+                remote.let_end()
+            self._changed.wait_for(lambda: not self._remotes, _LEAVE_S)
+        give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
+        while not self._ended(0.0) and time.monotonic() < give_up_s:
+            try:
+                # Again and again: a cancel that comes before a job was submitted is lost.
+                self._session.cancel(self._tag)
+            except Exception as error:  # noqa: BLE001  a session that has gone has no tasks any more
+                logger.debug("the tasks could not be cancelled: %s", error)
+            self._ended(_CANCEL_AGAIN_S)
+        self._door.close()
+        for remote in [*self._remotes.values(), *self._gone]:
+            remote.close(time.monotonic())
+
+    def _ended(self, timeout_s: float) -> bool:
+        """Whether no task runs or waits any more, by ``timeout_s`` seconds from now."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_threads == 0, timeout_s)
+
+    def _keep(self, slot: int) -> None:
+        """Runs in a thread for each slot: one task after the other."""
+        function = task.task_for(
+            "hvd_cluster.spark.elastic.carrier", (asdict(self._versions), self._offer, slot), barrier=False
+        )
+        pause_s = 0.0
+        try:
+            while not self._closing.wait(pause_s):
+                began_s = time.monotonic()
+                problem = self._run_one(function)
+                is_vain = bool(problem) and time.monotonic() - began_s < _LIVED_S
+                pause_s = min(2 * max(pause_s, _AGAIN_S), _LONGEST_PAUSE_S) if is_vain else _AGAIN_S
+        finally:
+            with self._changed:
+                self._num_threads -= 1
+                self._changed.notify_all()
+
+    def _run_one(self, function: Callable[..., Any]) -> str:
+        """One task from its beginning to its end; says why it was of no use, if so."""
+        try:
+            problems = task.problems(self._session.run_tasks(1, function, barrier=False, profile=self._profile))
+        except Exception as error:  # noqa: BLE001  whatever Spark raises: it has lost the task, and gets another chance
+            if self._closing.is_set():
+                return ""
+            logger.warning("a task of the elastic job was lost: %s", short_reason(error))
+            return "lost"
+        if problems and not self._closing.is_set():
+            logger.warning("a task of the elastic job is of no use: %s", "; ".join(problems))
+            with self._changed:
+                self._problems += problems
+                self._changed.notify_all()
+        return "; ".join(problems)
+
+    def _let_in(self, hello: Hello, channel: Channel) -> bool:
+        """Runs in a thread of the door: a task has called."""
+        remote = RemoteHost(Host(hello.name, 1), self._notice)
+        with self._changed:
+            if self._closing.is_set():
+                return False
+            self._remotes[hello.name] = remote
+        remote.attach(hello, channel)
+        logger.info("a task on %s offers itself", hello.hostname)
+        return True
+
+    def _notice(self) -> None:
+        """A task has come or gone; called without our lock, for the one that has changed holds its own."""
+        with self._changed:
+            for name in [name for name, remote in self._remotes.items() if remote.gone]:
+                self._gone.append(self._remotes.pop(name))
+            self._changed.notify_all()
+        self._on_change()
+
+    def _waits_for(self, count: int) -> str:
+        with self._changed:
+            present = len(self._remotes)
+        return f"{self._session.slots(self._profile).describe(count)}; {present} of {count} tasks have reported"
