@@ -98,6 +98,13 @@ class Group(Generic[W]):
         self._wait_for_all()
         return self._outcomes()
 
+    def report_of(self, worker: W) -> Outcome:
+        """The outcome of the present call on one worker, where the others have none."""
+        self._wait_until(lambda: bool(worker.reported or worker.outcome), None)
+        outcome = worker.reported or worker.outcome
+        assert outcome is not None
+        return outcome
+
     def ends(self) -> list[Outcome]:
         """The outcome of every worker, when all have ended."""
         reports = self.reports()

@@ -1,0 +1,279 @@
+"""One worker as its driver sees it: a Ray actor, its life and its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pickle
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.launch.logs import OnLine, Tail
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
+from hvd_cluster.ray.session import first_line, load_ray
+from hvd_cluster.ray.worker import Settlement
+from hvd_cluster.rendezvous.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S = 15.0
+#: Seconds that Ray gets to tell how a worker ended that has hung up; a node's death takes it some 14 s to notice.
+_VERDICT_S = 30.0
+
+OnLog = Callable[[dict[str, Any]], None]
+
+
+def ignore_log(info: dict[str, Any]) -> None:
+    """An ``on_log`` that drops everything."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A method of :class:`hvd_cluster.ray.worker.BaseHorovodWorker` and its arguments."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+    def give(self, handle: Any) -> Any:
+        """Call the method of that actor; the ``ObjectRef`` of its result."""
+        return getattr(handle, self.method).remote(*self.arguments)
+
+
+@dataclass(frozen=True)
+class Ears:
+    """Who hears what the workers say."""
+
+    #: Gets every line of their output.
+    on_line: OnLine
+    #: Gets their progress reports.
+    on_event: OnEvent = ignore_event
+    #: Gets what they give to ``ray_logger.log``.
+    on_log: OnLog = ignore_log
+
+
+class ActorWorker:
+    """A worker; see :class:`hvd_cluster.launch.group.Worker`. A thread of its own follows its life.
+
+    Args:
+        handle: the actor.
+        greeting: the ``ObjectRef`` of its greeting.
+        rank: names it until it is settled.
+        settle: says what it becomes, once it has greeted.
+        ears: who hears it.
+        on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
+        only_order: what it does as soon as it is ready; the actor ends with that. None: it waits for :meth:`submit`.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        greeting: Any,
+        rank: int,
+        settle: Callable[[Greeting], Settlement],
+        ears: Ears,
+        on_change: Callable[[], None],
+        only_order: Order | None = None,
+    ) -> None:
+        self.rank = rank
+        self.ready = False
+        self.reported: Outcome | None = None
+        self.outcome: Outcome | None = None
+        #: Where it runs; None before it has greeted.
+        self.greeting: Greeting | None = None
+        #: Who hears it now; a call may bring ears of its own.
+        self.ears = ears
+        self._handle = handle
+        self._greeting_ref = greeting
+        self._settle = settle
+        self._on_change = on_change
+        self._only_order = only_order
+        self._tail = Tail()
+        self._lock = threading.Lock()
+        self._pending: Any = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._live, name=f"hvd-actor-{rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def output_tail(self) -> str:
+        """The last lines of its output."""
+        return self._tail.text()
+
+    def submit(self, order: Order) -> None:
+        """Let it do ``order``; :attr:`reported` says how that ended."""
+        with self._lock:
+            self.reported = None
+            self._pending = order.give(self._handle)
+
+    def submit_remote(self, order: Order) -> Any:
+        """Let it do ``order``; the ``ObjectRef`` of what that returns, or raises."""
+        return order.give(self._handle)
+
+    def terminate(self) -> None:
+        """End it. Ray knows no gentler way that would reach a worker that computes."""
+        self.kill()
+
+    def kill(self) -> None:
+        """End it."""
+        self._stopping = True
+        with contextlib.suppress(Exception):  # Ray itself may have gone, and its actors with it
+            load_ray().kill(self._handle)
+
+    def wait(self) -> Outcome | None:
+        """Wait until it has ended."""
+        self._thread.join()
+        return self.outcome
+
+    # --- its life, in its thread -------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        """From the greeting to the end."""
+        fate = self._until_lost()
+        if self.outcome is None:
+            self.outcome = self.reported or fate  # what it reported counts, whatever ended it afterwards
+        self._on_change()
+
+    def _until_lost(self) -> Outcome:
+        ray = load_ray()
+        try:
+            self.greeting = ray.get(self._greeting_ref)
+            channel = self._begin(self.greeting)
+        except ray.exceptions.RayActorError as error:
+            return self._death(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the worker is lost, and its outcome says why
+            self.kill()
+            return self._failure(error)
+        with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
+            while self.outcome is None:
+                self._hear(pickle.loads(channel.recv()))
+        return self.outcome or self._verdict()
+
+    def _begin(self, greeting: Greeting) -> Channel:
+        """Settle the actor, and call it."""
+        settlement = self._settle(greeting)
+        self.rank = settlement.topology.rank
+        load_ray().get(self._handle.settle.remote(settlement))
+        channel = self._dial(greeting, settlement.topology.secret)
+        self.ready = True
+        if self._only_order is not None:
+            self.submit(self._only_order)
+        self._on_change()
+        return channel
+
+    def _dial(self, greeting: Greeting, secret: bytes) -> Channel:
+        address = (greeting.address, greeting.line_port)
+        try:
+            sock = socket.create_connection(address, timeout=_CALL_TIMEOUT_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel = Channel.connect(sock, secret, _CALL_TIMEOUT_S)
+        except OSError as error:
+            raise LaunchError(
+                f"rank {self.rank} on node {greeting.address} ({greeting.hostname}) cannot be called by the driver at "
+                f"port {greeting.line_port}: {error}. Open the ports between the nodes."
+            ) from error
+        channel.recv()  # it captures its output from here on
+        return channel
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Finished):
+            self._take_report()
+            return
+        try:
+            if isinstance(message, Lines):
+                for text in message.texts:
+                    self._tail.add(text)
+                    self.ears.on_line(self.rank, message.stream, text)
+            elif isinstance(message, Event):
+                self.ears.on_event(self.rank, json.loads(message.json))
+            elif isinstance(message, Logged):
+                self.ears.on_log(cloudpickle.loads(message.info))
+        except Exception:  # a caller's broken sink must not cost the job
+            logger.exception("what rank %d said could not be passed on", self.rank)
+
+    def _take_report(self) -> None:
+        with self._lock:
+            pending = self._pending
+        if pending is None:  # a call whose result somebody else waits for
+            return
+        outcome = self._result(pending)
+        if outcome is None:  # it has died: the connection says so next
+            return
+        with self._lock:
+            self._pending = None
+        self.reported = replace(outcome, output_tail=self.output_tail)
+        if self._only_order is not None:
+            self.kill()  # it has done what it was made for
+            self.outcome = self.reported
+        self._on_change()
+
+    def _result(self, pending: Any) -> Outcome | None:
+        """What Ray brings; None where it brings the news of a death."""
+        ray = load_ray()
+        try:
+            outcome: Outcome = ray.get(pending)
+        except ray.exceptions.RayActorError:
+            return None
+        except Exception as error:  # noqa: BLE001 - the result could not be stored or brought: that is how the call ended
+            return self._failure(error)
+        return outcome
+
+    def _verdict(self) -> Outcome:
+        """The worker has hung up: how did it end?"""
+        if self._stopping:
+            return replace(self._ended(), stopped=True)
+        ray = load_ray()
+        try:
+            outcome: Outcome = ray.get(self._pending or self._handle.hostname.remote(), timeout=_VERDICT_S)
+            if self._pending is not None:
+                return replace(outcome, output_tail=self.output_tail)
+        except ray.exceptions.RayActorError as error:
+            return self._death(error)
+        except ray.exceptions.GetTimeoutError:
+            pass
+        except Exception as error:  # noqa: BLE001 - Ray has gone, or the result could not be brought
+            return self._failure(error)
+        self.kill()
+        return replace(self._ended(), fate="was lost: its connection to the driver broke")
+
+    def _death(self, error: BaseException) -> Outcome:
+        """Ray's own words about the death of an actor, as an outcome."""
+        text = str(error)
+        logger.debug("rank %d: %s", self.rank, text)
+        if self._stopping:
+            return replace(self._ended(), stopped=True)
+        if code := re.search(r"exit code (\d+)", text):
+            return replace(self._ended(), exit_code=int(code[1]))
+        return replace(self._ended(), fate=_fate(type(error).__name__, text))
+
+    def _failure(self, error: BaseException) -> Outcome:
+        cause = getattr(error, "cause", None)
+        report = ErrorReport.of(cause if isinstance(cause, BaseException) else error)
+        return replace(self._ended(), error=report)
+
+    def _ended(self) -> Outcome:
+        host = "?" if self.greeting is None else self.greeting.address
+        return Outcome(self.rank, host, finished_at=time.time(), output_tail=self.output_tail)
+
+
+def _fate(kind: str, text: str) -> str:
+    """How an actor ended, as the end of a sentence about its rank. Pure."""
+    if "node" in text and ("terminated" in text or "has died" in text) and "worker process has died" not in text:
+        return "died with its node"
+    if kind == "ActorUnavailableError":
+        return "does not answer: its process or its node was lost"
+    if "connection error code" in text or "SIGKILL" in text:
+        return "died: its process was killed, perhaps out of memory, or it crashed in native code"
+    if kind == "ActorUnschedulableError":
+        return f"could not be started: {first_line(Exception(text))}"
+    return f"died: {first_line(Exception(text.rpartition(chr(10))[2]))}"

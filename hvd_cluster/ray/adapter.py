@@ -1,0 +1,50 @@
+"""What stands behind a RayExecutor: workers of a fixed number, or of one that changes, or an executor elsewhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Callback = Callable[[dict[str, Any]], Any]
+
+
+class Adapter(ABC):
+    """The methods of :class:`hvd_cluster.ray.executor.RayExecutor`, each documented there."""
+
+    @abstractmethod
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    @abstractmethod
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]: ...
+
+    @abstractmethod
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> list[Any]: ...
+
+    @abstractmethod
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]: ...
+
+    @abstractmethod
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any: ...
+
+    @abstractmethod
+    def shutdown(self) -> None: ...
+
+
+def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
+    """Variables for workers: numbers become text, None removes one."""
+    return {name: None if value is None else str(value) for name, value in (env or {}).items()}

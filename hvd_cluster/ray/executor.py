@@ -1,0 +1,271 @@
+"""RayExecutor: a function, or a class, on several Ray actors that form one world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.ray.adapter import Adapter, Callback
+from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.session import connect
+from hvd_cluster.ray.settings import ElasticSettings, MiniSettings, refuse_unknown, store_key
+from hvd_cluster.ray.static import StaticAdapter
+from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
+
+_ARGUMENTS = (
+    *("settings", "num_workers", "num_hosts", "num_workers_per_host", "cpus_per_worker", "use_gpu", "gpus_per_worker"),
+    *("use_current_placement_group", "min_workers", "max_workers", "reset_limit", "cooldown_range", "elastic_timeout"),
+    "override_discovery",
+)
+
+
+class RayExecutor:
+    """Runs functions on Ray actors; each actor is a worker, and all of them form one world.
+
+    Also a context manager: ``with RayExecutor(settings, num_workers=4) as executor: executor.run(train)``.
+
+    Give ``num_workers``; or ``num_hosts`` and ``num_workers_per_host``; or, for a job that may lose and gain workers,
+    ``min_workers`` and perhaps ``max_workers``. Inside a placement group (a Tune trial, say) the workers take its
+    bundles, and ``num_workers`` may be left out.
+
+    Args:
+        settings: of :meth:`create_settings`; those defaults where it is None.
+        num_workers: number of workers, packed onto as few nodes as possible.
+        num_hosts: number of nodes, with equally many workers on each.
+        num_workers_per_host: that number.
+        cpus_per_worker: CPUs that each worker takes.
+        use_gpu: each worker takes a GPU, and sees it at its local rank.
+        gpus_per_worker: GPUs that each takes; 1 by default with ``use_gpu``.
+        use_current_placement_group: False makes a new group even inside of one.
+        min_workers: the job goes on with this many, and starts with them.
+        max_workers: more are not used; None for as many as there is room for.
+        reset_limit: how often the workers may change; None for no bound.
+        cooldown_range: shortest and longest time, in seconds, for which a node on which a worker failed is not used;
+            None for ever.
+        elastic_timeout: seconds to wait for ``min_workers``.
+        override_discovery: find nodes by asking Ray, whatever ``settings.discovery`` says.
+
+    Raises:
+        TypeError: an argument that does not exist; the text names one that was perhaps meant.
+        ValueError: arguments that contradict each other, all named at once.
+    """
+
+    def __init__(
+        self,
+        settings: Any = None,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: float = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[float] | None = None,
+        elastic_timeout: float = 600,
+        override_discovery: bool = True,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown("RayExecutor", unknown, _ARGUMENTS)
+        wrong = _wrong_numbers(num_workers, num_hosts, num_workers_per_host, min_workers, max_workers)
+        wrong += wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        self.settings = self.create_settings() if settings is None else settings
+        self.num_workers = num_workers
+        resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+        self.adapter: Adapter
+        if min_workers is not None:
+            from hvd_cluster.ray.elastic_adapter import ElasticAdapter
+
+            elastic = ElasticSettings(
+                nics=self.settings.nics,
+                verbose=self.settings.verbose,
+                timeout_s=self.settings.timeout_s,
+                min_num_proc=min_workers,
+                max_num_proc=max_workers,
+                reset_limit=reset_limit,
+                cooldown_range=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
+                elastic_timeout=elastic_timeout,
+                discovery=None if override_discovery else getattr(self.settings, "discovery", None),
+            )
+            self.adapter = ElasticAdapter(elastic, resources)
+        else:
+
+            def strategy() -> Strategy:
+                if num_hosts is not None:
+                    return ColocatedStrategy(num_hosts, num_workers_per_host, resources)
+                return packed_strategy(num_workers, resources, use_current_placement_group)
+
+            self.adapter = StaticAdapter(self.settings, strategy)
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = 100,
+        nics: Any = None,
+        verbose: int | bool = 1,
+        **unknown: Any,
+    ) -> MiniSettings:
+        """The settings of an executor.
+
+        Args:
+            timeout_s: seconds for all workers to report, once there is room for them.
+            ssh_identity_file: accepted for Horovod's sake: Ray starts the workers.
+            ssh_str: text of a key, which is written to ``ssh_identity_file``, readable for this user alone.
+            placement_group_timeout_s: seconds to wait for room in the cluster.
+            nics: network interface for the workers' data; by default the one that reaches the driver's node.
+            verbose: 0 drops the workers' output.
+        """
+        known = ("timeout_s", "ssh_identity_file", "ssh_str", "placement_group_timeout_s", "nics", "verbose")
+        refuse_unknown("RayExecutor.create_settings", unknown, known)
+        store_key(ssh_str, ssh_identity_file)
+        return MiniSettings(
+            ssh_identity_file=ssh_identity_file,
+            timeout_s=timeout_s,
+            placement_group_timeout_s=placement_group_timeout_s,
+            nics=nics,
+            verbose=verbose,
+        )
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the workers. An executor that runs already starts anew.
+
+        Args:
+            executable_cls: each worker makes one, which :meth:`execute` gives to its function.
+            executable_args: positional arguments of the class.
+            executable_kwargs: keyword arguments of the class.
+            extra_env_vars: variables for the workers; None as a value removes one.
+
+        Raises:
+            StartTimeoutError: no room in the cluster, or workers that do not report; a ``TimeoutError``.
+            NotEnoughSlotsError: the placement group that the program is in is too small.
+            WorkerFailedError: ``executable_cls`` raised; the text begins with the user's traceback.
+            LaunchError: the workers cannot be started, or cannot work together.
+        """
+        self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
+        """``fn(executable)`` on every worker.
+
+        Args:
+            fn: gets the worker's executable, or None where there is none.
+            callbacks: each is called here with every dict that a worker gives to ``ray_logger.log``.
+
+        Returns:
+            The results by rank.
+
+        Raises:
+            WorkerFailedError: a worker raised, exited or was killed; the text begins with the user's own traceback, and
+                ``__cause__`` is the user's exception. Where a worker died, or hung after another one's failure, all of
+                them are gone.
+            LaunchError: what is to be sent to the workers cannot be pickled, or there are none.
+        """
+        return self.adapter.execute(fn, callbacks)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> list[Any]:
+        """``fn(*args, **kwargs)`` on every worker; as :meth:`execute` in everything else."""
+        return self.adapter.run(fn, args, kwargs, callbacks)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """``fn(*args, **kwargs)`` on every worker, without waiting.
+
+        Returns:
+            By rank, the ``ObjectRef`` of each result; ``ray.get`` raises what the function raised.
+
+        Raises:
+            NotImplementedError: the job is elastic.
+        """
+        return self.adapter.run_remote(fn, args, kwargs)
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """``fn(executable)`` on rank 0 alone; its result.
+
+        Raises:
+            NotImplementedError: the job is elastic.
+        """
+        return self.adapter.execute_single(fn)
+
+    def shutdown(self) -> None:
+        """End the workers, and give back the placement group if it was made for them. :meth:`start` begins anew."""
+        self.adapter.shutdown()
+
+    def __enter__(self) -> RayExecutor:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+
+def packed_strategy(num_workers: int | None, resources: WorkerResources, use_current: bool) -> PGStrategy:
+    """Workers in the placement group that this program is in, or in one of their own.
+
+    Raises:
+        ValueError: nobody said how many.
+    """
+    ray = connect()
+    group = ray.util.get_current_placement_group() if use_current else None
+    if group is None and num_workers is None:
+        raise ValueError(
+            "how many workers? Give num_workers; or num_hosts with num_workers_per_host; or, for an elastic job, "
+            "min_workers. (It may be left out inside a placement group only.)"
+        )
+    taken = {} if group is None else ray.get_runtime_context().get_assigned_resources()
+    return PGStrategy(num_workers, resources, group, taken)
+
+
+def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerResources:
+    """What a worker takes, from arguments that were checked."""
+    return WorkerResources(cpus, (1 if gpus is None else gpus) if use_gpu else 0)
+
+
+def wrong_resources(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
+    """What is wrong with them."""
+    wrong = [] if cpus >= 0 else [f"cpus_per_worker={cpus} must be >= 0"]
+    if gpus is not None and not use_gpu:
+        wrong.append(f"gpus_per_worker={gpus} is set, but use_gpu is not: set use_gpu=True")
+    elif gpus is not None and gpus < 1:
+        wrong.append(f"gpus_per_worker={gpus} must be >= 1: workers cannot share a GPU")
+    return wrong
+
+
+def _wrong_numbers(
+    num_workers: int | None, num_hosts: int | None, per_host: int, min_workers: int | None, max_workers: int | None
+) -> list[str]:
+    numbers = {
+        "num_workers": num_workers,
+        "num_hosts": num_hosts,
+        "num_workers_per_host": per_host,
+        "min_workers": min_workers,
+        "max_workers": max_workers,
+    }
+    wrong = [f"{name}={value} must be >= 1" for name, value in numbers.items() if value is not None and value < 1]
+    if max_workers is not None and min_workers is None:
+        wrong.append("max_workers is set, but min_workers is not: an elastic job needs it, and it must be positive")
+    if min_workers is not None and (num_workers is not None or num_hosts is not None):
+        wrong.append("min_workers makes the job elastic: leave out num_workers and num_hosts")
+    if num_workers is not None and num_hosts is not None:
+        wrong.append("num_workers and num_hosts exclude each other: give num_hosts with num_workers_per_host")
+    if min_workers is not None and max_workers is not None and max_workers < min_workers:
+        wrong.append(f"max_workers={max_workers} is less than min_workers={min_workers}")
+    return wrong

@@ -1,0 +1,264 @@
+"""Workers whose number is fixed: they start together, and keep what they have from call to call."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import hvd_cluster
+from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.group import Group
+from hvd_cluster.launch.hosts import LOOPBACK
+from hvd_cluster.launch.outcome import Outcome, collect
+from hvd_cluster.launch.placement import Placement, Seat, place
+from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.actor import ActorWorker, Ears, Order
+from hvd_cluster.ray.callbacks import CallbackLoop
+from hvd_cluster.ray.messages import Greeting
+from hvd_cluster.ray.session import connect, first_line, load_ray
+from hvd_cluster.ray.strategy import Reservation, Strategy
+from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import join_address
+
+logger = logging.getLogger(__name__)
+
+#: A larger call is put into the object store once, instead of into each worker's message.
+_SHARED_BYTES = 64 * 1024
+
+
+class FixedCrew:
+    """The actors of one executor, and the placement group that they are in.
+
+    Args:
+        strategy: how many, and where.
+        ears: who hears them.
+        env: variables for them; None removes one.
+        placement_timeout_s: seconds to wait for room.
+        start_timeout_s: seconds for all of them to report, once there is room.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        ears: Ears,
+        env: Mapping[str, str | None],
+        *,
+        placement_timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        self._strategy = strategy
+        self._ears = ears
+        self._env = dict(env)
+        self._placement_timeout_s = placement_timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._running: ExitStack | None = None
+        self._group: Group[ActorWorker] = Group()
+        self._why_closed = "start() has not been called"
+
+    def start(self, executable: bytes | None) -> None:
+        """Start the workers, and let each make its executable (a packed call).
+
+        Raises:
+            StartTimeoutError: no room in the cluster, or workers that do not report.
+            WorkerFailedError: one of them died, or its executable raised.
+            LaunchError: they cannot work together.
+        """
+        self.close()
+        try:
+            with ExitStack() as stack:
+                self._bring_up(stack)
+                self._running = stack.pop_all()
+            if executable is not None:
+                self.call(Order("prepare", (executable,)))
+        except BaseException:  # an interrupt as well: nothing of a crew that is not complete may stay
+            self.close("it did not start")
+            raise
+
+    def call(self, order: Order, callbacks: CallbackLoop | None = None) -> list[Any]:
+        """Give ``order`` to every worker; the results by rank.
+
+        Raises:
+            WorkerFailedError: a worker raised or died; the text begins with the user's traceback. Where one died, or
+                hung after another one's failure, all are gone, and :meth:`start` begins anew.
+        """
+        workers = self._workers()
+        order = shared(order)
+        for worker in workers:
+            worker.ears = self._ears if callbacks is None else replace(self._ears, on_log=callbacks.put)
+
+        def work() -> list[Outcome]:
+            for worker in workers:
+                worker.submit(order)
+            return self._group.reports()
+
+        try:
+            outcomes = work() if callbacks is None else callbacks.until(work)
+        except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
+            self.close("a call was interrupted")
+            raise
+        if not self._group.all_live:
+            self.close("a worker died or hung in an earlier call")
+        return collect(outcomes)
+
+    def call_one(self, order: Order) -> Any:
+        """Give ``order`` to rank 0 alone; its result. Raises as :meth:`call` does."""
+        worker = self._workers()[0]
+        worker.ears = self._ears
+        try:
+            worker.submit(shared(order))
+            outcome = self._group.report_of(worker)
+        except BaseException:  # an interrupt, as above
+            self.close("a call was interrupted")
+            raise
+        if not self._group.all_live:
+            self.close("a worker died in an earlier call")
+        return collect([outcome])[0]
+
+    def call_remote(self, order: Order) -> list[Any]:
+        """Give ``order`` to every worker; the ``ObjectRef`` of each result, by rank."""
+        order = shared(order)
+        return [worker.submit_remote(order) for worker in self._workers()]
+
+    def close(self, why: str = "shutdown() has been called") -> None:
+        """Let go of the workers and of their placement group. May be called twice."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._why_closed = why
+            running.close()
+
+    @property
+    def is_running(self) -> bool:
+        """The workers are there."""
+        return self._running is not None
+
+    def _workers(self) -> list[ActorWorker]:
+        if self._running is not None and not self._group.all_live:
+            self.close("a worker died between two calls")
+        if self._running is None:
+            raise LaunchError(f"the executor has no workers: {self._why_closed}. Call start() first.")
+        return self._group.workers
+
+    # --- the start ---------------------------------------------------------------------------------------------------
+
+    def _bring_up(self, stack: ExitStack) -> None:
+        connect()
+        size = self._strategy.num_workers
+        reservation = self._strategy.reserve(self._placement_timeout_s)
+        stack.callback(_quietly, reservation.release)
+        handles = self._actors(reservation, size, stack)
+        refs = [handle.greet.remote() for handle in handles]
+        greetings = self._greetings(refs)
+        alone = all(greeting.address == nodes.own_address() for greeting in greetings)
+        placements = seated(greetings, alone)
+        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
+        server = stack.enter_context(KeyValueServer(secret, LOOPBACK if alone else "0.0.0.0"))
+        address = LOOPBACK if alone else nodes.own_address()
+        first = placements[0].seat
+        self._group = Group()
+        stack.callback(self._group.stop, 0.0)
+        logger.info("job %s: %d workers on %d nodes", job_id, size, len({g.node_id for g in greetings}))
+
+        def starter(placement: Placement) -> Callable[[Callable[[], None]], ActorWorker]:
+            topology = placement.topology(
+                rendezvous=join_address(address, server.port),
+                master=join_address(first.address, greetings[first.index].master_port),
+                secret=secret,
+                job_id=job_id,
+            )
+            settlement = Settlement(topology, {**placement.device_env(), **self._env}, carries())
+            index = placement.seat.index
+            return lambda on_change: ActorWorker(
+                handles[index], refs[index], placement.rank, lambda _: settlement, self._ears, on_change
+            )
+
+        self._group.start(starter(placement) for placement in placements)
+        self._group.wait_ready(self._start_timeout_s)
+        if ended := [worker.outcome for worker in self._group.workers if worker.outcome is not None]:
+            collect(ended)
+
+    def _actors(self, reservation: Reservation, size: int, stack: ExitStack) -> list[Any]:
+        ray = load_ray()
+        actor_class = ray.remote(BaseHorovodWorker)
+        handles: list[Any] = []
+        stack.callback(lambda: [_quietly(ray.kill, handle) for handle in handles])
+        for index in range(size):
+            handles.append(actor_class.options(**reservation.options(index)).remote(index, size))
+        return handles
+
+    def _greetings(self, refs: Sequence[Any]) -> list[Greeting]:
+        ray = load_ray()
+        _, late = ray.wait(refs, num_returns=len(refs), timeout=self._start_timeout_s)
+        if late:
+            seats = ", ".join(str(refs.index(ref)) for ref in late)
+            raise StartTimeoutError(
+                f"{len(late)} of {len(refs)} workers did not start within {self._start_timeout_s:g} s (actors {seats}). "
+                "Ray has room for them but has not started them: its nodes may be busy, or still installing a "
+                "runtime_env. create_settings(timeout_s=...) says how long to wait."
+            )
+        try:
+            greetings: list[Greeting] = ray.get(list(refs))
+        except ray.exceptions.RayError as error:
+            raise LaunchError(f"a worker could not be started on Ray: {error}") from error
+        check_versions(greetings)
+        return greetings
+
+
+def shared(order: Order) -> Order:
+    """``order`` with its large arguments in the object store."""
+    ray = load_ray()
+    return replace(
+        order,
+        arguments=tuple(
+            ray.put(argument) if isinstance(argument, bytes) and len(argument) > _SHARED_BYTES else argument
+            for argument in order.arguments
+        ),
+    )
+
+
+def seated(greetings: Sequence[Greeting], alone: bool) -> list[Placement]:
+    """The ranks of actors, contiguous on each Ray node.
+
+    Raises:
+        LaunchError: their GPUs do not come out as one per worker.
+    """
+    try:
+        return place(
+            [
+                Seat(index, greeting.node_id, LOOPBACK if alone else greeting.address, greeting.gpus)
+                for index, greeting in enumerate(greetings)
+            ]
+        )
+    except ValueError as error:
+        raise LaunchError(f"the workers cannot be placed: {error}") from error
+
+
+def check_versions(greetings: Sequence[Greeting]) -> None:
+    """Raise where a node has another version of this package.
+
+    Raises:
+        LaunchError: so it is.
+    """
+    others = {g.hostname: g.version for g in greetings if g.version != hvd_cluster.__version__}
+    if others:
+        there = ", ".join(f"{version} on {host}" for host, version in others.items())
+        raise LaunchError(
+            f"hvd_cluster is {hvd_cluster.__version__} here and {there}: install one version everywhere, for example "
+            "through ray.init(runtime_env={'pip': [...]})"
+        )
+
+
+def _quietly(act: Callable[..., Any], *arguments: Any) -> None:
+    """Clean up where Ray itself may have gone, and everything with it."""
+    try:
+        act(*arguments)
+    except Exception as error:  # noqa: BLE001 - see above
+        logger.debug("clean-up on Ray: %s", first_line(error))
+
+

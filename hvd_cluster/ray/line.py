@@ -1,0 +1,95 @@
+"""A worker's end of its connection to the driver, which calls it: output, progress, and the news that a call is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import threading
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.output import OutputReader
+from hvd_cluster.ray.messages import Lines, Message
+from hvd_cluster.rendezvous.channel import Channel
+
+#: Seconds that a caller has to prove that it is the driver.
+_PROOF_S = 10.0
+#: Seconds after which a driver that takes no more output is given up.
+_STALLED_S = 60.0
+#: Ray writes such lines for its own log reader.
+_OF_RAYS_OWN = (":actor_name:", ":task_name:", ":job_id:")
+_STREAMS = {"stdout": 1, "stderr": 2}
+
+
+class DriverLine:
+    """Waits for the driver's call. From then on, what this process writes to stdout and stderr goes to the driver."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("0.0.0.0", 0))
+        #: Where the driver calls.
+        self.port: int = self._listener.getsockname()[1]
+        self._channel: Channel | None = None
+        self._ray_files: dict[str, int] = {}
+        self._reader: OutputReader | None = None
+
+    def open(self, secret: bytes) -> None:
+        """From now on, wait for whoever proves that it holds ``secret``."""
+        threading.Thread(target=self._welcome, args=(secret,), name="hvd-driver-line", daemon=True).start()
+
+    def tell(self, message: Message) -> None:
+        """Send ``message``; where there is no driver, lines go to Ray's own log, anything else nowhere."""
+        channel = self._channel
+        if channel is not None:
+            try:
+                channel.send(pickle.dumps(message))
+                return
+            except (OSError, AuthenticationError):
+                self._channel = None
+        if isinstance(message, Lines) and message.stream in self._ray_files:
+            with contextlib.suppress(OSError):
+                os.write(self._ray_files[message.stream], "".join(f"{text}\n" for text in message.texts).encode())
+
+    def catch_up(self) -> None:
+        """Return when everything that this process has written by now was sent."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the user has closed or replaced it
+                stream.flush()
+        if self._reader is not None:
+            self._reader.catch_up()()
+
+    def _welcome(self, secret: bytes) -> None:
+        """Runs in a thread of its own until the driver has called; strangers are sent away."""
+        with self._listener:
+            while True:
+                sock, _ = self._listener.accept()
+                try:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    channel = Channel.accept(sock, secret, _PROOF_S)
+                except (AuthenticationError, OSError):
+                    sock.close()
+                    continue
+                channel.settimeout(_STALLED_S)
+                self._channel = channel
+                self._capture()
+                # To the driver: this is the line that it wants, and from here on nothing is lost.
+                self.tell(Lines("stdout", []))
+                return
+
+    def _capture(self) -> None:
+        """Put pipes in place of Ray's log files; native code and child processes write to them too."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pipes = {}
+        for stream, descriptor in _STREAMS.items():
+            self._ray_files[stream] = os.dup(descriptor)
+            pipes[stream], writer = os.pipe()
+            os.dup2(writer, descriptor)
+            os.close(writer)
+        self._reader = OutputReader(pipes, self._pass_on, "hvd-output")
+
+    def _pass_on(self, stream: str, texts: list[str]) -> None:
+        texts = [text for text in texts if not text.startswith(_OF_RAYS_OWN)]
+        if texts:
+            self.tell(Lines(stream, texts))

@@ -1,0 +1,41 @@
+"""The nodes of the Ray cluster that are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_cluster.ray.session import load_ray
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of them. Several nodes may have one address: then they run on one machine, as those of a test cluster do."""
+
+    node_id: str
+    #: Where its workers are for the other nodes.
+    address: str
+    hostname: str
+    #: All that it has, used or not, by Ray's names.
+    resources: Mapping[str, float]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Node:
+        """From an entry of ``ray.nodes()``."""
+        return cls(
+            node_id=entry["NodeID"],
+            address=entry["NodeManagerAddress"],
+            hostname=entry["NodeManagerHostname"],
+            resources=dict(entry.get("Resources") or {}),
+        )
+
+
+def living() -> list[Node]:
+    """Those that Ray holds for alive. It notices a death after some 14 s."""
+    return [Node.of(entry) for entry in load_ray().nodes() if entry["Alive"]]
+
+
+def own_address() -> str:
+    """The address of this process's own node."""
+    return str(load_ray().util.get_node_ip_address())

@@ -1,0 +1,46 @@
+"""``ray_logger.log({"loss": 0.1})`` in a worker: each of the driver's callbacks is called with the dict."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+logger = logging.getLogger(__name__)
+
+_send: Callable[[bytes], None] | None = None
+_owner_pid = 0
+_has_warned = False
+
+
+def log(info: dict[str, Any]) -> None:
+    """Send ``info`` to the callbacks of ``run``, ``execute`` or ``ElasticRayExecutor.run``; outside a run, warn once.
+
+    Args:
+        info: a dict of anything that can be pickled.
+
+    Raises:
+        TypeError: it is no dict.
+    """
+    global _has_warned
+    if not isinstance(info, dict):
+        raise TypeError(f"ray_logger.log takes a dict, such as {{'loss': 0.1}}, not {type(info).__name__}")
+    if _send is not None and os.getpid() == _owner_pid:
+        _send(cloudpickle.dumps(info))
+    elif not _has_warned:
+        _has_warned = True
+        logger.warning("ray_logger.log has no effect here: this process is no worker of a RayExecutor")
+
+
+def configure(queue: Any) -> None:
+    """From now on put what is logged into ``queue``, anything with a ``put``; None stops that."""
+    attach(None if queue is None else lambda blob: queue.put(cloudpickle.loads(blob)))
+
+
+def attach(send: Callable[[bytes], None] | None) -> None:
+    """From now on pass what is logged, cloudpickled, to ``send``; None detaches."""
+    global _send, _owner_pid
+    _send, _owner_pid = send, os.getpid()

@@ -1,0 +1,50 @@
+"""What one worker takes of a Ray node. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WorkerResources:
+    """CPUs and GPUs of one worker."""
+
+    cpus: float = 1
+    gpus: float = 0
+
+    def bundle(self, num_workers: int = 1) -> dict[str, float]:
+        """The resources of ``num_workers`` on one node, as Ray spells them."""
+        wanted = {"CPU": self.cpus * num_workers, "GPU": self.gpus * num_workers}
+        return {name: amount for name, amount in wanted.items() if amount}
+
+    def slots(self, resources: Mapping[str, float]) -> int:
+        """How many workers find room in ``resources``; as many as there are CPUs where a worker takes nothing."""
+        rooms = [resources.get(name, 0) / amount for name, amount in self.bundle().items()]
+        return math.floor(min(rooms, default=resources.get("CPU", 0)) + 1e-9)
+
+
+def number(amount: float) -> str:
+    """ "3" or "0.5"."""
+    return f"{amount:g}"
+
+
+def listed(resources: Mapping[str, float]) -> str:
+    """ "1 CPU and 2 GPUs"."""
+    parts = [f"{number(amount)} {name}{'' if amount == 1 else 's'}" for name, amount in resources.items()]
+    return " and ".join(parts) or "nothing"
+
+
+def shortage(needed: Mapping[str, float], total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """What a cluster lacks: "needs 8 GPUs; the cluster has 4, 2 free", a clause for each resource that falls short.
+
+    Empty where all are there and free: then they lie on nodes on which they do not fit together.
+    """
+    parts = [
+        f"needs {number(amount)} {name}{'' if amount == 1 else 's'}; the cluster has {number(total.get(name, 0))}, "
+        f"{number(free.get(name, 0))} free"
+        for name, amount in needed.items()
+        if amount > free.get(name, 0)
+    ]
+    return ", and ".join(parts)

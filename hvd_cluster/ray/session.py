@@ -1,0 +1,62 @@
+"""The Ray cluster that this process is connected to."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from hvd_cluster.errors import LaunchError, MissingExtraError
+
+logger = logging.getLogger(__name__)
+
+_THREE_WAYS_IN = (
+    "Ray clusters ask for a token by default. This process joins with the token of the machine that started the "
+    "cluster: the same home folder (~/.ray/auth_token), or the environment variable RAY_AUTH_TOKEN with the token, or "
+    "RAY_AUTH_TOKEN_PATH with a file that holds it, and RAY_AUTH_MODE=token."
+)
+
+
+def load_ray() -> Any:
+    """The package ``ray``.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("ray", "ray", "to run workers on a Ray cluster") from error
+    return ray
+
+
+def connect(address: str | None = None) -> Any:
+    """The package ``ray``, connected: to the cluster that the program has chosen, or as ``ray.init()`` does by default.
+
+    Args:
+        address: where to connect if the program has not; None for what RAY_ADDRESS says, or else a new local cluster.
+
+    Raises:
+        LaunchError: there is no way in; where a token may be missing or wrong, the text says how one is given.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        return ray
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Ray's own, about the accelerator variables of its workers
+            ray.init(address=address)
+    except ray.exceptions.AuthenticationError as error:
+        raise LaunchError(f"the Ray cluster refused this process: {first_line(error)}. {_THREE_WAYS_IN}") from error
+    except ConnectionError as error:
+        raise LaunchError(
+            f"no way into the Ray cluster: {first_line(error)}. If its address is right, the token may be wrong. "
+            f"{_THREE_WAYS_IN}"
+        ) from error
+    return ray
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without its story."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).strip().rstrip(".")

@@ -1,0 +1,96 @@
+"""What a user says about the start of a job on Ray, with the names of Horovod's settings."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MiniSettings:
+    """What :meth:`RayExecutor.create_settings` returns."""
+
+    #: Network interface for the workers' data; None for the one that reaches the driver's node.
+    nics: str | Iterable[str] | None = None
+    #: 0 drops the workers' output.
+    verbose: int | bool = 1
+    #: Accepted for Horovod's sake: each job makes a secret of its own.
+    key: Any = None
+    #: Accepted for Horovod's sake, as the next one: workers are started by Ray, not through ssh.
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    #: Seconds for all workers to report, once there is room for them.
+    timeout_s: float = 300
+    #: Seconds to wait for room in the cluster.
+    placement_group_timeout_s: float = 100
+    elastic: bool = False
+
+    @property
+    def start_timeout(self) -> float:
+        """Horovod's name for :attr:`timeout_s`."""
+        return self.timeout_s
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which workers take the interface that the user wants."""
+        names = [self.nics] if isinstance(self.nics, str) else sorted(self.nics or ())
+        names = [name for text in names for name in text.split(",") if name]
+        if len(names) > 1:
+            logger.warning("of nics=%s only %s is used", ",".join(names), names[0])
+        return {"HOROVOD_GLOO_IFACE": names[0]} if names else {}
+
+
+@dataclass
+class ElasticSettings(MiniSettings):
+    """What :meth:`ElasticRayExecutor.create_settings` returns."""
+
+    #: With fewer workers the job waits.
+    min_num_proc: int = 1
+    #: More are not used; None for as many as there is room for.
+    max_num_proc: int | None = None
+    #: How often the workers may change; None for no bound.
+    reset_limit: int | None = None
+    #: Shortest and longest time, in seconds, for which a node on which a worker failed is not used; None for ever.
+    cooldown_range: tuple[float, float] | None = None
+    #: Seconds to wait for ``min_num_proc`` workers.
+    elastic_timeout: float = 600
+    #: Finds the nodes, where ``override_discovery=False`` lets the program choose.
+    discovery: HostDiscovery | None = None
+    elastic: bool = True
+
+
+def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
+    """Write the text of an ssh key to a file that nobody else can read; Horovod's settings did so."""
+    if not ssh_str or not ssh_identity_file:
+        return
+    path = Path(ssh_identity_file)
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(ssh_str, encoding="utf-8")
+    path.chmod(0o600)
+
+
+def refuse_unknown(callee: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise for arguments that do not exist, naming those that were perhaps meant.
+
+    Raises:
+        TypeError: there is one.
+    """
+    if not unknown:
+        return
+    names = sorted(known)
+    hints = []
+    for name in sorted(unknown):
+        # Horovod's own documentation says "slot" and "np" where its code says "worker" and "num_proc".
+        spelt = name.replace("slot", "worker").replace("_np", "_workers").replace("num_proc", "num_workers")
+        near = difflib.get_close_matches(spelt, names, n=1, cutoff=0.6)
+        hints.append(f"{name} (did you mean {near[0]}?)" if near else name)
+    raise TypeError(f"{callee} has no argument {', '.join(hints)}; it has {', '.join(names)}")

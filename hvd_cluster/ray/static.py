@@ -1,0 +1,84 @@
+"""A RayExecutor whose number of workers is fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.logs import printer
+from hvd_cluster.ray.actor import Ears, Order
+from hvd_cluster.ray.adapter import Adapter, Callback, checked_variables
+from hvd_cluster.ray.callbacks import CallbackLoop
+from hvd_cluster.ray.fixed import FixedCrew
+from hvd_cluster.ray.settings import MiniSettings
+from hvd_cluster.ray.strategy import Strategy
+
+
+class StaticAdapter(Adapter):
+    """Workers that stay from :meth:`start` to :meth:`shutdown`.
+
+    Args:
+        settings: the timeouts, the interface, the verbosity.
+        strategy: makes the plan of the workers, at each start: the program may be in another placement group by then.
+    """
+
+    def __init__(self, settings: MiniSettings, strategy: Callable[[], Strategy]) -> None:
+        self._settings = settings
+        self._strategy = strategy
+        self._crew: FixedCrew | None = None
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.shutdown()
+        executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
+        settings = self._settings
+        self._crew = FixedCrew(
+            self._strategy(),
+            Ears(printer(None, None, with_timestamp=False, verbose=int(settings.verbose))),
+            {**settings.environment, **checked_variables(extra_env_vars)},
+            placement_timeout_s=settings.placement_group_timeout_s,
+            start_timeout_s=settings.timeout_s,
+        )
+        self._crew.start(executable)
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
+        return self._started().call(Order("perform", (packed(fn), True)), CallbackLoop(callbacks))
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> list[Any]:
+        return self._started().call(Order("perform", (packed(fn, args, kwargs), False)), CallbackLoop(callbacks))
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        return self._started().call_remote(Order("call", (packed(fn, args, kwargs),)))
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        return self._started().call_one(Order("perform", (packed(fn), True)))
+
+    def shutdown(self) -> None:
+        if self._crew is not None:
+            self._crew.close()
+
+    def _started(self) -> FixedCrew:
+        if self._crew is None:
+            raise ValueError("the executor has no workers: call start() first")
+        return self._crew
+
+
+def packed(
+    fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> bytes:
+    """A call for workers on other machines: what they could not import travels by value."""
+    return pack(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False)

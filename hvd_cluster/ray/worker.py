@@ -1,0 +1,162 @@
+"""What a Ray actor does: it *is* a worker. Everything that happens in its process is on this page."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import hvd_cluster
+from hvd_cluster.launch import progress
+from hvd_cluster.launch.call import unpack
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.launch.worker import perform
+from hvd_cluster.oldpaths.carry import carry
+from hvd_cluster.ray import ray_logger
+from hvd_cluster.ray.line import DriverLine
+from hvd_cluster.ray.messages import Event, Finished, Greeting, Logged
+from hvd_cluster.topology import Topology, export, inherited
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What makes an actor a worker of a job."""
+
+    topology: Topology
+    #: Variables on top of the topology's; None removes one.
+    env: Mapping[str, str | None]
+    #: Let ``import horovod`` resolve there, because the driver does.
+    as_horovod: bool = False
+
+
+class BaseHorovodWorker:
+    """The class of the actors. A program may make some itself, for a cluster manager of its own.
+
+    Args:
+        world_rank: its rank, until a launcher says another.
+        world_size: the number of workers.
+    """
+
+    #: What ``executable_cls`` made, if one was given.
+    executable: Any = None
+
+    def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
+        export(
+            {
+                "HOROVOD_HOSTNAME": self.node_id(),
+                "HOROVOD_RANK": str(world_rank),
+                "HOROVOD_SIZE": str(world_size),
+            }
+        )
+        self._line: DriverLine | None = None
+        self._master: ReservedPort | None = None
+
+    # --- Horovod's own methods ---------------------------------------------------------------------------------------
+
+    def node_id(self) -> str:
+        """The id of the Ray node; equal for workers that are grouped on one host."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def hostname(self) -> str:
+        """What the machine calls itself."""
+        return socket.gethostname()
+
+    def get_gpu_ids(self) -> list[str]:
+        """The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES spells them."""
+        import ray
+
+        return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+
+    def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
+        """Set variables in the worker's environment."""
+        export({name: str(value) for name, value in env_vars.items()})
+
+    def env_vars(self) -> dict[str, str]:
+        """The worker's environment."""
+        return inherited()
+
+    def start_executable(self, executable_cls: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        """Make ``executable_cls(*args, **kwargs)`` and keep it for :meth:`execute`."""
+        self.executable = None if executable_cls is None else executable_cls(*args, **kwargs)
+
+    def execute(self, func: Callable[[Any], Any]) -> Any:
+        """``func(executable)``; what it raises is Ray's to report."""
+        return func(self.executable)
+
+    def set_queue(self, queue: Any) -> None:
+        """Let ``ray_logger.log`` put into ``queue``."""
+        ray_logger.configure(queue)
+
+    # --- the launcher's methods --------------------------------------------------------------------------------------
+
+    def greet(self) -> Greeting:
+        """Who and where this actor is."""
+        import ray
+
+        self._line = self._line or DriverLine()
+        self._master = self._master or ReservedPort("0.0.0.0")
+        return Greeting(
+            node_id=self.node_id(),
+            address=str(ray.util.get_node_ip_address()),
+            hostname=self.hostname(),
+            pid=os.getpid(),
+            gpus=tuple(self.get_gpu_ids()),
+            line_port=self._line.port,
+            master_port=self._master.port,
+            version=hvd_cluster.__version__,
+        )
+
+    def settle(self, settlement: Settlement) -> None:
+        """Become the worker that ``settlement`` describes, and wait for the driver's call."""
+        foreign = {name: None for name in inherited() if name.startswith("TORCHELASTIC_")}
+        export({**foreign, **settlement.topology.to_env(), **settlement.env})
+        if settlement.as_horovod:
+            import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
+        export(carry(inherited(), wanted=settlement.as_horovod))
+        line = self._line = self._line or DriverLine()
+        line.open(settlement.topology.secret)
+        progress.attach(lambda event: line.tell(Event(event)))
+        ray_logger.attach(lambda info: line.tell(Logged(info)))
+
+    def prepare(self, executable: bytes) -> Outcome:
+        """Make the executable: a packed call of its class."""
+        return self._finished(self._make(executable))
+
+    def perform(self, call: bytes, with_executable: bool, executable: bytes | None = None) -> Outcome:
+        """Run a packed call and say how it ended.
+
+        Args:
+            call: what to run.
+            with_executable: give it the executable, behind its own arguments.
+            executable: makes that first; None where it is there, or not wanted.
+        """
+        if executable is not None and not (made := self._make(executable)).ok:
+            return self._finished(made)
+        more = (self.executable,) if with_executable else ()
+        return self._finished(perform(call, Topology.from_env(), *more))
+
+    def call(self, call: bytes) -> Any:
+        """Run a packed call; what it returns and raises is Ray's to bring."""
+        try:
+            return unpack(call)()
+        finally:
+            if self._line is not None:
+                self._line.catch_up()
+
+    def _make(self, executable: bytes) -> Outcome:
+        def keep(made: Any) -> None:
+            self.executable = made
+
+        return perform(executable, Topology.from_env(), keep=keep)
+
+    def _finished(self, outcome: Any) -> Any:
+        """``outcome``, when the driver has been sent all output, and told that there is something to fetch."""
+        if self._line is not None:
+            self._line.catch_up()
+            self._line.tell(Finished())
+        return outcome
