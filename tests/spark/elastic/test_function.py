@@ -106,7 +106,9 @@ class Watcher:
         (self._folder / "hurry").touch()
 
 
-def run_disturbed(folder: Path, harm: Callable[[Watcher], None], **arguments: Any) -> list[dict[str, Any]]:
+def run_disturbed(
+    folder: Path, harm: Callable[[Watcher], None], pause_s: float = 0.1, **arguments: Any
+) -> list[dict[str, Any]]:
     """The results of a job to which ``harm`` is done meanwhile."""
     watcher = Watcher(folder)
 
@@ -121,7 +123,7 @@ def run_disturbed(folder: Path, harm: Callable[[Watcher], None], **arguments: An
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        results: list[dict[str, Any]] = hvd_cluster.spark.run_elastic(train, (folder, 0.1), **arguments)
+        results: list[dict[str, Any]] = hvd_cluster.spark.run_elastic(train, (folder, pause_s), **arguments)
     finally:
         thread.join()
     if watcher.failure is not None:
@@ -166,7 +168,8 @@ def test_a_killed_task_and_a_lost_executor_are_replaced(
     spark: Any, spark_master: str, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     def harm(watcher: Watcher) -> None:
-        task = psutil.Process(watcher.workers()[watcher.pid_of(1)][3])
+        pid = watcher.pid_of(1)
+        task = psutil.Process(watcher.workers()[pid][3])
         victim = task
         if spark_master == "local-cluster":  # elsewhere the executor is the driver, or the node's only one
             victim = next(one for one in task.parents() if one.name() == "java")
@@ -184,7 +187,7 @@ def test_the_job_goes_on_with_fewer_workers_and_grows_when_there_is_room(spark: 
         watcher.wait_for(lambda workers: any(size == 1 for _, _, size, _ in workers.values()))
         watcher.wait_for(lambda workers: sum(size == 2 for _, _, size, _ in workers.values()) == 2)
 
-    results = run_disturbed(tmp_path, harm, num_proc=1, min_num_proc=1, max_num_proc=2)
+    results = run_disturbed(tmp_path, harm, 1.0, num_proc=1, min_num_proc=1, max_num_proc=2)
     assert each_sample_once_per_epoch(results[0])
     assert {1, 2} <= set(results[0]["sizes"])
     assert len(results) == 2
