@@ -62,6 +62,7 @@ class ElasticDriver:
         self._on_event = on_event
         self._says_give_up = give_up
         self._verdict: Outcome | None = None
+        self._is_stopped = False
         self._job_id = uuid.uuid4().hex[:12]
         self._bell = threading.Event()
         self._keys = itertools.count()
@@ -105,12 +106,19 @@ class ElasticDriver:
             self._reap(hosts)
             if self._verdict is not None:
                 return [self._verdict]
+            if self._is_stopped:
+                raise LaunchError("the job was stopped")
             if self._finished and not self._members:
                 return self._results()
             decision = decide(self._view(hosts))
             if decision.step is Step.RAISE:
                 return self._give_up(decision)
             self._carry_out(decision)
+
+    def stop(self) -> None:
+        """Let :meth:`run`, in another thread, raise LaunchError soon."""
+        self._is_stopped = True
+        self._bell.set()
 
     def close(self) -> None:
         """End every worker, and stop listening."""
