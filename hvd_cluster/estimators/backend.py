@@ -130,11 +130,16 @@ def check(backend: Any) -> None:
         backend.check()
 
 
-def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent) -> list[Any]:
-    """``backend.run``, with ``on_event`` where it takes that: any object with ``run`` and ``num_processes`` will do."""
+def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent, rows: Any = None) -> list[Any]:
+    """``backend.run``, with ``on_event`` where it takes that: any object with ``run`` and ``num_processes`` will do.
+
+    Args:
+        rows: data for the workers that comes with them, for backends whose ``run`` takes ``rows``.
+    """
     parameters = inspect.signature(backend.run).parameters
     accepts = "on_event" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    results: list[Any] = backend.run(fn, args=tuple(args), **({"on_event": on_event} if accepts else {}))
+    more = {"on_event": on_event} if accepts else {}
+    results: list[Any] = backend.run(fn, args=tuple(args), **more, **({"rows": rows} if rows is not None else {}))
     return results
 
 

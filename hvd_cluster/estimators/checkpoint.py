@@ -9,15 +9,27 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.optimizer_state import rates, set_rates
+from hvd_cluster.estimators.run_files import RunFiles
+
+
+@dataclass(frozen=True)
+class Running:
+    """How far an epoch has come, for a checkpoint within it."""
+
+    #: Rows of the epoch that all ranks together have trained on.
+    rows: int
+    #: What each rank has added up for the means, shape (ranks, numbers).
+    sums: torch.Tensor
+    #: The random generators of each rank; see :mod:`hvd_cluster.estimators.random_state`.
+    random: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What resuming takes. Random generators are seeded anew in each epoch, so they are not part of it."""
+    """What resuming takes."""
 
     model: dict[str, Any]
     #: State of the optimizer, with the rate of one worker: a run may be resumed by another number of them.
@@ -30,6 +42,11 @@ class Checkpoint:
     history: list[dict[str, Any]]
     #: What it was trained on; None in files of before there was one.
     trained_on: Fingerprint | None = None
+    #: State of the scheduler and of the gradients' scaler, where there are such.
+    scheduler: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None
+    #: Where the next epoch stands; None at its beginning, when random generators are seeded anew.
+    running: Running | None = None
 
     @classmethod
     def of(
@@ -40,6 +57,10 @@ class Checkpoint:
         scale: float,
         history: list[dict[str, Any]],
         trained_on: Fingerprint | None = None,
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
+        running: Running | None = None,
     ) -> Checkpoint:
         """Take the state of a run in which the rates are ``scale`` times those of one worker."""
         scaled = rates(optimizer)
@@ -56,6 +77,9 @@ class Checkpoint:
             epochs=len(history),
             history=history,
             trained_on=trained_on,
+            scheduler=None if scheduler is None else on_cpu(scheduler.state_dict()),
+            scaler=None if scaler is None else on_cpu(scaler.state_dict()),
+            running=running,
         )
 
     def require_data(self, run_id: str, now: Fingerprint) -> None:
@@ -72,7 +96,15 @@ class Checkpoint:
             )
 
     def restore(
-        self, run_id: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, size: int, scale: float
+        self,
+        run_id: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        size: int,
+        scale: float,
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
     ) -> None:
         """Put the state back, the rates multiplied for ``size`` workers.
 
@@ -82,11 +114,27 @@ class Checkpoint:
         try:
             model.load_state_dict(self.model)
             optimizer.load_state_dict(self.optimizer)
+            if scheduler is not None and self.scheduler is not None:
+                scheduler.load_state_dict(self.scheduler)
+            if scaler is not None and self.scaler is not None:
+                scaler.load_state_dict(self.scaler)
         except (RuntimeError, ValueError, KeyError) as error:
             raise DataError(
                 f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id ({error})"
             ) from error
-        set_rates(optimizer, self.scaled_rates if size == self.size else [rate * scale for rate in rates(optimizer)])
+        if size == self.size:
+            set_rates(optimizer, self.scaled_rates)
+            return
+        set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
+        if scheduler is not None and hasattr(scheduler, "base_lrs"):
+            before = self._scale
+            scheduler.base_lrs = [rate / before * scale for rate in scheduler.base_lrs]
+
+    @property
+    def _scale(self) -> float:
+        """By what the rates of one worker were multiplied."""
+        pairs = zip(self.scaled_rates, (group.get("lr", 0.0) for group in self.optimizer["param_groups"]), strict=True)
+        return next((scaled / float(rate) for scaled, rate in pairs if rate), 1.0)
 
     def to_bytes(self) -> bytes:
         content = {
@@ -97,6 +145,9 @@ class Checkpoint:
             "epoch": self.epochs,
             "history": json.dumps(self.history),
             "trained_on": json.dumps(self.trained_on.to_dict() if self.trained_on is not None else None),
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "running": None if self.running is None else vars(self.running),
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -112,6 +163,7 @@ class Checkpoint:
         try:
             content = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
             trained_on = json.loads(content.get("trained_on", "null"))
+            running = content.get("running")
             return cls(
                 model=content["model"],
                 optimizer=content["optimizer"],
@@ -120,36 +172,34 @@ class Checkpoint:
                 epochs=content["epoch"],
                 history=json.loads(content["history"]),
                 trained_on=None if trained_on is None else Fingerprint(**trained_on),
+                scheduler=content.get("scheduler"),
+                scaler=content.get("scaler"),
+                running=None if running is None else Running(**running),
             )
         except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
             raise DataError(
                 f"{origin} is not a checkpoint of this run ({error}): delete it, or choose another run_id"
             ) from error
 
-    def save(self, store: Store, run_id: str) -> None:
-        """Write to the run's checkpoint; a no-op in a store that keeps no runs.
+    def save(self, files: RunFiles, best: bool = False) -> None:
+        """Keep it as the run's last checkpoint, or as that of its best epoch.
 
         Raises:
             DataError: the store cannot be written; the text says what is left of the run.
         """
-        path = store.get_checkpoint_path(run_id)
-        if path is None:
-            return
         try:
-            store.write(path, self.to_bytes())
-        except OSError as error:
-            text = unwritable_text(path, error)
+            files.save(self.to_bytes(), best)
+        except DataError as error:
             if self.epochs > 1:  # files are written whole or not at all: the one before is there
-                text += f"; the checkpoint of epoch {self.epochs - 1} is kept: run again with run_id={run_id!r}"
-            raise DataError(text) from error
+                kept = f"the checkpoint of epoch {self.epochs - 1} is kept: run again with run_id={files.run_id!r}"
+                raise DataError(f"{error}; {kept}") from error.__cause__
+            raise
 
     @classmethod
-    def load(cls, store: Store, run_id: str) -> Checkpoint | None:
+    def load(cls, files: RunFiles) -> Checkpoint | None:
         """The run's last checkpoint, or None."""
-        path = store.get_checkpoint_path(run_id)
-        if path is None or not store.exists(path):
-            return None
-        return cls.from_bytes(store.read(path), path)
+        blob = files.last()
+        return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
 
 
 def on_cpu(state: Any) -> Any:

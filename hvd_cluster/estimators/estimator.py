@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import logging
 import secrets
@@ -15,24 +16,47 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, run_on
+from hvd_cluster.estimators import parquet_folders, tracking
+from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check
+from hvd_cluster.estimators.driver import DriverRun
+from hvd_cluster.estimators.epochs import EpochListener
 from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.metadata import Metadata
 from hvd_cluster.estimators.progress_bar import ProgressBar
+from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stage import Estimator, Stage
 from hvd_cluster.launch.call import pack
 
 if TYPE_CHECKING:
+    import torch
+
     from hvd_cluster.estimators.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
+#: Params that name columns.
+_LISTS_OF_COLUMNS = ("feature_cols", "label_cols", "continuous_cols", "categorical_cols")
+#: Rows of the batch that the model and the loss are tried on.
+_PROBE_ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Data on its way to the workers."""
+
+    #: What they read; where ``rows`` are given, a few rows of the same columns, to try the model on.
+    dataset: Dataset
+    #: Rows that go to the workers without a store; what the backend takes as ``rows``.
+    rows: Any = None
+
 
 class DistributedEstimator(Stage, Estimator):
-    """Base of the estimators; a framework brings the five abstract methods."""
+    """Base of the estimators; a framework brings the abstract methods."""
 
     #: First part of the run ids that are made up.
     run_prefix = "run"
@@ -43,7 +67,7 @@ class DistributedEstimator(Stage, Estimator):
 
     @abstractmethod
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> Any:
-        """The spec of the run over the materialised ``dataset``, tried on a few rows."""
+        """The spec (a ``FitSpec``) of the run over the materialised ``dataset``, tried on a few rows."""
 
     @abstractmethod
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
@@ -55,52 +79,191 @@ class DistributedEstimator(Stage, Estimator):
 
     @abstractmethod
     def _train_fn(self) -> Callable[[Any], Any]:
-        """The importable function that trains from the spec, in a worker."""
+        """The importable function that trains from the spec, in a worker; rank 0's result has a ``history``."""
 
     @abstractmethod
     def _create_model(self, results: list[Any], spec: Any) -> Any:
         """The model from what the workers returned."""
 
+    @abstractmethod
+    def get_model_class(self) -> type[Any]:
+        """The class of the fitted model; subclasses may bring their own."""
+
     def _fit(self, dataset: Any) -> Any:
-        kind = kind_of(dataset)
-        names = column_names(dataset)
-        self._check(kind, names)
+        kind, names = kind_of(dataset), column_names(dataset)
+        backend = self._backend_for(kind, dataset)
+
+        @contextlib.contextmanager
+        def prepared(store: Store, seed: int) -> Iterator[Prepared]:
+            given = {
+                "columns": self._columns(names),
+                "validation": self._value("validation") or None,
+                "num_proc": backend.num_processes(),
+                "partitions_per_process": self._value("partitions_per_process"),
+                "seed": seed,
+                "allow_ragged": self._value("transformation_fn") is not None,
+            }
+            if kind is Frame.SPARK and self._value("store") is None:
+                from hvd_cluster.estimators.spark_feed import feed
+
+                yield Prepared(*feed(dataset, store, **given))
+                return
+            written = materialize(dataset, store, **given)
+            try:
+                yield Prepared(written)
+            finally:
+                written.remove()
+
+        return self._fit_prepared(backend, names, prepared, far=kind is Frame.SPARK)
+
+    def fit_on_parquet(self, params: Any = None, dataset_idx: int | str | None = None) -> Any:
+        """Fit the Parquet that lies at the store's paths for training and validation data already.
+
+        Args:
+            params: a param map, or a list of such, as :meth:`fit` takes.
+            dataset_idx: which data set of the store; what ``prepare_data`` yields.
+
+        Returns:
+            The model, or a list of them for a list of param maps.
+
+        Raises:
+            ValueError: as :meth:`fit`, and where there is no store.
+            DataError: no Parquet can be read there.
+        """
+        if isinstance(params, (list, tuple)):
+            return [self.fit_on_parquet(one, dataset_idx) for one in params]
+        if params:
+            return self.copy(params).fit_on_parquet(None, dataset_idx)
+        if self._value("store") is None:
+            raise ValueError("fit_on_parquet needs a store: it reads the data that lies at the store's paths")
+        store = Store.create(self._value("store"))
+        names = parquet_folders.column_names(store, dataset_idx)
+
+        @contextlib.contextmanager
+        def prepared(store: Store, _seed: int) -> Iterator[Prepared]:
+            yield Prepared(parquet_folders.dataset(store, dataset_idx, self._columns(names), backend.num_processes()))
+
+        backend: Backend = self._get_or_create_backend()
+        return self._fit_prepared(backend, names, prepared, far=isinstance(backend, SparkBackend))
+
+    def _fit_prepared(
+        self,
+        backend: Backend,
+        names: list[str],
+        prepared: Callable[[Store, int], contextlib.AbstractContextManager[Prepared]],
+        far: bool,
+    ) -> Any:
+        """Fit data of these columns; ``far``: workers see neither this machine's disk nor perhaps this process."""
+        self._check(names)
         self._check_picklable()
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
         given_seed = self._value("random_seed")
         # By the name of the run, so that resuming it splits and shuffles as before.
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
-        backend = self._backend_for(kind, dataset)
         with self._opened_store() as store:
             store.check_writable()
             found = self._checkpoint(store, run_id)
             check(backend)
-            prepared = materialize(
-                dataset,
-                store,
-                columns=self._columns(names),
-                validation=self._value("validation") or None,
-                num_proc=backend.num_processes(),
-                partitions_per_process=self._value("partitions_per_process"),
-                seed=seed,
-                allow_ragged=self._value("transformation_fn") is not None,
-            )
             try:
-                spec = self._train_spec(prepared, store, run_id, seed)
-                if found is not None:
-                    found.require_data(run_id, Fingerprint.of(prepared, spec.inputs))
-                    logger.warning("%s", _resumed_text(run_id, found.epochs, self._value("epochs")))
-                logger.info(
-                    "run %s: %d workers, %d training rows", run_id, backend.num_processes(), prepared.train.rows
-                )
-                with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
-                    results = run_on(backend, self._train_fn(), (spec,), bar)
+                with prepared(store, seed) as data, tracking.tracked(self, run_id) as tracker:
+                    spec = dataclasses.replace(
+                        self._train_spec(data.dataset, store, run_id, seed),
+                        store_on_driver=far and self._value("store") is None,
+                        report_through_store=far and getattr(backend, "driver_is_out_of_reach", False),
+                    )
+                    if found is not None:
+                        if data.rows is None:  # else the workers see what there is
+                            found.require_data(run_id, Fingerprint.of(data.dataset, spec.inputs))
+                        logger.warning("%s", _resumed_text(run_id, found.epochs, self._value("epochs")))
+                    callbacks = [*self._value("driver_callbacks"), *tracker.callbacks]
+                    epochs = EpochListener(callbacks, found.epochs if found is not None else 0)
+                    with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
+                        run = DriverRun(
+                            backend=backend,
+                            train_fn=self._train_fn(),
+                            store=store,
+                            max_restarts=self._value("max_restarts"),
+                            bar=bar,
+                            epochs=epochs,
+                            rows=data.rows,
+                        )
+                        results = run.results(spec)
+                    epochs.hear(results[0].history)
+                    model = self._create_model(results, spec)
+                    tracker.finish(model)
+                    return model
             except WorkerFailedError as error:
                 error.args = (str(error) + self._left_text(store, run_id),)
                 raise
-            finally:
-                prepared.remove()
-        return self._create_model(results, spec)
+
+    def _fit_fields(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> dict[str, Any]:
+        """The fields of a ``FitSpec`` that the shared params decide; ``inputs`` and ``output_shapes`` are missing."""
+        value = self._value
+        same = (
+            "batch_size", "epochs", "shuffle", "train_steps_per_epoch", "validation_steps_per_epoch",
+            "reader_pool_type", "inmemory_cache_all", "transformation_fn", "data_module", "gradient_compression",
+            "backward_passes_per_step", "scale_lr", "use_gpu", "mp_start_method", "verbose",
+            "checkpoint_every_epochs", "checkpoint_every_steps",
+        )  # fmt: skip
+        names = ("continuous_cols", "categorical_cols")
+        return {
+            "run_id": run_id,
+            "dataset": dataset,
+            "store": store,
+            "seed": seed,
+            "val_batch_size": value("val_batch_size") or value("batch_size"),
+            "train_reader_threads": value("train_reader_num_workers"),
+            "val_reader_threads": value("val_reader_num_workers"),
+            "callbacks": tuple(value("callbacks") or []),
+            "data_module_args": {name: value(name) for name in names if value(name) is not None},
+            **{name: value(name) for name in same},
+        }
+
+    def _inputs(self, dataset: Dataset) -> Inputs:
+        """The columns of ``dataset`` by what they are for; dtypes are settled by the trial."""
+        labels, weight_col = tuple(self._value("label_cols")), self._value("sample_weight_col")
+        others = {*labels, weight_col}
+        return Inputs(
+            feature_cols=tuple(
+                self._value("feature_cols") or [name for name in dataset.schema.names if name not in others]
+            ),
+            label_cols=labels,
+            sample_weight_col=weight_col,
+        )
+
+    def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
+        """A few rows to try the model on, as the reader yields them."""
+        reader = ParquetReader(
+            dataset.train,
+            dataset.schema,
+            dataset.store,
+            batch_size=min(_PROBE_ROWS, dataset.train.rows),
+            seed=seed,
+            shuffle=False,
+            remainder="pad",
+            transformation_fn=self._value("transformation_fn"),
+            num_threads=1,
+        )
+        return next(reader.epoch(0))
+
+    def _metadata_of(self, spec: Any) -> dict[str, Any]:
+        """What the model keeps of its training."""
+        return Metadata.of(spec).to_dict()
+
+    def _get_model_kwargs(
+        self, model: Any, history: list[dict[str, Any]], optimizer: Any, run_id: str, metadata: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The constructor's arguments of the model class; subclasses may add to them."""
+        return {
+            "history": history,
+            "model": model,
+            "feature_columns": list(metadata["feature_cols"]),
+            "label_columns": list(metadata["label_cols"]),
+            "output_cols": self._value("output_cols"),
+            "output_kinds": self._value("output_kinds"),
+            "run_id": run_id,
+            "_metadata": metadata,
+        }
 
     def _left_text(self, store: Store, run_id: str) -> str:
         """What a failed run has left to go on from, in a line of its own; empty if nothing."""
@@ -127,9 +290,10 @@ class DistributedEstimator(Stage, Estimator):
     def _columns(self, names: list[str]) -> list[str]:
         """Every column that workers read, once."""
         weight = [self._value("sample_weight_col")] if self._value("sample_weight_col") else []
-        return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight]))
+        more = [name for one in ("continuous_cols", "categorical_cols") for name in self._value(one) or []]
+        return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight, *more]))
 
-    def _check(self, kind: Frame, names: list[str]) -> None:
+    def _check(self, names: list[str]) -> None:
         """Raise for everything that is wrong with the params and the columns, all at once."""
         wrong = [
             f"{row.name}=None: give a value; the default is {row.default!r}"
@@ -140,13 +304,14 @@ class DistributedEstimator(Stage, Estimator):
             wrong.append('At most one of parameters "backend" and "num_proc" may be specified')
         if not self._value("label_cols"):
             wrong.append("label_cols is required: name the column that the model is to predict")
-        if kind is Frame.SPARK and self._value("store") is None:
-            wrong.append(
-                "store is required with a Spark DataFrame: give a folder that the driver and all executors see, for "
-                'example store="/dbfs/work" or store="s3://bucket/work"'
-            )
+        if self._value("data_module") is None:
+            wrong += [
+                f"{name} is for a data_module of your own: give that, or name the columns in feature_cols"
+                for name in ("continuous_cols", "categorical_cols")
+                if self._value(name) is not None
+            ]
         wrong += self._mistakes()
-        named = [*(self._value("feature_cols") or []), *(self._value("label_cols") or [])]
+        named = [name for one in _LISTS_OF_COLUMNS for name in self._value(one) or []]
         named += [
             self._value(name) for name in ("sample_weight_col", "validation") if isinstance(self._value(name), str)
         ]

@@ -25,6 +25,15 @@ class Means:
         self._sums[:-1] += batch * rows
         self._sums[-1] += rows
 
+    @property
+    def sums(self) -> Tensor:
+        """What has been added up on this rank so far, float64 on the CPU."""
+        return self._sums.cpu()
+
+    def take_up(self, sums: Tensor) -> None:
+        """Go on from what :attr:`sums` was."""
+        self._sums.copy_(sums)
+
     def over_ranks(self, hvd: Any, name: str) -> dict[str, Any]:
         """``{"loss": x, "all_metrics": [{name: x, ...} for each group]}``, the same on every rank."""
         sums = hvd.allreduce(self._sums, op=hvd.Sum, name=name).tolist()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hvd_cluster.estimators import values
 from hvd_cluster.estimators.stage import Param, Params
-from hvd_cluster.estimators.values import Rule, anything, not_yet, whole
+from hvd_cluster.estimators.values import Rule, anything, whole
 
 C = TypeVar("C", bound=type)
 
@@ -33,6 +33,8 @@ class Row:
     #: What follows "set" and "get", where it is not the name in camel case; further entries are further spellings.
     setters: tuple[str, ...] = ()
     getters: tuple[str, ...] = ()
+    #: Spark ML's names for the same, as keyword and in accessors; they take and give a single column's name too.
+    aliases: tuple[str, ...] = ()
     #: Name of the Param and of its attribute, where the name itself serves something else.
     attribute: str = ""
     #: What a saved stage keeps of the value: itself, or nothing (a live connection, a running session).
@@ -63,8 +65,6 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-_READERS = "use train_reader_num_workers for the number of reader threads"
-
 #: Params that every estimator has.
 ESTIMATOR_ROWS = (
     Row("num_proc", None, "number of workers; None: all slots of the Spark session, or 1 for local data", whole(1)),
@@ -75,19 +75,44 @@ ESTIMATOR_ROWS = (
     Row("loss", None, "fn(output, label) -> scalar, or a list with one for each label column", values.functions),
     Row("metrics", [], "list of fn(output, label) -> number, or of lists with one for each label", values.callables),
     Row("loss_weights", None, "weight of each label column's loss; None: equal weights of sum 1", values.numbers),
-    Row("sample_weight_col", None, "column with the weight of each row's loss", values.text),
-    Row("feature_cols", None, "columns that go into the model, in its order; None: all others", values.column_names),
-    Row("label_cols", None, "columns that the outputs are compared with, in their order", values.column_names),
-    Row("continuous_cols", None, "for NVTabular only", not_yet(None, "name the columns in feature_cols")),
-    Row("categorical_cols", None, "for NVTabular only", not_yet(None, "name the columns in feature_cols")),
-    Row("validation", None, "share of the rows, or the column that marks them (True or > 0)", values.share_or_column),
-    Row("callbacks", [], "list of fn(record, model), called on every rank after each epoch", values.callables),
+    Row("sample_weight_col", None, "column with the weight of each row's loss", values.text, aliases=("weightCol",)),
+    Row(
+        "feature_cols",
+        None,
+        "columns that go into the model, in its order; None: all others",
+        values.column_names,
+        aliases=("featuresCol",),
+    ),
+    Row(
+        "label_cols",
+        None,
+        "columns that the outputs are compared with, in their order",
+        values.column_names,
+        aliases=("labelCol",),
+    ),
+    Row("continuous_cols", None, "handed to data_module", values.column_names),
+    Row("categorical_cols", None, "handed to data_module", values.column_names),
+    Row(
+        "validation",
+        None,
+        "share of the rows, or the column that marks them (True or > 0)",
+        values.share_or_column,
+        aliases=("validationIndicatorCol",),
+    ),
+    Row("callbacks", [], "list of fn(record, model), called on every rank after each epoch", values.items),
+    Row("driver_callbacks", [], "list of fn(record), called in the driver after each epoch", values.callables),
     Row("batch_size", 32, "rows of a training batch, per worker", whole(1), optional=False),
     Row("val_batch_size", None, "rows of a validation batch, per worker; None: batch_size", whole(1)),
     Row("epochs", 1, "how often the training rows are gone through", whole(1), optional=False),
     Row("verbose", 1, "0: silent; 1: a progress bar and the workers' output; 2: more", whole(0), optional=False),
     Row("gradient_compression", None, "a compressor such as hvd.Compression.fp16"),
-    Row("compress_sparse_cols", False, "compact sparse vectors", not_yet(False, "sparse vectors are read as dense")),
+    Row(
+        "compress_sparse_cols",
+        False,
+        "no effect: columns of sparse vectors are always stored compactly",
+        values.flag,
+        optional=False,
+    ),
     Row("random_seed", None, "seed of the split, the order and the workers; None: from run_id", whole(0)),
     Row(
         "shuffle_buffer_size",
@@ -112,13 +137,20 @@ ESTIMATOR_ROWS = (
         optional=False,
         setters=("ValReaderNumWorker",),
     ),
-    Row("reader_pool_type", "thread", "thread", not_yet("thread", _READERS), optional=False),
+    Row(
+        "reader_pool_type",
+        "thread",
+        "where data is read: threads of the worker, a process beside it, or one thread ('dummy')",
+        values.one_of("thread", "process", "dummy"),
+        optional=False,
+    ),
     Row("label_shapes", None, "shape of each label column's batch; None: the output's", values.shapes),
     Row(
         "inmemory_cache_all",
         False,
-        "keep all batches in memory",
-        not_yet(False, "the operating system keeps the files that were read"),
+        "keep the rows in memory after they were read",
+        values.flag,
+        optional=False,
         setters=("InMemoryCacheAll",),
         getters=("InMemoryCacheAll",),
     ),
@@ -126,31 +158,66 @@ ESTIMATOR_ROWS = (
     Row("mp_start_method", None, "of multiprocessing, in the workers", values.one_of("fork", "spawn", "forkserver")),
     Row("backward_passes_per_step", 1, "batches of which the gradients are summed locally", whole(1), optional=False),
     Row("scale_lr", True, "multiply the learning rate by the number of workers", values.flag, optional=False),
+    Row("data_module", None, "a DataModule class of the user's own, which reads the data", values.function),
+    Row("max_restarts", 3, "how often workers start again after one of them died", whole(0), optional=False),
+    Row("checkpoint_every_epochs", 1, "epochs from one checkpoint to the next", whole(1), optional=False),
+    Row("checkpoint_every_steps", None, "steps from one checkpoint to the next within an epoch; None: none", whole(1)),
+    Row("output_cols", None, "columns that the model adds", values.column_names, aliases=("predictionCol",)),
+    Row("output_kinds", None, "the form of each of them; see the model's output_kinds", values.output_kinds),
+    Row("mlflow", None, "True or the name of an experiment: keep params, metrics and model in MLflow", values.tracking),
 )
 
 #: Params of TorchEstimator beside those.
 TORCH_ROWS = (
-    Row("data_module", None, "reader of the user's own", not_yet(None, "batches come from the Parquet reader")),
     Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
     Row(
         "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
     ),
     Row("train_minibatch_fn", None, "one training step of the user's own", values.function),
+    Row("validation_minibatch_fn", None, "one validation step of the user's own", values.function),
+    Row("lr_scheduler", None, "fn(optimizer) -> a scheduler of torch.optim.lr_scheduler", values.function),
+    Row(
+        "lr_scheduler_interval",
+        "epoch",
+        "how often it moves: 'epoch' or 'step'",
+        values.one_of("epoch", "step"),
+        optional=False,
+    ),
+    Row("gradient_clip_norm", None, "bound of the norm of all gradients together", values.positive),
+    Row("gradient_clip_value", None, "bound of each element of a gradient", values.positive),
+    Row("mixed_precision", None, "'bf16' or 'fp16' for the forward pass", values.one_of("bf16", "fp16")),
+    Row("class_weights", None, "'balanced', or a dict label -> weight of its rows' loss", values.class_weights),
+    Row("early_stopping", None, "EarlyStopping(...), or the number of epochs without a better loss", values.stopping),
+    Row("return_best", False, "return the weights of the best epoch, not of the last", values.flag, optional=False),
 )
 
 #: Params of every fitted model.
 MODEL_ROWS = (
     Row("history", None, "one record for each epoch", attribute="_history"),
     Row("model", None, "the trained model"),
-    Row("feature_columns", None, "columns that go into the model", values.column_names),
+    Row("feature_columns", None, "columns that go into the model", values.column_names, aliases=("featuresCol",)),
     Row(
         "label_columns",
         None,
         "columns that it was trained on",
         values.column_names,
         setters=("LabelColoumns", "LabelColumns"),  # the first is Horovod's spelling
+        aliases=("labelCol",),
     ),
-    Row("output_cols", None, "columns that transform adds; None: <label>__output", values.column_names),
+    Row(
+        "output_cols",
+        None,
+        "columns that transform adds; None: <label>__output",
+        values.column_names,
+        aliases=("predictionCol",),
+    ),
+    Row(
+        "output_kinds",
+        None,
+        "form of each: 'plain', 'vector', 'array', 'probability', 'argmax' or 'columns'; several of one output",
+        values.output_kinds,
+    ),
+    Row("batch_size", 1024, "rows that transform scores at once", whole(1), optional=False),
     Row("run_id", None, "the run that made the model", values.text),
     Row(
         "_metadata", None, "schema of the training data, shapes and dtypes at the model's edge", setters=("_Metadata",)
@@ -163,7 +230,6 @@ TORCH_MODEL_ROWS = (
     Row("loss", None, "the loss that it was trained with"),
     Row("loss_constructors", None, "what made the loss"),
     Row("input_shapes", None, "shape of each feature column's batch", values.shapes),
-    Row("batch_size", 1024, "rows that transform scores at once", whole(1), optional=False),
 )
 
 
@@ -174,6 +240,7 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
     def decorate(cls: C) -> C:
         namespace: Any = cls
         namespace.param_rows = rows
+        namespace.param_aliases = {alias: row.name for row in rows.values() for alias in row.aliases}
         for row in rows.values():
             setattr(cls, row.key, Param(Params._dummy(), row.key, row.doc, typeConverter=row.convert))
             camel = "".join(part.capitalize() for part in row.name.strip("_").split("_"))
@@ -181,6 +248,9 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
                 _define(cls, f"set{name}", _setter(row))
             for name in row.getters or (camel,):
                 _define(cls, f"get{name}", _getter(row))
+            for alias in row.aliases:
+                _define(cls, f"set{alias[0].upper()}{alias[1:]}", _setter(row))
+                _define(cls, f"get{alias[0].upper()}{alias[1:]}", _single_getter(row))
         keywords = [
             inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default) for row in rows.values()
         ]
@@ -193,7 +263,7 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
 
 
 def _define(cls: type, name: str, method: Callable[..., Any]) -> None:
-    if name not in vars(cls):  # what a class writes by hand stays
+    if not hasattr(cls, name):  # what a class or a base of it writes by hand stays
         method.__name__ = name
         method.__qualname__ = f"{cls.__qualname__}.{name}"
         setattr(cls, name, method)
@@ -212,6 +282,15 @@ def _getter(row: Row) -> Callable[..., Any]:
         return self.getOrDefault(getattr(self, row.key))
 
     getter.__doc__ = f"``{row.name}``: {row.doc}."
+    return getter
+
+
+def _single_getter(row: Row) -> Callable[..., Any]:
+    def getter(self: Any) -> Any:
+        value = self.getOrDefault(getattr(self, row.key))
+        return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+    getter.__doc__ = f"``{row.name}``: {row.doc}; a list only where there are several."
     return getter
 
 

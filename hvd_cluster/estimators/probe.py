@@ -51,12 +51,14 @@ def probe(
     batch: Mapping[str, Tensor],
     schema: Schema,
     custom_step: bool = False,
+    weighted: bool = False,
 ) -> Findings:
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
     Args:
         batch: columns of a few rows, as the reader yields them.
         custom_step: a step of the user's own computes the loss; only the model's input is tried.
+        weighted: rows will be weighted, also where no column has their weights.
 
     Raises:
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
@@ -68,12 +70,13 @@ def probe(
         candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
         try:
             with torch.random.fork_rng(devices=[]):
-                shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, 5), custom_step)
+                shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, 5), custom_step, weighted)
                 if custom_step or all(5 not in shape for shape in shapes):
                     return Findings(candidate, shapes)
                 # An output of 5 values meets 5 rows: a wrong shape might fit by chance. Once more with another number.
+                again = _repeat(batch, 7)
                 return Findings(
-                    candidate, _try(trial, candidate, make_objective, metrics, _repeat(batch, 7), custom_step)
+                    candidate, _try(trial, candidate, make_objective, metrics, again, custom_step, weighted)
                 )
         except _Refused as refusal:
             refusals.append(refusal)
@@ -105,6 +108,7 @@ def _try(
     metrics: Sequence[Sequence[Any]],
     batch: Mapping[str, Tensor],
     custom_step: bool,
+    weighted: bool,
 ) -> tuple[tuple[int, ...], ...]:
     """Shapes of one row of each output."""
     rows = len(next(iter(batch.values())))
@@ -133,6 +137,8 @@ def _try(
         lambda: objective.transform_outputs(outputs, labels), "label_shapes does not fit the labels", 2
     )
     weights = inputs.sample_weights(batch, _CPU)
+    if weighted and weights is None:
+        weights = torch.ones(rows)
     total: Any = 0.0
     for name, fn, output, label in zip(inputs.label_cols, objective.losses, outputs, shaped, strict=True):
         total = total + _try_loss(name, fn, output, label, weights)
@@ -150,7 +156,8 @@ def _try_loss(name: str, fn: Any, output: Tensor, label: Tensor, weights: Tensor
     if weights is not None:
         value = _attempt(
             lambda: per_row(fn, output, label),
-            f"the loss for {name!r} must take reduction='none' because sample_weight_col is set ({sizes})",
+            f"the loss for {name!r} must take reduction='none' because sample_weight_col is set, or class_weights "
+            f"({sizes})",
             3,
         )
         if not isinstance(value, Tensor) or value.numel() % len(weights):

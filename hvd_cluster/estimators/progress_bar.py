@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
 
 class ProgressBar:
-    """Shows epoch, step, loss and samples/s: with tqdm where it is installed, else as a line for each epoch.
+    """Shows epoch, step, loss, metrics, samples/s and the share of time that was spent waiting for data.
 
-    Call it with ``(rank, fields)``, from any thread; fields that are not a fit's are ignored.
+    With tqdm where it is installed (in a terminal and in a notebook), else as a line for each tenth of the fit. Call it
+    with ``(rank, fields)``, from any thread; fields that are not a fit's are ignored.
     """
 
     def __init__(self, label: str, enabled: bool = True, file: TextIO | None = None) -> None:
@@ -46,12 +48,20 @@ class ProgressBar:
         if self._bar is None:
             self._bar = _new_bar(self._label, fields["epochs"] * steps, done - 1, self._file)
             self._done = done - 1
-        text = f"epoch {fields['epoch'] + 1}/{fields['epochs']}, loss {fields['loss']:.4g}"
-        if fields.get("samples_per_s") is not None:
-            text += f", {fields['samples_per_s']:,.0f} samples/s"
-        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.set_postfix_str(_text(fields), refresh=False)
         self._bar.update(max(0, done - self._done))
         self._done = max(self._done, done)
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    """What stands behind the bar."""
+    parts = [f"epoch {fields['epoch'] + 1}/{fields['epochs']}", f"loss {fields['loss']:.4g}"]
+    parts += [f"{name} {value:.4g}" for name, value in (fields.get("metrics") or {}).items()]
+    if fields.get("samples_per_s") is not None:
+        parts.append(f"{fields['samples_per_s']:,.0f} samples/s")
+    if fields.get("data_wait_share") is not None:
+        parts.append(f"{fields['data_wait_share']:.0%} waiting for data")
+    return ", ".join(parts)
 
 
 def _new_bar(label: str, total: int, initial: int, file: TextIO | None) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,27 +17,34 @@ from hvd_cluster.data.batches import to_arrow, to_tensors
 from hvd_cluster.data.schema import infer
 from hvd_cluster.data.vectors import vector_type
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.objective import as_outputs
+from hvd_cluster.estimators.output_columns import ARRAY, VECTOR, OutputColumn
 from hvd_cluster.estimators.spec import Inputs
 
-#: Type of an output column that holds several numbers a row.
-VECTOR = "vector"
+_CPU = torch.device("cpu")
 #: Models that a process keeps: a stream of batches may score with one, a pipeline with a few.
 CACHED_MODELS = 2
 
-_CPU = torch.device("cpu")
-_cache: OrderedDict[str, torch.nn.Module] = OrderedDict()
+_cache: OrderedDict[str, Any] = OrderedDict()
 _cache_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How models of one framework are called; both functions are importable, since they travel."""
+
+    #: (model, one CPU tensor for each feature) -> one CPU tensor for each output, without gradients.
+    predict: Callable[[Any, list[torch.Tensor]], Sequence[torch.Tensor]]
+    #: A context in which the model predicts and does not train.
+    mode: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True)
 class Scorer:
     """How a model's outputs become columns."""
 
+    framework: Framework
     inputs: Inputs
-    output_cols: tuple[str, ...]
-    #: For each output: the numpy name of a scalar type, or VECTOR.
-    output_types: tuple[str, ...]
+    columns: tuple[OutputColumn, ...]
     #: Vectors as Spark ML's struct, else as lists of float32.
     spark_vectors: bool
     #: Rows that go through the model at once.
@@ -47,11 +54,12 @@ class Scorer:
         """The Arrow type of each output column."""
         import pyarrow as pa
 
-        vector = vector_type() if self.spark_vectors else pa.list_(pa.float32())
-        return [vector if name == VECTOR else pa.from_numpy_dtype(name) for name in self.output_types]
+        array = pa.list_(pa.float32())
+        special = {VECTOR: vector_type() if self.spark_vectors else array, ARRAY: array}
+        return [special.get(column.type) or pa.from_numpy_dtype(column.type) for column in self.columns]
 
-    def score(self, model: torch.nn.Module, table: Any) -> list[Any]:
-        """One Arrow array for each output, of as many rows as ``table`` (a RecordBatch or Table) has.
+    def score(self, model: Any, table: Any) -> list[Any]:
+        """One Arrow array for each output column, of as many rows as ``table`` (a RecordBatch or Table) has.
 
         Raises:
             DataError: a feature column is missing, holds nulls, or is none that the model takes.
@@ -61,43 +69,46 @@ class Scorer:
         types = self.arrow_types()
         chunks: list[list[Any]] = [[] for _ in types]
         features = table.select(list(dict.fromkeys(self.inputs.feature_cols)))
-        with torch.no_grad(), evaluating(model):
+        with self.framework.mode(model):
             for start in range(0, table.num_rows, self.batch_size):
                 part = features.slice(start, self.batch_size)
                 tensors = self.inputs.features(to_tensors(part, infer(part.schema)), _CPU)
-                outputs = as_outputs(model(*tensors))
-                for column, output, arrow_type in zip(chunks, outputs, types, strict=True):
-                    column.append(self.to_column(output, part.num_rows, arrow_type))
+                outputs = self.framework.predict(model, tensors)
+                for chunk, array in zip(chunks, self._to_arrays(outputs, part.num_rows, types), strict=True):
+                    chunk.append(array)
         return [
-            pa.concat_arrays(column) if column else pa.array([], type=arrow_type)
-            for column, arrow_type in zip(chunks, types, strict=True)
+            pa.concat_arrays(chunk) if chunk else pa.array([], type=arrow_type)
+            for chunk, arrow_type in zip(chunks, types, strict=True)
         ]
 
-    def score_rows(self, model: torch.nn.Module, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
+    def score_rows(self, model: Any, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
         """The same, one row at a time through a ``predict_fn(model, row)`` of the user's own."""
         import pyarrow as pa
 
         types = self.arrow_types()
         if not rows:
             return [pa.array([], type=arrow_type) for arrow_type in types]
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), self.framework.mode(model):
             predictions = [predict_fn(model, row) for row in rows]
         listed = [one if isinstance(one, (list, tuple)) else [one] for one in predictions]
-        return [
-            self.to_column(
-                torch.stack([torch.as_tensor(one[index]).flatten() for one in listed]), len(rows), arrow_type
-            )
-            for index, arrow_type in enumerate(types)
+        outputs = [
+            torch.stack([torch.as_tensor(one[index]).flatten() for one in listed]) for index in range(len(listed[0]))
         ]
+        return self._to_arrays(outputs, len(rows), types)
 
-    @staticmethod
-    def to_column(output: torch.Tensor, rows: int, arrow_type: Any) -> Any:
-        """An output of ``rows`` rows as an Arrow array."""
-        if not output.dim() or len(output) != rows:
-            raise DataError(
-                f"the model returned {tuple(output.shape)} for {rows} rows: it must return one row for each"
-            )
-        return to_arrow(output, arrow_type)
+    def _to_arrays(self, outputs: Sequence[torch.Tensor], rows: int, types: Sequence[Any]) -> list[Any]:
+        """The outputs of ``rows`` rows as Arrow arrays."""
+        for output in outputs:
+            if not output.dim() or len(output) != rows:
+                raise DataError(
+                    f"the model returned {tuple(output.shape)} for {rows} rows: it must return one row for each"
+                )
+        if len(outputs) <= max(column.output for column in self.columns):
+            raise DataError(f"the model returned {len(outputs)} outputs, which are fewer than the label columns")
+        return [
+            to_arrow(column.values(outputs[column.output]), arrow_type)
+            for column, arrow_type in zip(self.columns, types, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ class ShippedModel:
     #: What :func:`hvd_cluster.spark.barrier.receive` takes.
     parcel: Any
 
-    def load(self) -> torch.nn.Module:
+    def load(self) -> Any:
         """The model, unpickled once in a process however many batches and jobs ask for it."""
         with _cache_lock:
             if self.key not in _cache:
@@ -141,17 +152,5 @@ def score_batches(
             from hvd_cluster.estimators.spark_rows import rows_of
 
             outputs = scorer.score_rows(model, predict_fn, rows_of(batch))
-        names = [*batch.schema.names, *scorer.output_cols]
+        names = [*batch.schema.names, *(column.name for column in scorer.columns)]
         yield pa.RecordBatch.from_arrays([*batch.columns, *outputs], names=names)
-
-
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and back in the modes that its parts were in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -7,6 +7,7 @@ from typing import Any
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 from pyspark.sql import Row
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     ByteType,
     DataType,
@@ -18,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from hvd_cluster.data.schema import is_vector
-from hvd_cluster.estimators.scoring import VECTOR
+from hvd_cluster.estimators.output_columns import ARRAY, VECTOR
 
 _TYPES: dict[str, type[DataType]] = {
     "bool": BooleanType,
@@ -34,7 +35,7 @@ _TYPES: dict[str, type[DataType]] = {
 
 def spark_type(name: str) -> DataType:
     """The Spark type of an output column."""
-    return _TYPES[name]()
+    return ArrayType(FloatType()) if name == ARRAY else _TYPES[name]()
 
 
 def rows_of(batch: Any) -> list[Row]:

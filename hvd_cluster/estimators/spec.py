@@ -10,6 +10,7 @@ import torch
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.early_stopping import EarlyStopping
 from hvd_cluster.estimators.objective import Objective
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 
@@ -53,27 +54,22 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSpec:
-    """A training run, complete: :func:`hvd_cluster.estimators.train.train` needs nothing else."""
+class FitSpec:
+    """What a run of any framework has; a framework's own spec adds the model and how it is trained."""
 
     run_id: str
-    model: torch.nn.Module
-    optimizer: OptimizerState
     inputs: Inputs
     #: Shape of one row of each output.
     output_shapes: tuple[tuple[int, ...], ...]
-    #: Makes the objective in the worker: a loss may hold what must be built there.
-    objective: Callable[[], Objective]
-    #: Groups of fn(output, label) -> number, one function for each label column in a group.
-    metrics: tuple[tuple[Any, ...], ...] = ()
-    callbacks: tuple[Any, ...] = ()
-    train_minibatch_fn: Any = None
-    transformation_fn: Any = None
-    gradient_compression: Any = None
-
     dataset: Dataset
     #: Keeps checkpoints and logs; the data may lie in another one.
     store: Store
+    #: Workers do not see ``store``: checkpoints travel to the driver, and ``resume`` brings one back.
+    store_on_driver: bool = False
+    #: The driver hears nothing of the workers but what they write to the store.
+    report_through_store: bool = False
+    #: A checkpoint to go on from, for where workers do not see the store; None to look there.
+    resume: bytes | None = field(default=None, repr=False)
     #: Rows of a batch, per worker.
     batch_size: int
     val_batch_size: int
@@ -85,10 +81,55 @@ class TrainSpec:
     validation_steps_per_epoch: int | None = None
     train_reader_threads: int = 2
     val_reader_threads: int = 2
+    reader_pool_type: str = "thread"
+    inmemory_cache_all: bool = False
+    transformation_fn: Any = None
+    #: A class of the user's own that reads the data; see :mod:`hvd_cluster.estimators.data_module`.
+    data_module: Any = None
+    #: Further keyword arguments of ``data_module``.
+    data_module_args: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: tuple[Any, ...] = ()
+    gradient_compression: Any = None
     backward_passes_per_step: int = 1
     scale_lr: bool = True
     use_gpu: bool = True
     mp_start_method: str | None = None
+    verbose: int = 1
+    #: A checkpoint after every so many epochs, and within them after every so many steps (None: not).
+    checkpoint_every_epochs: int = 1
+    checkpoint_every_steps: int | None = None
+    early_stopping: EarlyStopping | None = None
+    #: Return the weights of the best epoch instead of the last.
+    return_best: bool = False
+
+    @property
+    def validation_is_there(self) -> bool:
+        """Whether rows are held out for validation."""
+        return self.dataset.validation is not None and self.dataset.validation.rows > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec(FitSpec):
+    """A PyTorch run, complete: :func:`hvd_cluster.estimators.train.train` needs nothing else."""
+
+    model: torch.nn.Module
+    optimizer: OptimizerState
+    #: Makes the objective in the worker: a loss may hold what must be built there.
+    objective: Callable[[], Objective]
+    #: Groups of fn(output, label) -> number, one function for each label column in a group.
+    metrics: tuple[tuple[Any, ...], ...] = ()
+    train_minibatch_fn: Any = None
+    validation_minibatch_fn: Any = None
+    #: function(optimizer) -> a scheduler of ``torch.optim.lr_scheduler``; None for constant rates.
+    lr_scheduler: Any = None
+    #: "epoch" or "step": how often the scheduler moves.
+    lr_scheduler_interval: str = "epoch"
+    gradient_clip_norm: float | None = None
+    gradient_clip_value: float | None = None
+    #: "bf16", "fp16" or None.
+    mixed_precision: str | None = None
+    #: "balanced", or label -> weight of the rows that have it; None: all rows count alike.
+    class_weights: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,8 @@ class Stage(Params, MLWritable, MLReadable):
 
     #: Every param by the keyword of the constructor; set by ``with_params``.
     param_rows: ClassVar[Mapping[str, Row]] = {}
+    #: Spark ML's name of a param -> the keyword.
+    param_aliases: ClassVar[Mapping[str, str]] = {}
 
     if TYPE_CHECKING:
 
@@ -44,6 +46,7 @@ class Stage(Params, MLWritable, MLReadable):
         from hvd_cluster.estimators.params import check
 
         super().__init__()
+        given = self._by_keyword(given)
         check(self.param_rows, given, type(self).__name__)
         self._setDefault(**{name: row.default for name, row in self.param_rows.items()})
         self._set(**given)
@@ -52,14 +55,19 @@ class Stage(Params, MLWritable, MLReadable):
         """Set several params at once; what is wrong is reported all at once. Returns self."""
         from hvd_cluster.estimators.params import check
 
+        given = self._by_keyword(given)
         check(self.param_rows, given, type(self).__name__)
         return self._set(**given)
 
     def _set(self, **kwargs: Any) -> Any:
-        return super()._set(**self._by_key(kwargs))
+        return super()._set(**self._by_key(self._by_keyword(kwargs)))
 
     def _setDefault(self, **kwargs: Any) -> Any:
         return super()._setDefault(**self._by_key(kwargs))
+
+    def _by_keyword(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same values, with Spark ML's names as the keywords that they stand for."""
+        return {self.param_aliases.get(name, name): value for name, value in given.items()}
 
     def _by_key(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The same values under the names of the Params, which differ from the keyword where that name is taken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +11,16 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.checkpoint import Checkpoint
 from hvd_cluster.estimators.estimator import DistributedEstimator, as_group, wrong_counts
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
 from hvd_cluster.estimators.probe import probe
-from hvd_cluster.estimators.spec import Inputs, MakeObjective, TrainResult, TrainSpec
-from hvd_cluster.estimators.torch_model import Metadata, TorchModel
+from hvd_cluster.estimators.run_files import RunFiles
+from hvd_cluster.estimators.spec import MakeObjective, TrainResult, TrainSpec
+from hvd_cluster.estimators.torch_model import TorchModel
 from hvd_cluster.estimators.train import train
-
-#: Rows of the batch that the model and the loss are tried on.
-_PROBE_ROWS = 8
 
 
 @with_params(ESTIMATOR_ROWS, TORCH_ROWS)
@@ -72,6 +70,10 @@ class TorchEstimator(DistributedEstimator):
         if value("loss") is None and value("loss_constructors") is None:
             wrong.append("loss is required: give fn(output, label) -> scalar tensor")
         labels = value("label_cols") or []
+        if value("class_weights") is not None and len(labels) > 1:
+            wrong.append("class_weights needs a single label column: use sample_weight_col with several")
+        if not all(callable(callback) for callback in value("callbacks") or []):
+            wrong.append("callbacks: must be a list of functions (record, model)")
         for_labels = {name: value(name) for name in ("loss", "loss_constructors", "loss_weights", "label_shapes")}
         for_labels.update({f"metrics[{index}]": group for index, group in enumerate(value("metrics") or [])})
         wrong += wrong_counts(for_labels, len(labels), "label columns") if labels else []
@@ -84,9 +86,6 @@ class TorchEstimator(DistributedEstimator):
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
         value = self._value
         labels = tuple(value("label_cols"))
-        weight_col = value("sample_weight_col")
-        others = set(labels) | {weight_col}
-        features = tuple(value("feature_cols") or [name for name in dataset.schema.names if name not in others])
         make = value("loss_constructors")
         make_objective = MakeObjective(
             losses=as_group(make if make is not None else value("loss"), len(labels)),
@@ -97,68 +96,36 @@ class TorchEstimator(DistributedEstimator):
         metrics = tuple(as_group(group, len(labels)) for group in value("metrics") or [])
         findings = probe(
             value("model"),
-            Inputs(
-                feature_cols=features,
-                label_cols=labels,
-                sample_weight_col=weight_col,
-                input_shapes=_tuples(value("input_shapes")),
-            ),
+            dataclasses.replace(self._inputs(dataset), input_shapes=_tuples(value("input_shapes"))),
             make_objective,
             metrics,
             self._first_rows(dataset, seed),
             dataset.schema,
             custom_step=value("train_minibatch_fn") is not None,
+            weighted=value("class_weights") is not None,
         )
+        same = (
+            "train_minibatch_fn", "validation_minibatch_fn", "lr_scheduler", "lr_scheduler_interval", "mixed_precision",
+            "gradient_clip_norm", "gradient_clip_value", "class_weights", "early_stopping", "return_best",
+        )  # fmt: skip
         return TrainSpec(
-            run_id=run_id,
             model=value("model"),
             optimizer=OptimizerState.of(value("optimizer"), value("model")),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
             objective=make_objective,
             metrics=metrics,
-            callbacks=tuple(value("callbacks") or []),
-            train_minibatch_fn=value("train_minibatch_fn"),
-            transformation_fn=value("transformation_fn"),
-            gradient_compression=value("gradient_compression"),
-            dataset=dataset,
-            store=store,
-            batch_size=value("batch_size"),
-            val_batch_size=value("val_batch_size") or value("batch_size"),
-            epochs=value("epochs"),
-            seed=seed,
-            shuffle=value("shuffle"),
-            train_steps_per_epoch=value("train_steps_per_epoch"),
-            validation_steps_per_epoch=value("validation_steps_per_epoch"),
-            train_reader_threads=value("train_reader_num_workers"),
-            val_reader_threads=value("val_reader_num_workers"),
-            backward_passes_per_step=value("backward_passes_per_step"),
-            scale_lr=value("scale_lr"),
-            use_gpu=value("use_gpu"),
-            mp_start_method=value("mp_start_method"),
+            **self._fit_fields(dataset, store, run_id, seed),
+            **{name: value(name) for name in same},
         )
 
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
-        found = Checkpoint.load(store, run_id)
+        found = Checkpoint.load(RunFiles(store, run_id))
         if found is not None:
             trial = copy.deepcopy(self._value("model"))
             optimizer = OptimizerState.of(self._value("optimizer"), self._value("model")).build(trial)
             found.restore(run_id, trial, optimizer, size=1, scale=1.0)
         return found
-
-    def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
-        reader = ParquetReader(
-            dataset.train,
-            dataset.schema,
-            dataset.store,
-            batch_size=min(_PROBE_ROWS, dataset.train.rows),
-            seed=seed,
-            shuffle=False,
-            remainder="pad",
-            transformation_fn=self._value("transformation_fn"),
-            num_threads=1,
-        )
-        return next(reader.epoch(0))
 
     def _train_fn(self) -> Callable[[TrainSpec], TrainResult]:
         return train
@@ -169,12 +136,12 @@ class TorchEstimator(DistributedEstimator):
         model.load_state_dict(state["model"])
         optimizer = spec.optimizer.build(model)
         optimizer.load_state_dict(state["optimizer"])
-        metadata = Metadata.of(spec).to_dict()
-        arguments = self._get_model_kwargs(model.eval(), results[0].history, optimizer, spec.run_id, metadata)
+        arguments = self._get_model_kwargs(
+            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
+        )
         return self.get_model_class()(**arguments)
 
     def get_model_class(self) -> type[Any]:
-        """The class of the fitted model; subclasses may bring their own."""
         return TorchModel
 
     def _get_model_kwargs(
@@ -185,16 +152,10 @@ class TorchEstimator(DistributedEstimator):
         run_id: str,
         metadata: dict[str, Any],
     ) -> dict[str, Any]:
-        """The constructor's arguments of the model class; subclasses may add to them."""
         return {
-            "history": history,
-            "model": model,
+            **super()._get_model_kwargs(model, history, optimizer, run_id, metadata),
             "optimizer": optimizer,
-            "feature_columns": list(metadata["feature_cols"]),
-            "label_columns": list(metadata["label_cols"]),
             "input_shapes": self._value("input_shapes"),
-            "run_id": run_id,
-            "_metadata": metadata,
             "loss": self._value("loss"),
             "loss_constructors": self._value("loss_constructors"),
         }

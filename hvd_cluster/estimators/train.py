@@ -11,12 +11,19 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.estimators.checkpoint import Checkpoint, on_cpu
+from hvd_cluster.estimators import random_state
+from hvd_cluster.estimators.checkpoint import Checkpoint, Running, on_cpu
+from hvd_cluster.estimators.checkpointing import Checkpointing, share_buffers
+from hvd_cluster.estimators.class_weights import ClassWeights
 from hvd_cluster.estimators.fingerprint import Fingerprint
+from hvd_cluster.estimators.means import Means
+from hvd_cluster.estimators.objective import Objective
 from hvd_cluster.estimators.optimizer_state import rates, set_rates
 from hvd_cluster.estimators.readers import Readers
+from hvd_cluster.estimators.reports import Reports
 from hvd_cluster.estimators.scalars import scalar_log
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
+from hvd_cluster.estimators.steps import Steps
 from hvd_cluster.estimators.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -50,8 +57,7 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
     model = copy.deepcopy(spec.model).to(device)  # a backend may run us in the process that made the spec
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
-    trained_on = Fingerprint.of(spec.dataset, spec.inputs)
-    history = _start(spec, hvd, model, base, scale, trained_on)
+    _start_equal(hvd, model, base, scale)
     held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
     optimizer = hvd.DistributedOptimizer(
         base,
@@ -59,31 +65,86 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
         compression=spec.gradient_compression or hvd.Compression.none,
         backward_passes_per_step=spec.backward_passes_per_step,
     )
+    steps = Steps.of(spec, device, model, optimizer, _objective(spec, device))
+    saving = Checkpointing(spec, hvd, steps, scale, Fingerprint.of(spec.dataset, spec.inputs))
+    found = saving.load()
+    if found is not None:
+        found.restore(spec.run_id, model, optimizer, hvd.size(), scale, scheduler=steps.scheduler, scaler=steps.scaler)
+        logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
+    reports = Reports(spec, hvd.rank())
+    readers = Readers.of(spec, hvd.rank(), hvd.size())
+    worker = Worker(spec, hvd, device, steps, readers, reports, ClassWeights.of(spec, hvd))
+    history = _epochs(worker, saving, found)
+    state = b""
+    if hvd.rank() == 0:
+        state = _pack(saving.to_return(history))
+    hvd.barrier()
+    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=history)
+
+
+def _epochs(worker: Worker, saving: Checkpointing, found: Checkpoint | None) -> list[dict[str, Any]]:
+    """Train until the last epoch, or until the spec's early stopping ends it; returns the history."""
+    spec, hvd, steps = worker.spec, worker.hvd, worker.steps
+    history = found.history if found is not None else []
+    running = found.running if found is not None else None
+    with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
+        while len(history) < spec.epochs and not _is_over(spec, history):
+            epoch = len(history)
+            random_state.seed_all(spec.seed, epoch, hvd.rank())
+            done, sums = (0, None) if running is None else _take_up(running, spec, hvd)
+            running = None
+
+            def after_step(done: int, means: Means) -> None:
+                if saving.is_due_within(done, worker.readers.train_steps):
+                    saving.save_within(history, done, means)
+
+            record = {"epoch": epoch, **worker.train_epoch(epoch, done, sums, after_step)}
+            share_buffers(hvd, steps.model)
+            if spec.validation_is_there:
+                record["validation"] = worker.validate_epoch()
+            if spec.lr_scheduler_interval == "epoch":
+                steps.move_rates(record.get("validation", record["train"])["loss"])
+            history.append(record)
+            saving.save_epoch(history, len(history) == spec.epochs or _is_over(spec, history))
+            worker.reports.epoch(record)
+            if log is not None:
+                log(record)
+            for callback in spec.callbacks:
+                callback(record, steps.model)
+    return history
+
+
+def _is_over(spec: TrainSpec, history: list[dict[str, Any]]) -> bool:
+    return bool(history) and spec.early_stopping is not None and spec.early_stopping.is_over(history)
+
+
+def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Tensor | None]:
+    """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
+
+    Another number of ranks goes on at the global batch in which the rows end, and draws other random numbers.
+    """
+    done = running.rows // (spec.batch_size * hvd.size())
+    if len(running.sums) == hvd.size():
+        random_state.restore(running.random[hvd.rank()])
+        return done, running.sums[hvd.rank()]
+    return done, running.sums.sum(dim=0) if hvd.rank() == 0 else None
+
+
+def _objective(spec: TrainSpec, device: torch.device) -> Objective:
     objective = spec.objective()
     for loss in objective.losses:
         if isinstance(loss, torch.nn.Module):
             loss.to(device)
-    worker = Worker(spec, hvd, device, model, optimizer, objective, Readers(spec, hvd.rank(), hvd.size()))
-    with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
-        for epoch in range(len(history), spec.epochs):
-            seed_all(spec.seed, epoch, hvd.rank())
-            record = {"epoch": epoch, **worker.train_epoch(epoch)}
-            _share_buffers(hvd, model)
-            if spec.dataset.validation is not None:
-                record["validation"] = worker.validate_epoch()
-            history.append(record)
-            if hvd.rank() == 0:
-                checkpoint = Checkpoint.of(model, optimizer, hvd.size(), scale, history, trained_on)
-                checkpoint.save(spec.store, spec.run_id)
-            if log is not None:
-                log(record)
-            for callback in spec.callbacks:
-                callback(record, model)
-    state = b""
-    if hvd.rank() == 0:
-        state = _pack(Checkpoint.of(model, optimizer, hvd.size(), scale, history))
-    hvd.barrier()
-    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=history)
+    return objective
+
+
+def _start_equal(hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Bring all ranks to the same weights and optimizer state, and to the rates of all workers together."""
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    hvd.broadcast_parameters(tensors, root_rank=0)
+    if optimizer.state:  # it came with the optimizer that was given; an empty one is equal on all ranks
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
 
 
 def choose_device(use_gpu: bool, hvd: Any) -> torch.device:
@@ -106,48 +167,6 @@ def choose_device(use_gpu: bool, hvd: Any) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-def seed_all(seed: int, epoch: int, rank: int) -> None:
-    """Seed torch for one epoch of one rank, so that a resumed run draws what an undisturbed one draws."""
-    torch.manual_seed((seed * 1_000_003 + epoch * 10_007 + rank) % 2**63)
-
-
-def _share_buffers(hvd: Any, model: torch.nn.Module) -> None:
-    """Give all ranks the buffers of rank 0, such as running means.
-
-    The model that is saved and returned is rank 0's: so that one is validated, and a resumed run starts as this one
-    goes on.
-    """
-    names = {name for name, _ in model.named_buffers()}
-    buffers = {name: value for name, value in model.state_dict().items() if name in names}
-    if buffers:
-        hvd.broadcast_parameters(buffers, root_rank=0)
-
-
-def _start(
-    spec: TrainSpec,
-    hvd: Any,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scale: float,
-    trained_on: Fingerprint,
-) -> list[dict[str, Any]]:
-    """Bring all ranks to the same weights, optimizer state and rates; returns the history so far."""
-    found = Checkpoint.load(spec.store, spec.run_id) if hvd.rank() == 0 else None
-    blob = hvd.broadcast_object(found.to_bytes() if found is not None else b"", root_rank=0, name="hvd_cluster.resume")
-    if blob:
-        checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {spec.run_id!r}")
-        checkpoint.require_data(spec.run_id, trained_on)
-        checkpoint.restore(spec.run_id, model, optimizer, hvd.size(), scale)
-        logger.info("run %s goes on after epoch %d", spec.run_id, checkpoint.epochs)
-        return checkpoint.history
-    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    hvd.broadcast_parameters(tensors, root_rank=0)
-    if optimizer.state:  # it came with the optimizer that was given; an empty one is equal on all ranks
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
-    return []
 
 
 def _pack(checkpoint: Checkpoint) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Rule = Callable[[Any], Any]
@@ -119,15 +119,48 @@ def functions(value: Any) -> Any:
     return function(value)
 
 
-def not_yet(default: Any, remedy: str) -> Rule:
-    """Only the default: what the param asks for is not there yet, and is not ignored in silence."""
+def positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ValueError("must be a number above 0")
+    return float(value)
 
-    def rule(value: Any) -> Any:
-        if value == default or value is None:
-            return value
-        raise ValueError(f"is not supported yet: leave it at {default!r}; {remedy}")
 
-    return rule
+def output_kinds(value: Any) -> list[str]:
+    """A list of kinds of output columns; one stands for a list of one."""
+    from hvd_cluster.estimators.output_columns import KINDS
+
+    kinds = [value] if isinstance(value, str) else items(value)
+    if not kinds or not all(kind in KINDS for kind in kinds):
+        raise ValueError(f"must be a list of {', '.join(repr(kind) for kind in KINDS)}")
+    return kinds
+
+
+def tracking(value: Any) -> bool | str:
+    if isinstance(value, bool) or (isinstance(value, str) and value):
+        return value
+    raise ValueError("must be True, or the name of an experiment")
+
+
+def class_weights(value: Any) -> Any:
+    """ "balanced", or a dict label -> weight >= 0."""
+    if value == "balanced":
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("must be 'balanced' or a dict label -> weight")
+    try:
+        found = {float(label): float(weight) for label, weight in value.items()}
+    except (TypeError, ValueError):
+        raise ValueError("must have numbers as labels and as weights") from None
+    if min(found.values()) < 0:
+        raise ValueError("has a weight below 0")
+    return found
+
+
+def stopping(value: Any) -> Any:
+    """An EarlyStopping; a number stands for its patience."""
+    from hvd_cluster.estimators.early_stopping import EarlyStopping
+
+    return value if isinstance(value, EarlyStopping) else EarlyStopping(patience=whole(1)(value))
 
 
 def deprecated(remedy: str) -> Rule:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hvd_cluster.estimators.class_weights import ClassWeights
 from hvd_cluster.estimators.means import Means
-from hvd_cluster.estimators.objective import Objective
 from hvd_cluster.estimators.readers import Readers
+from hvd_cluster.estimators.reports import Reports
 from hvd_cluster.estimators.spec import TrainSpec
-from hvd_cluster.launch import progress
+from hvd_cluster.estimators.steps import Steps
 
-#: Progress is reported at most this often.
-REPORT_INTERVAL_S = 0.2
+#: Called after each step with the number of steps that the epoch has made, and its means so far.
+AfterStep = Callable[[int, Means], None]
 
 
 @dataclass
@@ -28,26 +29,38 @@ class Worker:
     #: ``hvd_cluster.torch``.
     hvd: Any
     device: torch.device
-    model: torch.nn.Module
-    #: A ``DistributedOptimizer``.
-    optimizer: Any
-    objective: Objective
+    steps: Steps
     readers: Readers
+    reports: Reports
+    class_weights: ClassWeights | None = None
 
-    def train_epoch(self, epoch: int) -> dict[str, Any]:
-        """Go through the training batches of ``epoch`` once; the record without validation, the same on every rank."""
+    def train_epoch(
+        self, epoch: int, done: int = 0, sums: Tensor | None = None, after_step: AfterStep | None = None
+    ) -> dict[str, Any]:
+        """Go through the training batches of ``epoch``; the record without validation, the same on every rank.
+
+        Args:
+            epoch: its number.
+            done: steps of it that have been made already, and ``sums`` what they have added to the means.
+            after_step: called after each step.
+        """
         steps = self.readers.train_steps
-        watch, report = _Watch(), _Every(REPORT_INTERVAL_S)
+        watch = _Watch()
         means = self._means()
-        self.model.train()
-        for step, batch in enumerate(watch.timed(self.readers.train_batches(epoch))):
+        if sums is not None:
+            means.take_up(sums)
+        self.steps.model.train()
+        for step, batch in enumerate(watch.timed(self.readers.train_batches(epoch, done)), start=done):
             inputs, labels, weights = self._take(batch)
             rows = len(labels[0])
-            outputs, loss = self._step(inputs, labels, weights, step, steps)
+            outputs, loss = self.steps.train(inputs, labels, weights, step, steps)
             watch.rows += rows
-            means.add(loss, self._metrics(outputs, labels), rows)
-            if self.hvd.rank() == 0 and report.due(last=step + 1 == steps):
-                self._report(epoch, step + 1, steps, float(loss.detach()), watch)
+            metrics = self._metrics(outputs, labels)
+            means.add(loss, metrics, rows)
+            if self.reports.is_due(last=step + 1 == steps):
+                self._report(epoch, step + 1, steps, loss, metrics, watch)
+            if after_step is not None:
+                after_step(step + 1, means)
         speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
         gathered = self.hvd.allgather(speeds, name="hvd_cluster.speeds")
         return {
@@ -61,80 +74,51 @@ class Worker:
     def validate_epoch(self) -> dict[str, Any]:
         """The loss and the metrics over the validation rows, each row counted once, without training."""
         means = self._means()
-        self.model.eval()
+        self.steps.model.eval()
         with torch.no_grad():
-            for batch in self.readers.validation_batches():
+            for step, batch in enumerate(self.readers.validation_batches()):
                 inputs, labels, weights = self._take(batch)
-                outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
-                means.add(self.objective(outputs, shaped, weights), self._metrics(outputs, shaped), len(labels[0]))
+                outputs, loss = self.steps.validate(inputs, labels, weights, step)
+                means.add(loss, self._metrics(outputs, labels), len(labels[0]))
         return means.over_ranks(self.hvd, "hvd_cluster.validation_means")
 
     def _take(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         columns = self.spec.inputs
-        return (
-            columns.features(batch, self.device),
-            columns.labels(batch, self.device),
-            columns.sample_weights(batch, self.device),
-        )
-
-    def _step(
-        self,
-        inputs: Sequence[Tensor],
-        labels: Sequence[Tensor],
-        weights: Tensor | None,
-        step: int,
-        steps: int,
-    ) -> tuple[Sequence[Tensor], Tensor]:
-        """One batch forward and backward, and a step of the optimizer where its group of batches is complete.
-
-        All ranks have as many rows, so the average of their gradients is that of the global batch.
-        """
-        group = self.spec.backward_passes_per_step
-        if self.spec.train_minibatch_fn is not None:
-            outputs, loss = self.spec.train_minibatch_fn(
-                self.model,
-                self.optimizer,
-                self.objective.transform_outputs,
-                self.objective,
-                inputs,
-                labels,
-                weights,
-                group,
-                step,
-            )
-            return self.objective.transform_outputs(outputs, labels)[0], loss
-        if step % group == 0:
-            self.optimizer.zero_grad()
-        outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
-        loss = self.objective(outputs, shaped, weights)
-        batches = min(group, steps - step // group * group)  # the last group of an epoch may be short
-        (loss / batches).backward()
-        if (step + 1) % group == 0 or step + 1 == steps:
-            self.optimizer.step()
-        return outputs, loss.detach()
+        labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
+        if self.class_weights is not None:
+            weights = self.class_weights.row_weights(labels[0], weights)
+        return columns.features(batch, self.device), labels, weights
 
     def _means(self) -> Means:
+        return Means(self._metric_names(), self.device)
+
+    def _metric_names(self) -> list[list[str]]:
         labels = self.spec.inputs.label_cols
-        names = [[f"group_{index}_{label}" for label in labels] for index in range(len(self.spec.metrics))]
-        return Means(names, self.device)
+        return [[f"group_{index}_{label}" for label in labels] for index in range(len(self.spec.metrics))]
 
     def _metrics(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Any]:
+        if not self.spec.metrics:
+            return []
         with torch.no_grad():
-            pairs = list(zip(outputs, self.objective.transform_outputs(list(outputs), labels)[1], strict=False))
+            shaped = self.steps.objective.transform_outputs(list(outputs), labels)[1]
+            pairs = list(zip(outputs, shaped, strict=False))
             return [
                 metric(output.detach(), label)
                 for group in self.spec.metrics
                 for metric, (output, label) in zip(group, pairs, strict=True)
             ]
 
-    def _report(self, epoch: int, step: int, steps: int, loss: float, watch: _Watch) -> None:
-        progress.report(
+    def _report(self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], watch: _Watch) -> None:
+        names = [name for group in self._metric_names() for name in group]
+        self.reports.step(
             epoch=epoch,
             epochs=self.spec.epochs,
             step=step,
             steps=steps,
-            loss=loss,
+            loss=float(loss),
+            metrics={name: float(value) for name, value in zip(names, metrics, strict=True)},
             samples_per_s=watch.rows_per_s * self.hvd.size(),
+            data_wait_share=watch.wait_share,
         )
 
 
@@ -167,18 +151,3 @@ class _Watch:
     @property
     def wait_share(self) -> float:
         return self._waited_s / max(self.seconds, 1e-9)
-
-
-class _Every:
-    """Tells when ``seconds`` have passed since it last did."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._due = 0.0
-
-    def due(self, last: bool) -> bool:
-        now = time.monotonic()
-        if not last and now < self._due:
-            return False
-        self._due = now + self._seconds
-        return True

@@ -11,6 +11,7 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.checkpoint import Checkpoint
 from hvd_cluster.estimators.fingerprint import Fingerprint
+from hvd_cluster.estimators.run_files import RunFiles
 
 
 def trained(lr):
@@ -25,7 +26,7 @@ def trained(lr):
 def test_a_checkpoint_holds_the_rate_of_one_worker(tmp_path):
     store = Store.create(tmp_path)
     model, optimizer = trained(lr=np.float64(0.3))
-    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0}]).save(store, "run")
+    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0}]).save(RunFiles(store, "run"))
     content = torch.load(store.get_checkpoint_path("run"), weights_only=True)
     assert content["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.1)
     assert torch.equal(content["model"]["weight"], model.weight)
@@ -35,10 +36,12 @@ def test_a_checkpoint_holds_the_rate_of_one_worker(tmp_path):
 def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, size):
     store = Store.create(tmp_path)
     model, optimizer = trained(lr=0.7)
-    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0, "train": {"loss": float("nan")}}]).save(store, "run")
+    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0, "train": {"loss": float("nan")}}]).save(
+        RunFiles(store, "run")
+    )
     twin = torch.nn.Linear(2, 1)
     fresh = torch.optim.SGD(twin.parameters(), lr=99.0, momentum=0.9)
-    found = Checkpoint.load(store, "run")
+    found = Checkpoint.load(RunFiles(store, "run"))
     assert (found.epochs, found.history[0]["epoch"]) == (1, 0)
     found.restore("run", twin, fresh, size, float(size))
     assert torch.equal(twin.weight, model.weight)
@@ -48,22 +51,22 @@ def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, siz
 
 
 def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
-    assert Checkpoint.load(Store.create(tmp_path), "run") is None
+    assert Checkpoint.load(RunFiles(Store.create(tmp_path), "run")) is None
 
 
 def test_a_store_that_keeps_no_runs_gets_none(tmp_path):
     store = Store.create(tmp_path, save_runs=False)
-    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(store, "run")
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(RunFiles(store, "run"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_foreign_or_half_file_is_named_and_not_executed(tmp_path):
     store = Store.create(tmp_path)
-    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(store, "run")
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(RunFiles(store, "run"))
     path = store.get_checkpoint_path("run")
     store.write(path, store.read(path)[:-40])
     with pytest.raises(DataError, match=r"not a checkpoint of this run.*another run_id"):
-        Checkpoint.load(store, "run")
+        Checkpoint.load(RunFiles(store, "run"))
 
 
 def test_taking_a_checkpoint_leaves_the_optimizer_alone():
@@ -77,7 +80,7 @@ def test_taking_a_checkpoint_leaves_the_optimizer_alone():
 def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs):
     store = Store.create(tmp_path)
     state = Checkpoint.of(*trained(0.1), 1, 1.0, [{"epoch": epoch} for epoch in range(epochs)])
-    state.save(store, "run")
+    state.save(RunFiles(store, "run"))
     before = store.read(store.get_checkpoint_path("run"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -85,7 +88,7 @@ def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs):
         with pytest.raises(
             DataError, match=r"the store '.*run/checkpoint' cannot be written: File too large"
         ) as caught:
-            state.save(store, "run")
+            state.save(RunFiles(store, "run"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     kept = "the checkpoint of epoch 2 is kept: run again with run_id='run'"
@@ -98,8 +101,8 @@ def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs):
 def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
     store = Store.create(tmp_path)
     then = Fingerprint(["x"], ["y"], {"x": "list float32[4]", "y": "numeric float32"}, 100)
-    Checkpoint.of(*trained(0.1), 1, 1.0, [], then).save(store, "run")
-    found = Checkpoint.load(store, "run")
+    Checkpoint.of(*trained(0.1), 1, 1.0, [], then).save(RunFiles(store, "run"))
+    found = Checkpoint.load(RunFiles(store, "run"))
     found.require_data("run", then)
     now = Fingerprint(["x", "a"], ["y"], {"x": "list float32[5]", "a": "numeric float64", "y": "numeric float32"}, 99)
     with pytest.raises(DataError) as caught:

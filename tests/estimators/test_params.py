@@ -82,23 +82,6 @@ def test_an_unknown_param_is_a_type_error_with_the_near_miss():
         TorchEstimator(epoch=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("data_module", object()),
-        ("inmemory_cache_all", True),
-        ("compress_sparse_cols", True),
-        ("reader_pool_type", "process"),
-        ("continuous_cols", ["a"]),
-    ],
-)
-def test_what_is_not_supported_yet_is_refused_and_not_ignored(name, value):
-    with pytest.raises(ValueError, match=f"{name}=.*is not supported yet"):
-        TorchEstimator(**{name: value})
-    default = TorchEstimator.param_rows[name].default
-    assert TorchEstimator(**{name: default}).getOrDefault(name) == default
-
-
 def test_numpy_numbers_and_tuples_become_plain_values():
     import numpy as np
 

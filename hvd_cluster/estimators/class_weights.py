@@ -1,0 +1,79 @@
+"""Weights of rows by their label, so that rare classes count as much as frequent ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.spec import TrainSpec
+
+#: Labels with more values than this are no classes.
+MAX_CLASSES = 100_000
+
+
+@dataclass(frozen=True)
+class ClassWeights:
+    """label -> weight; labels that are not there weigh 1."""
+
+    weights: Mapping[float, float]
+
+    @classmethod
+    def of(cls, spec: TrainSpec, hvd: Any) -> ClassWeights | None:
+        """What the spec asks for; "balanced" ones are counted by all ranks together.
+
+        A class of n rows out of N in k classes weighs ``N / (k * n)``, as with scikit-learn's
+        ``class_weight="balanced"``.
+
+        Raises:
+            DataError: the label has too many values to be a class.
+        """
+        if spec.class_weights is None:
+            return None
+        if spec.class_weights != "balanced":
+            return cls(spec.class_weights)
+        counts: Counter[float] = Counter()
+        for labels in _labels(spec, hvd.rank(), hvd.size()):
+            values, numbers = torch.unique(labels.to(torch.float64), return_counts=True)
+            counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
+            if len(counts) > MAX_CLASSES:
+                raise DataError(f"class_weights: {spec.inputs.label_cols[0]!r} has over {MAX_CLASSES} different values")
+        total: Counter[float] = Counter()
+        for part in hvd.allgather_object(dict(counts), name="hvd_cluster.class_counts"):
+            total.update(part)
+        rows = sum(total.values())
+        return cls({label: rows / (len(total) * number) for label, number in total.items()})
+
+    def row_weights(self, labels: Tensor, weights: Tensor | None) -> Tensor:
+        """(rows,) float32: what each row's loss counts, on top of ``weights``."""
+        known = torch.tensor(sorted(self.weights), dtype=torch.float64, device=labels.device)
+        factors = torch.tensor([self.weights[label] for label in sorted(self.weights)], device=labels.device)
+        flat = labels.to(torch.float64).reshape(len(labels), -1)[:, 0]
+        places = torch.searchsorted(known, flat).clamp(max=len(known) - 1)
+        found = torch.where(known[places] == flat, factors[places], torch.ones_like(factors[places]))
+        return found if weights is None else found * weights
+
+
+def _labels(spec: TrainSpec, rank: int, size: int) -> Iterator[Tensor]:
+    """The label of each training row, shared out among the ranks."""
+    data, name = spec.dataset, spec.inputs.label_cols[0]
+    reader = ParquetReader(
+        data.train,
+        data.schema if spec.transformation_fn is not None else data.schema.select([name]),
+        data.store,
+        batch_size=4096,
+        rank=rank,
+        size=size,
+        shuffle=False,
+        remainder="partial",
+        transformation_fn=spec.transformation_fn,
+        num_threads=1,
+    )
+    for batch in reader.epoch(0):
+        yield batch[name]

@@ -1,0 +1,113 @@
+"""One run of a fit as its driver sees it: start the workers, hear them, and start them again when one has died."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.estimators import reports, restarts, run_files
+from hvd_cluster.estimators.backend import Backend, check, run_on
+from hvd_cluster.estimators.epochs import EpochListener
+from hvd_cluster.estimators.progress_bar import ProgressBar
+from hvd_cluster.estimators.run_files import ReceivedFiles
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the progress that workers write to the store.
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverRun:
+    """Everything that stays the same when workers are started again."""
+
+    backend: Backend
+    #: What each worker calls with the spec.
+    train_fn: Callable[[Any], Any]
+    store: Store
+    max_restarts: int
+    bar: ProgressBar
+    epochs: EpochListener
+    #: Rows for the workers that do not come through the store; what the backend takes as ``rows``.
+    rows: Any = None
+
+    def results(self, spec: Any) -> list[Any]:
+        """What the workers returned, by rank.
+
+        Raises:
+            WorkerFailedError: the user's own exception, or a death after as many starts as are allowed.
+        """
+        received = ReceivedFiles(self.store, spec.run_id)
+
+        def hear(rank: int, fields: dict[str, Any]) -> None:
+            if "checkpoint" in fields:
+                received.hear(fields)
+            elif "record" in fields:
+                self.epochs.hear([fields["record"]])
+            else:
+                self.bar(rank, fields)
+
+        made = 0
+        with self._watched(spec, hear):
+            while True:
+                try:
+                    return run_on(self.backend, self.train_fn, (self._resumed(spec),), hear, self.rows)
+                except WorkerFailedError as error:
+                    if not restarts.is_worth_another_start(error, made, self.max_restarts):
+                        error.args = (str(error) + restarts.gave_up_text(made),)
+                        raise
+                    made += 1
+                    first = str(error).strip().splitlines()[0]
+                    logger.warning(
+                        "run %r: %s The workers start again (%d of at most %d times)",
+                        spec.run_id,
+                        first,
+                        made,
+                        self.max_restarts,
+                    )
+                    check(self.backend)  # an executor that died takes a while to be replaced
+
+    def _resumed(self, spec: Any) -> Any:
+        """The spec with the checkpoint, where workers cannot fetch it themselves."""
+        if not spec.store_on_driver:
+            return spec
+        return dataclasses.replace(spec, resume=run_files.read(self.store, spec.run_id))
+
+    @contextlib.contextmanager
+    def _watched(self, spec: Any, hear: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:
+        """Look for progress in the store where that is how it comes."""
+        if not spec.report_through_store:
+            yield
+            return
+        ended = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(spec.run_id, hear, ended), name="hvd-fit-progress")
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def _watch(self, run_id: str, hear: Callable[[int, dict[str, Any]], None], ended: threading.Event) -> None:
+        path, seen = reports.path_of(self.store, run_id), ""
+        while not ended.wait(_LOOK_S):
+            try:
+                text = self.store.read(path).decode() if self.store.exists(path) else ""
+            except OSError as error:  # progress is not worth a fit
+                logger.debug("the progress of run %r cannot be read: %s", run_id, error)
+                continue
+            if text == seen:
+                continue
+            seen = text
+            told: dict[str, Any] = json.loads(text)
+            hear(0, told["step"])
+            for record in told["records"]:
+                hear(0, {"record": record})

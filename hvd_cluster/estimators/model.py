@@ -1,0 +1,191 @@
+# ruff: noqa: N802 - the spelling is that of pyspark.ml
+"""What every fitted model does, whatever its framework: score DataFrames, and keep how it came about."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import cloudpickle
+import torch
+
+from hvd_cluster.data.pandas_table import to_table
+from hvd_cluster.data.schema import missing_columns_text
+from hvd_cluster.estimators import history, output_columns
+from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.output_columns import VECTOR
+from hvd_cluster.estimators.scoring import Framework, Scorer, ShippedModel, content_key, score_batches
+from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.stage import Model, Stage
+
+
+class FittedModel(Stage, Model):
+    """Base of the models; a framework brings ``framework`` and the abstract methods.
+
+    Raises (from transform):
+        ValueError: an output column exists already, or a feature column does not.
+        DataError: a feature column holds nulls or is none that the model takes.
+    """
+
+    #: How models of this class are called.
+    framework: ClassVar[Framework]
+
+    @abstractmethod
+    def _wrong_model(self) -> str:
+        """What is wrong with the ``model`` param, with the remedy; empty if nothing."""
+
+    @abstractmethod
+    def _portable_model(self) -> Any:
+        """The model as it travels: on the CPU."""
+
+    def _default_dtype(self) -> str:
+        """torch's name of the dtype of features, for models that were put together by hand."""
+        return "float32"
+
+    @property
+    def history(self) -> Any:
+        """One row for each epoch, as a pandas DataFrame; ``getHistory()`` has it as it was recorded."""
+        return history.frame(self._records())
+
+    def plot_history(self, ax: Any = None) -> Any:
+        """Draw the loss over the epochs.
+
+        Args:
+            ax: matplotlib axes to draw on; None for new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        from hvd_cluster.estimators.plot import draw
+
+        return draw(self._records(), ax)
+
+    def _repr_html_(self) -> str:
+        from hvd_cluster.estimators.card import html
+
+        return html(type(self).__name__, self._value("run_id"), self._records())
+
+    def getOutputCols(self) -> list[str]:
+        """The names of the outputs; an output of kind "columns" has a number behind the name for each of its own."""
+        given: list[str] | None = self._value("output_cols")
+        return given or [f"{label}__output" for label in self._value("label_columns") or []]
+
+    def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
+        """A function ``(model, row)`` -> the prediction for one row, or a list with one for each output.
+
+        Where a subclass brings its own, scoring goes row by row through it; else by Arrow batches.
+        """
+        scorer = self._scorer(on_spark=False)
+
+        def predict_fn(model: Any, row: Any) -> Any:
+            batch = {name: torch.as_tensor(_plain(row[name])).unsqueeze(0) for name in scorer.inputs.feature_cols}
+            with scorer.framework.mode(model):
+                found = scorer.framework.predict(model, scorer.inputs.features(batch, torch.device("cpu")))
+            return found[0] if len(found) == 1 else list(found)
+
+        return predict_fn
+
+    def _records(self) -> list[dict[str, Any]]:
+        return self._value("history") or []
+
+    def _get_metadata(self) -> Any:
+        return self._value("_metadata")
+
+    def _transform(self, dataset: Any) -> Any:
+        kind = kind_of(dataset)
+        if kind is Frame.PARQUET:
+            raise ValueError("transform takes a DataFrame or a Table: read the Parquet first, for example with pandas")
+        scorer = self._checked_scorer(column_names(dataset), on_spark=kind is Frame.SPARK)
+        if kind is Frame.SPARK:
+            return self._transform_spark(dataset, scorer)
+        named = zip((column.name for column in scorer.columns), self._score(dataset, scorer), strict=True)
+        if kind is Frame.ARROW:
+            for name, column in named:
+                dataset = dataset.append_column(name, column)
+            return dataset
+        return dataset.assign(**{name: column.to_pandas().array for name, column in named})
+
+    def _checked_scorer(self, names: list[str], on_spark: bool) -> Scorer:
+        """The scorer for data of these columns, or one error for everything that keeps them from being scored."""
+        wrong = [text for text in [self._wrong_model()] if text]
+        wrong += [f"{name} is required" for name in ("feature_columns", "label_columns") if not self._value(name)]
+        if self._predicts_by_batch() and (lost := [n for n in self._value("feature_columns") or [] if n not in names]):
+            wrong.append(missing_columns_text(lost, names))
+        scorer = None
+        if not wrong:
+            try:
+                scorer = self._scorer(on_spark)
+            except ValueError as error:
+                wrong.append(str(error))
+        wrong += [
+            f"output column {name!r} exists already in the data: choose another with setOutputCols"
+            for name in ([column.name for column in scorer.columns] if scorer is not None else self.getOutputCols())
+            if name in names
+        ]
+        if wrong or scorer is None:
+            raise ValueError("\n".join(wrong))
+        return scorer
+
+    def _predicts_by_batch(self) -> bool:
+        """Whether ``get_prediction_fn`` is our own, and no subclass's."""
+        return type(self).get_prediction_fn.__module__.startswith("hvd_cluster.")
+
+    def _scorer(self, on_spark: bool) -> Scorer:
+        metadata = self._get_metadata() or {}
+        features = tuple(self._value("feature_columns"))
+        labels = self._value("label_columns")
+        shapes = self._value("input_shapes") if "input_shapes" in self.param_rows else None
+        return Scorer(
+            framework=self.framework,
+            inputs=Inputs(
+                feature_cols=features,
+                label_cols=(),
+                input_shapes=None if shapes is None else tuple(tuple(shape) for shape in shapes),
+                feature_dtypes=tuple(metadata.get("feature_dtypes") or (self._default_dtype(),) * len(features)),
+            ),
+            columns=output_columns.plan(
+                self.getOutputCols(),
+                len(labels),
+                # A model that was put together by hand tells no shapes: a vector holds any of them.
+                tuple(metadata.get("output_types") or (VECTOR,) * len(labels)),
+                metadata.get("output_shapes"),
+                self._value("output_kinds"),
+                on_spark,
+            ),
+            spark_vectors=on_spark,
+            batch_size=self._value("batch_size"),
+        )
+
+    def _score(self, data: Any, scorer: Scorer) -> list[Any]:
+        """Score a pandas DataFrame or a pyarrow Table in this process."""
+        model = self._portable_model()
+        if not self._predicts_by_batch():
+            records = data.to_pylist() if kind_of(data) is Frame.ARROW else data.to_dict("records")
+            return scorer.score_rows(model, self.get_prediction_fn(), records)
+        if kind_of(data) is Frame.PANDAS:
+            data = to_table(data, list(scorer.inputs.feature_cols))
+        return scorer.score(model, data.combine_chunks())
+
+    def _transform_spark(self, dataset: Any, scorer: Scorer) -> Any:
+        from pyspark.sql.types import StructField, StructType
+
+        from hvd_cluster.data.spark_batches import map_batches
+        from hvd_cluster.estimators.spark_rows import spark_type
+        from hvd_cluster.spark.session import active
+
+        blob = cloudpickle.dumps(self._portable_model())
+        # Never freed by us: the result is lazy, and may be asked for at any time.
+        parcel, _ = active(dataset.sparkSession).ship(blob)
+        fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
+        predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
+        score = functools.partial(score_batches, scorer, ShippedModel(content_key(blob), parcel), predict_fn)
+        return map_batches(dataset, score, StructType([*dataset.schema.fields, *fields]))
+
+
+def _plain(value: Any) -> Any:
+    return value.toArray() if hasattr(value, "toArray") else value

@@ -1,0 +1,38 @@
+"""Parquet that lies at a store's paths for training and validation data already, as a data set to fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+
+
+def column_names(store: Store, dataset_idx: int | str | None) -> list[str]:
+    """The columns of the training data.
+
+    Raises:
+        DataError: no Parquet can be read there.
+    """
+    path = store.get_train_data_path(dataset_idx)
+    try:
+        return list(store.get_parquet_dataset(path).schema.names)
+    except (OSError, ValueError) as error:
+        raise DataError(f"no Parquet can be read at {path!r}, where the training data should be: {error}") from error
+
+
+def dataset(store: Store, dataset_idx: int | str | None, columns: Sequence[str], num_proc: int) -> Dataset:
+    """The training data, and the validation data where there is a folder of that. Nothing is written or deleted.
+
+    Raises:
+        DataError: the data cannot be read, or holds nulls or ragged lists.
+    """
+    train = materialize(store.get_train_data_path(dataset_idx), store, columns=columns, num_proc=num_proc)
+    held_out = store.get_val_data_path(dataset_idx)
+    if not store.exists(held_out):
+        return train
+    validation = materialize(held_out, store, columns=columns, num_proc=num_proc)
+    return dataclasses.replace(train, validation=validation.train)
