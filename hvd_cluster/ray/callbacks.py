@@ -28,8 +28,13 @@ class CallbackLoop:
         if self._callbacks:
             self._waiting.put(info)
 
-    def until(self, job: Callable[[], T]) -> T:
-        """What ``job`` returns or raises; it runs in a thread of its own where there are callbacks."""
+    def until(self, job: Callable[[], T], stop: Callable[[], object]) -> T:
+        """What ``job`` returns or raises; it runs in a thread of its own where there are callbacks.
+
+        Args:
+            job: what to wait for.
+            stop: makes ``job`` end soon; called when a callback has raised, or the user has interrupted the wait.
+        """
         if not self._callbacks:
             return job()
         results: list[T] = []
@@ -45,9 +50,14 @@ class CallbackLoop:
 
         thread = threading.Thread(target=work, name="hvd-callbacks", daemon=True)
         thread.start()
-        while (info := self._waiting.get()) is not _DONE:
-            for callback in self._callbacks:
-                callback(info)
+        try:
+            while (info := self._waiting.get()) is not _DONE:
+                for callback in self._callbacks:
+                    callback(info)
+        except BaseException:  # an interrupt as well
+            stop()
+            thread.join()
+            raise
         thread.join()
         if errors:
             raise errors[0]

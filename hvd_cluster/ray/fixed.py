@@ -99,7 +99,7 @@ class FixedCrew:
             return self._group.reports()
 
         try:
-            outcomes = work() if callbacks is None else callbacks.until(work)
+            outcomes = work() if callbacks is None else callbacks.until(work, self.close)
         except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
             self.close("a call was interrupted")
             raise
@@ -186,10 +186,11 @@ class FixedCrew:
     def _actors(self, reservation: Reservation, size: int, stack: ExitStack) -> list[Any]:
         ray = load_ray()
         actor_class = ray.remote(BaseHorovodWorker)
-        handles: list[Any] = []
-        stack.callback(lambda: [_quietly(ray.kill, handle) for handle in handles])
+        handles = []
         for index in range(size):
-            handles.append(actor_class.options(**reservation.options(index)).remote(index, size))
+            handle = actor_class.options(**reservation.options(index)).remote(index, size)
+            stack.callback(_quietly, ray.kill, handle)
+            handles.append(handle)
         return handles
 
     def _greetings(self, refs: Sequence[Any]) -> list[Greeting]:
@@ -198,9 +199,9 @@ class FixedCrew:
         if late:
             seats = ", ".join(str(refs.index(ref)) for ref in late)
             raise StartTimeoutError(
-                f"{len(late)} of {len(refs)} workers did not start within {self._start_timeout_s:g} s (actors {seats}). "
-                "Ray has room for them but has not started them: its nodes may be busy, or still installing a "
-                "runtime_env. create_settings(timeout_s=...) says how long to wait."
+                f"{len(late)} of {len(refs)} workers did not start within {self._start_timeout_s:g} s (actors "
+                f"{seats}). Ray has room for them but has not started them: its nodes may be busy, or still installing "
+                "a runtime_env. create_settings(timeout_s=...) says how long to wait."
             )
         try:
             greetings: list[Greeting] = ray.get(list(refs))
@@ -260,5 +261,3 @@ def _quietly(act: Callable[..., Any], *arguments: Any) -> None:
         act(*arguments)
     except Exception as error:  # noqa: BLE001 - see above
         logger.debug("clean-up on Ray: %s", first_line(error))
-
-

@@ -1,4 +1,4 @@
-"""A worker's end of its connection to the driver, which calls it: output, progress, and the news that a call is over."""
+"""A worker's end of its connection to the driver, for output, progress, and the news that a call is over."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,3 +40,12 @@ def living() -> list[Node]:
 def own_address() -> str:
     """The address of this process's own node."""
     return str(load_ray().util.get_node_ip_address())
+
+
+def free_by_node() -> Mapping[str, Mapping[str, float]]:
+    """Node id -> what is free there, by Ray's names; all that a node has where this Ray cannot tell."""
+    free: defaultdict[str, Mapping[str, float]] = defaultdict(dict, {node.node_id: node.resources for node in living()})
+    ask = getattr(load_ray()._private.state, "available_resources_per_node", None)
+    if ask is not None:
+        free.update(ask())
+    return free

@@ -77,8 +77,6 @@ class StaticAdapter(Adapter):
         return self._crew
 
 
-def packed(
-    fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-) -> bytes:
+def packed(fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None) -> bytes:
     """A call for workers on other machines: what they could not import travels by value."""
     return pack(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False)

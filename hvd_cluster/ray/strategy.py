@@ -97,7 +97,7 @@ class PGStrategy(Strategy):
             return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
         if self._room() < self.num_workers or not self.num_workers:
             raise NotEnoughSlotsError(
-                f"this program runs in a placement group of {len(self._group.bundle_specs)} bundles, which has room for "
+                f"this program runs in a placement group of {len(self._group.bundle_specs)} bundles, with room for "
                 f"{self._room()} workers of {listed(self.resources.bundle())} each, but {self.num_workers or 'some'} "
                 f"are needed. Give it more bundles, or pass use_current_placement_group=False.\nIts bundles: "
                 f"{', '.join(listed(bundle) for bundle in self._group.bundle_specs)}."

@@ -1,0 +1,151 @@
+"""Which Ray nodes are there now, and how many workers does each take?"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.settings import refuse_unknown
+
+logger = logging.getLogger(__name__)
+
+
+class NodeDiscovery(HostDiscovery):
+    """The nodes by their ids, which stay what they are whatever else joins. What others use of a node is not offered.
+
+    Args:
+        resources: what a worker takes.
+        num_own: how many workers of this job there are on a node.
+    """
+
+    def __init__(self, resources: WorkerResources, num_own: Callable[[str], int]) -> None:
+        self._resources = resources
+        self._num_own = num_own
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        free = nodes.free_by_node()
+        slots = {}
+        for node in nodes.living():
+            most = self._resources.slots(node.resources)
+            # Ray's count of what is free lags a second behind: never less than what the job has there already.
+            slots[node.node_id] = min(most, self._num_own(node.node_id) + self._resources.slots(free[node.node_id]))
+        return slots_by_host(slots, self._resources)
+
+
+def slots_by_host(slots: Mapping[str, int], resources: WorkerResources) -> dict[str, int]:
+    """Nodes as hosts of an elastic job; each GPU's worker is alone on a host of its own. Pure.
+
+    A worker with GPUs sees no others, so that in whichever world it is, ``set_device(local_rank())`` picks its own.
+    """
+    if not resources.gpus:
+        return {node: number for node, number in slots.items() if number}
+    return {f"{node}/{slot}": 1 for node, number in slots.items() for slot in range(number)}
+
+
+def node_of(host: str) -> str:
+    """The node of a host, as :func:`slots_by_host` names it. Pure."""
+    return host.partition("/")[0]
+
+
+class RayHostDiscovery(HostDiscovery):
+    """The nodes by their addresses, with all that they have, used or not.
+
+    Args:
+        use_gpu: each worker takes GPUs.
+        cpus_per_slot: CPUs of each worker; ``cpus_per_worker`` is its other name.
+        gpus_per_slot: GPUs of each worker, where it takes any; ``gpus_per_worker`` is its other name.
+    """
+
+    def __init__(
+        self,
+        use_gpu: bool = False,
+        cpus_per_slot: float = 1,
+        gpus_per_slot: float = 1,
+        cpus_per_worker: float | None = None,
+        gpus_per_worker: float | None = None,
+    ) -> None:
+        self.use_gpu = use_gpu
+        self.cpus_per_slot = cpus_per_slot if cpus_per_worker is None else cpus_per_worker
+        self.gpus_per_slot = gpus_per_slot if gpus_per_worker is None else gpus_per_worker
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        """Address -> workers that find room there. Nodes that share an address, as a test cluster's, go by their ids."""
+        resources = WorkerResources(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
+        living = nodes.living()
+        shared = Counter(node.address for node in living)
+        found = {
+            node.address if shared[node.address] == 1 else node.node_id: resources.slots(node.resources)
+            for node in living
+        }
+        return {host: slots for host, slots in found.items() if slots}
+
+
+class TestDiscovery(RayHostDiscovery):
+    """Pretends that nodes come and go, to try out whether a training function bears that.
+
+    Args:
+        min_hosts: never fewer, as far as there are that many.
+        max_hosts: never more; None for all.
+        change_frequency_s: seconds between two changes, of one node each.
+        use_gpu, cpus_per_slot, gpus_per_slot: see :class:`RayHostDiscovery`.
+        verbose: log each change as a warning, not just as information.
+        seed: of the draw.
+    """
+
+    __test__ = False  # pytest collects what is called Test...
+
+    def __init__(
+        self,
+        min_hosts: int,
+        max_hosts: int | None,
+        change_frequency_s: float,
+        use_gpu: bool = False,
+        cpus_per_slot: float = 1,
+        gpus_per_slot: float = 1,
+        verbose: bool = True,
+        seed: int = 0,
+        **unknown: object,
+    ) -> None:
+        unknown.pop("_graceful", None)  # Horovod's: workers always leave between two steps here
+        names = ("min_hosts", "max_hosts", "change_frequency_s", "use_gpu", "cpus_per_slot", "gpus_per_slot", "verbose")
+        refuse_unknown("TestDiscovery", unknown, (*names, "seed"))
+        super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
+        self._min_hosts = min_hosts
+        self._max_hosts = max_hosts
+        self._interval_s = change_frequency_s
+        self._log_level = logging.WARNING if verbose else logging.INFO
+        self._random = random.Random(seed)
+        self._away: set[str] = set()
+        self._change_at_s: float | None = None
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        found = super().find_available_hosts_and_slots()
+        now_s = time.monotonic()
+        if self._change_at_s is None:
+            most = len(found) if self._max_hosts is None else self._max_hosts
+            self._away = set(list(found)[most:])
+            self._change_at_s = now_s + self._interval_s
+        elif now_s >= self._change_at_s:
+            self._change_at_s = now_s + self._interval_s
+            self._change(sorted(found))
+        return {host: slots for host, slots in found.items() if host not in self._away}
+
+    def _change(self, hosts: list[str]) -> None:
+        away = [host for host in hosts if host in self._away]
+        here = [host for host in hosts if host not in self._away]
+        may_add = bool(away) and (self._max_hosts is None or len(here) < self._max_hosts)
+        may_remove = len(here) > self._min_hosts
+        if may_add and (not may_remove or self._random.random() < 0.5):
+            host = self._random.choice(away)
+            self._away.discard(host)
+            logger.log(self._log_level, "test discovery: host %s comes", host)
+        elif may_remove:
+            host = self._random.choice(here)
+            self._away.add(host)
+            logger.log(self._log_level, "test discovery: host %s goes", host)

@@ -1,0 +1,117 @@
+"""ElasticRayExecutor, the older of the two ways to an elastic job; ``RayExecutor(min_workers=...)`` is the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hvd_cluster.ray.adapter import Callback
+from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
+from hvd_cluster.ray.elastic_adapter import ElasticAdapter
+from hvd_cluster.ray.executor import worker_resources, wrong_resources
+from hvd_cluster.ray.settings import ElasticSettings, refuse_unknown
+
+__all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
+
+
+class ElasticRayExecutor:
+    """Runs a function on workers that are replaced when they are lost, and joined by others when nodes join.
+
+    Args:
+        settings: of :meth:`create_settings`.
+        use_gpu: each worker takes GPUs.
+        cpus_per_slot: CPUs of each worker.
+        gpus_per_slot: GPUs of each worker; 1 by default with ``use_gpu``.
+        env_vars: variables for the workers; None as a value removes one.
+        override_discovery: find nodes by asking Ray, whatever ``settings.discovery`` says.
+
+    Raises:
+        ValueError: arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        settings: ElasticSettings,
+        use_gpu: bool = False,
+        cpus_per_slot: float = 1,
+        gpus_per_slot: float | None = None,
+        env_vars: Mapping[str, Any] | None = None,
+        override_discovery: bool = True,
+    ) -> None:
+        if wrong := wrong_resources(cpus_per_slot, use_gpu, gpus_per_slot):
+            raise ValueError("; ".join(wrong).replace("_per_worker", "_per_slot"))
+        self.settings = replace(settings, discovery=None) if override_discovery else settings
+        self._env = dict(env_vars or {})
+        self._adapter = ElasticAdapter(self.settings, worker_resources(cpus_per_slot, use_gpu, gpus_per_slot))
+
+    @classmethod
+    def create_settings(
+        cls,
+        min_num_proc: int = 1,
+        max_num_proc: int | None = None,
+        reset_limit: int | None = None,
+        elastic_timeout: float = 600,
+        timeout_s: float = 30,
+        ssh_identity_file: str | None = None,
+        nics: Any = None,
+        min_np: int | None = None,
+        max_np: int | None = None,
+        **further: Any,
+    ) -> ElasticSettings:
+        """The settings of an executor.
+
+        Args:
+            min_num_proc: with fewer workers the job waits. ``min_np`` is its old name.
+            max_num_proc: more are not used; None for as many as there is room for. ``max_np`` is its old name.
+            reset_limit: how often the workers may change; None for no bound.
+            elastic_timeout: seconds to wait for ``min_num_proc`` workers.
+            timeout_s: accepted for Horovod's sake: how long workers may take is ``elastic_timeout``'s to say.
+            ssh_identity_file: accepted for Horovod's sake: Ray starts the workers.
+            nics: network interface for the workers' data.
+            further: other fields of :class:`~hvd_cluster.ray.settings.ElasticSettings`, such as ``verbose``,
+                ``cooldown_range`` or ``discovery``.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        fields = ElasticSettings.__dataclass_fields__
+        refuse_unknown(
+            "ElasticRayExecutor.create_settings", {n: v for n, v in further.items() if n not in fields}, fields
+        )
+        return ElasticSettings(
+            min_num_proc=min_num_proc if min_np is None else min_np,
+            max_num_proc=max_num_proc if max_np is None else max_np,
+            reset_limit=reset_limit,
+            elastic_timeout=elastic_timeout,
+            timeout_s=timeout_s,
+            ssh_identity_file=ssh_identity_file,
+            nics=nics,
+            **further,
+        )
+
+    def start(self) -> None:
+        """Connect to Ray, and check the settings.
+
+        Raises:
+            ValueError: they cannot be used.
+            LaunchError: there is no way into the Ray cluster.
+        """
+        self._adapter.start(extra_env_vars=self._env)
+
+    def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
+        """``worker_fn()`` on every worker; it trains inside a function decorated with ``hvd.elastic.run``.
+
+        Args:
+            worker_fn: what every worker calls, also one that joins later.
+            callbacks: each is called here with every dict that a worker gives to ``ray_logger.log``.
+
+        Returns:
+            What it returned in the workers that finished, by their last rank.
+
+        Raises:
+            WorkerFailedError: all workers that held the state were lost, or the function raised; the text begins with
+                the user's own traceback.
+            LaunchError: too few workers for too long, or too many resets.
+        """
+        return self._adapter.run(worker_fn, callbacks=callbacks)

@@ -1,0 +1,135 @@
+"""The hosts of an elastic job on Ray: its nodes, or the GPUs of its nodes. Ray starts the workers there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hvd_cluster.launch.fleet import Fleet
+from hvd_cluster.launch.group import Worker
+from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.placement import Placement
+from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.task import Task
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.actor import ActorWorker, Ears, OnLog, Order
+from hvd_cluster.ray.discovery import node_of
+from hvd_cluster.ray.fixed import shared
+from hvd_cluster.ray.messages import Greeting
+from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.session import load_ray
+from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology, join_address
+
+
+@dataclass
+class _Place:
+    """What the fleet knows of one host."""
+
+    node: nodes.Node
+    #: Where Ray is to put its workers.
+    options: Mapping[str, Any]
+    #: For torch.distributed's own rendezvous; 0 before a worker has greeted from there.
+    master_port: int = 0
+
+
+class NodeFleet(Fleet):
+    """A fleet of Ray nodes.
+
+    Args:
+        secret: the job's secret.
+        resources: what a worker takes.
+        order: what every worker does.
+        on_log: gets what workers give to ``ray_logger.log``.
+    """
+
+    def __init__(self, secret: bytes, resources: WorkerResources, order: Order, on_log: OnLog) -> None:
+        super().__init__(secret)
+        self._resources = resources
+        self._order = shared(order)
+        self._on_log = on_log
+        self._places: dict[str, _Place] = {}
+        self._started: list[tuple[str, ActorWorker]] = []
+
+    def open(self, *, others: bool) -> None:
+        """Start the rendezvous for all nodes."""
+        if self._server is None:
+            self._server = self._stack.enter_context(KeyValueServer(self.secret, "0.0.0.0"))
+
+    def add(self, host: Host) -> str:
+        """Take in a node, by its id, its address or its name."""
+        if host.name in self._places:
+            return ""
+        name = node_of(host.name)
+        found = [node for node in nodes.living() if name in (node.node_id, node.address, node.hostname)]
+        if not found:
+            return "Ray has no such node"
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if len(found) == 1:
+            options: dict[str, Any] = {
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(found[0].node_id, soft=False)
+            }
+        else:  # one machine that several nodes call theirs
+            options = {"resources": {f"node:{found[0].address}": 0.001}}
+        self._places[host.name] = _Place(found[0], options)
+        return ""
+
+    def probe(self) -> dict[str, str]:
+        """Ray's nodes reach each other at the addresses that Ray knows."""
+        return {}
+
+    def host_key(self, name: str) -> str:
+        return name if self._resources.gpus else self._places[name].node.node_id
+
+    def interface(self, name: str) -> str:
+        return ""
+
+    def rendezvous(self, name: str) -> str:
+        return join_address(nodes.own_address(), self.server.port)
+
+    def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
+        chief = self._places[first]
+        place = placement.topology(
+            rendezvous=self.rendezvous(name),
+            secret=self.secret,
+            master=join_address(chief.node.address, chief.master_port),
+            job_id=job_id,
+            generation=generation,
+        )
+        return replace(place, host=self._places[name].node.address)
+
+    def num_workers(self, node_id: str) -> int:
+        """How many workers of the job live on a node."""
+        self._started = [(host, worker) for host, worker in self._started if worker.outcome is None]
+        return sum(self._places[host].node.node_id == node_id for host, _ in self._started)
+
+    def start(
+        self,
+        name: str,
+        task: Task,
+        topology: Topology,
+        env: Mapping[str, str | None],
+        on_change: Callable[[], None],
+        *,
+        on_line: OnLine,
+        on_event: OnEvent = ignore_event,
+    ) -> Worker:
+        """Have Ray start an actor on the host ``name``; it is a worker when it has greeted."""
+        place = self._places[name]
+        topology = replace(topology, host=place.node.address)
+
+        def settle(greeting: Greeting) -> Settlement:
+            place.master_port = greeting.master_port
+            return Settlement(topology, {**task.env, **env}, bool(task.as_horovod))
+
+        actor_class = load_ray().remote(BaseHorovodWorker)
+        wants = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
+        handle = actor_class.options(**wants, **place.options).remote(topology.rank, topology.size)
+        ears = Ears(on_line, on_event, self._on_log)
+        worker = ActorWorker(handle, handle.greet.remote(), topology.rank, settle, ears, on_change, self._order)
+        self._started.append((name, worker))
+        return worker
