@@ -104,7 +104,10 @@ def run(
     call = pack(fn, args, kwargs)
     session = active(spark)
     check_profile(session, resource_profile)
-    num_tasks = preflight.infer_num_tasks(session) if num_proc is None else num_proc // workers_per_task
+    if num_proc is None:
+        num_tasks = preflight.infer_num_tasks(session, workers_per_task)
+    else:
+        num_tasks = num_proc // workers_per_task
     logger.info("the call is %.1f kB when pickled", len(call) / 1000)
     began_s = time.monotonic()
     preflight.wait_for_slots(session, num_tasks, start_timeout_s, resource_profile)

@@ -23,7 +23,7 @@ _LOOK_S = 0.5
 _PATIENCE_S = 3.0
 
 
-def infer_num_tasks(session: Session) -> int:
+def infer_num_tasks(session: Session, workers_per_task: int = 1) -> int:
     """The number of tasks that the session runs at once, also while its executors are still coming up."""
     present = session.slots()
     if present.most is not None and session.conf("spark.default.parallelism") is None:
@@ -31,7 +31,8 @@ def infer_num_tasks(session: Session) -> int:
     else:
         parallelism = session.default_parallelism()
         num_tasks = min(parallelism, present.most or present.total or parallelism)
-    logger.info("Running %d processes (inferred from spark.default.parallelism)...", num_tasks)
+    num_proc = num_tasks * workers_per_task
+    logger.info("Running %d processes (inferred from spark.default.parallelism)...", num_proc)
     return num_tasks
 
 

@@ -24,15 +24,15 @@ def peers() -> Iterator[list[Peers]]:
         for client, address in clients:
             stack.enter_context(contextlib.closing(client))
             assert address == "127.0.0.1"
-        yield [Peers(client, rank, 3) for rank, (client, _) in enumerate(clients)]
+        yield [Peers(client, 3) for client, _ in clients]
 
 
 def test_a_worker_may_go_on_until_another_one_has_failed(peers: list[Peers]) -> None:
     assert peers[0].deadline_s() == math.inf
-    peers[1].announce_end(ok=True)
+    peers[1].announce_end(1, ok=True)
     time.sleep(0.6)
     assert peers[0].deadline_s() == math.inf
-    peers[2].announce_end(ok=False)
+    peers[2].announce_end(2, ok=False)
     time.sleep(0.6)
     left_s = peers[0].deadline_s() - time.monotonic()
     assert FAILURE_GRACE_S - 1 < left_s <= FAILURE_GRACE_S
@@ -44,11 +44,11 @@ def test_the_store_is_kept_until_all_have_ended(peers: list[Peers]) -> None:
     def give_up() -> bool:
         asked.append(1)
         if len(asked) == 2:
-            peers[2].announce_end(ok=False)
+            peers[2].announce_end(2, ok=False)
         return len(asked) > 5
 
-    peers[0].announce_end(ok=True)
-    peers[1].announce_end(ok=True)
+    peers[0].announce_end(0, ok=True)
+    peers[1].announce_end(1, ok=True)
     peers[0].wait_for_ends(give_up)
     assert len(asked) == 2
 

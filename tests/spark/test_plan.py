@@ -26,7 +26,16 @@ def test_an_outcome_comes_back_only_with_the_jobs_secret() -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    plan = Plan(size=1, job_id="j", secret=b"\x07" * 32, driver_addresses=(), env={}, executable=None, versions=DRIVER)
+    plan = Plan(
+        workers_per_task=1,
+        job_id="j",
+        secret=b"\x07" * 32,
+        driver_addresses=(),
+        env={},
+        executable=None,
+        as_horovod=False,
+        versions=DRIVER,
+    )
     assert "x07" not in repr(plan)
     assert "secret" not in repr(plan)
 

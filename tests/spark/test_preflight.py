@@ -27,7 +27,7 @@ class Growing(Session):
     def conf(self, name: str) -> str | None:
         return self._settings.get(name)
 
-    def slots(self) -> Slots:
+    def slots(self, profile: Any = None) -> Slots:
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
 
     def default_parallelism(self) -> int:
@@ -93,5 +93,5 @@ def test_the_number_of_workers_is_inferred_and_logged(
 ) -> None:
     session = Growing(slots, parallelism=8, settings={"spark.default.parallelism": setting})
     with caplog.at_level(logging.INFO, "hvd_cluster"):
-        assert preflight.infer_num_proc(session) == expected
+        assert preflight.infer_num_tasks(session) == expected
     assert f"Running {expected} processes (inferred from spark.default.parallelism)..." in caplog.text

@@ -9,7 +9,7 @@ from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.spark.messages import Ended, Lost, Message, Placed, Seated
 from hvd_cluster.spark.progress import Progress, short_reason
 
-STARTED = [Seated(0, "a"), Seated(1, "b"), Placed(0, 0, "10.0.0.1"), Placed(1, 1, "10.0.0.2")]
+STARTED = [Seated(0, "a"), Seated(1, "b"), Placed(0, (0,), "10.0.0.1"), Placed(1, (1,), "10.0.0.2")]
 
 
 def _after(*messages: Message) -> Progress:
@@ -24,7 +24,7 @@ def test_a_job_has_started_when_all_tasks_run() -> None:
     assert not _after(Seated(0, "a")).started
     assert _after(Seated(0, "a"), Seated(1, "b")).started
     # One that has a rank has heard of all the others, though not all of them can reach the driver.
-    assert _after(Placed(0, 0, "a")).started
+    assert _after(Placed(0, (0,), "a")).started
 
 
 def test_the_first_lost_task_is_blamed_with_its_rank_and_host() -> None:
@@ -38,6 +38,13 @@ def test_the_first_lost_task_is_blamed_with_its_rank_and_host() -> None:
 
 def test_a_task_that_ended_properly_is_not_lost() -> None:
     assert _after(*STARTED, Ended(Outcome(1, "b", value=b"")), Lost(1)).lost == []
+
+
+def test_of_several_workers_of_a_lost_task_one_that_still_ran_is_blamed() -> None:
+    started = [Seated(0, "a"), Placed(0, (0, 1), "10.0.0.1")]
+    ended = Ended(Outcome(0, "a", value=b""))
+    assert _after(*started, ended, Lost(0)).failure("crashed").args[0].startswith("Rank 1 on host a was lost")
+    assert _after(*started, ended, Ended(Outcome(1, "a", value=b"")), Lost(0)).lost == []
 
 
 def test_what_a_worker_raised_beats_the_loss_of_its_task() -> None:

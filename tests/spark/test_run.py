@@ -14,6 +14,7 @@ import pytest
 
 import hvd_cluster.spark
 from hvd_cluster.errors import LaunchError, NotEnoughSlotsError, StartTimeoutError, WorkerFailedError
+from hvd_cluster.spark.devices import get_available_devices
 
 pytestmark = pytest.mark.spark
 
@@ -304,5 +305,51 @@ def test_each_worker_of_a_node_owns_another_of_the_gpus_that_the_scheduler_assig
     assert sorted(own) == sorted(FAKE_GPUS)
     assert results[0][0] == results[1][0]
     assert [local_size for _, _, local_size in results] == ["2", "2"]
+    assert sorted(hvd_cluster.spark.run(get_available_devices, num_proc=2)) == [[gpu] for gpu in sorted(FAKE_GPUS)]
     # Seat by seat: one worker alone sees the one GPU that its task was given.
     assert hvd_cluster.spark.run(devices, num_proc=1)[0][0] in FAKE_GPUS
+
+
+@pytest.mark.spark("standalone")
+def test_a_task_with_all_gpus_of_its_node_runs_a_worker_for_each(spark: Any) -> None:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+    from spark_sessions import FAKE_GPUS
+
+    def devices() -> list[str]:
+        names = ["CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_SIZE"]
+        return [*(os.environ[name] for name in names), *get_available_devices()]
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1).resource("gpu", 2)).build
+    results = hvd_cluster.spark.run(devices, num_proc=2, workers_per_task=2, resource_profile=profile)
+    assert results == [[",".join(FAKE_GPUS), str(rank), "2", "2", FAKE_GPUS[rank]] for rank in range(2)]
+    with pytest.raises(LaunchError, match="workers_per_task=4, but Spark has assigned 2 GPUs to a task"):
+        hvd_cluster.spark.run(devices, num_proc=4, workers_per_task=4, resource_profile=profile)
+
+
+@pytest.mark.spark("local-cluster", "connect")
+def test_several_workers_of_a_task_are_ranks_like_others(spark: Any) -> None:
+    def sums() -> tuple[float, list[str]]:
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+        return total, [os.environ[name] for name in ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")]
+
+    results = hvd_cluster.spark.run(sums, num_proc=4, workers_per_task=2)
+    assert results == [(10.0, [str(rank), str(rank), "4"]) for rank in range(4)]
+
+
+@pytest.mark.spark("local-cluster", "connect")
+def test_a_failure_ends_the_other_workers_of_its_task_too(spark: Any) -> None:
+    def fail() -> None:
+        if os.environ["HOROVOD_RANK"] == "1":
+            raise ValueError("one of two")
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(WorkerFailedError, match="ValueError: one of two") as raised:
+        hvd_cluster.spark.run(fail, num_proc=2, workers_per_task=2)
+    assert raised.value.rank == 1
+    assert time.monotonic() - began < 30

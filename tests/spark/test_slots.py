@@ -40,6 +40,24 @@ def test_dynamic_allocation_is_refused_because_spark_would() -> None:
     assert not isinstance(raised.value, NotEnoughSlotsError)
 
 
+def test_jobs_that_are_no_barrier_stages_may_have_dynamic_allocation() -> None:
+    slots.check(8, Slots(total=6, dynamic_allocation=True), barrier=False)
+    with pytest.raises(NotEnoughSlotsError, match="at most 6"):
+        slots.check(8, Slots(total=6, most=6), barrier=False)
+
+
+def test_a_cluster_that_scales_itself_says_so() -> None:
+    tags = "spark.databricks.clusterUsageTags."
+    conf = {
+        "spark.master": "spark://10.0.0.1:7077",
+        f"{tags}clusterScalingType": "autoscaling",
+        f"{tags}clusterMinWorkers": "2",
+        f"{tags}clusterMaxWorkers": "8",
+    }
+    assert "the cluster scales itself (2 to 8 nodes)" in slots.of_settings(conf.get).describe(4)
+    assert "scales" not in slots.of_settings({**conf, f"{tags}clusterScalingType": "fixed_size"}.get).describe(4)
+
+
 @pytest.mark.parametrize(
     ("master", "cpus_per_task", "expected"),
     [

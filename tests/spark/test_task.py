@@ -21,7 +21,9 @@ from hvd_cluster.spark.plan import Versions
 
 def test_the_task_can_be_unpickled_where_this_package_is_missing(tmp_path: Path) -> None:
     cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="pyspark is not installed")
-    function = task.task_for(asdict(Versions.here()), pickle.dumps(None), b"call")
+    function = task.task_for(
+        "hvd_cluster.spark.barrier", (asdict(Versions.here()), pickle.dumps(None), b"call"), barrier=True
+    )
     (tmp_path / "task").write_bytes(cloudpickle.dumps(function))
     code = (
         "import pickle, sys; sys.modules['hvd_cluster'] = None; "

@@ -115,7 +115,7 @@ def run_disturbed(
     def watch() -> None:
         try:
             harm(watcher)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the test
             watcher.failure = error
         finally:
             watcher.hurry()
