@@ -88,12 +88,8 @@ class Checkpoint:
         Raises:
             DataError: it differs; the text says in what.
         """
-        differences = self.trained_on.differences(now) if self.trained_on is not None else []
-        if differences:
-            raise DataError(
-                f"run_id={run_id!r} has a checkpoint of a fit on other data ({'; '.join(differences)}): choose another "
-                "run_id, or none, to train anew"
-            )
+        if self.trained_on is not None:
+            self.trained_on.require(run_id, now)
 
     def restore(
         self,

@@ -167,7 +167,7 @@ class DataModuleReaders(Readers):
         for _ in range(self.train_steps - done):
             yield self._as_batch(self._next())
 
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
         batches = self._module.val_data()
         if batches is not None:
             for batch in itertools.islice(iter(batches), self._val_steps):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.schema import Column
+from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import Inputs
@@ -50,6 +51,18 @@ class Fingerprint:
         if self.rows != now.rows:
             found.append(f"the data had {self.rows} rows and has {now.rows}")
         return found
+
+    def require(self, run_id: str, now: Fingerprint) -> None:
+        """Check that a fit goes on with the data that the run ``run_id`` began with, which is this.
+
+        Raises:
+            DataError: it differs; the text says in what.
+        """
+        if differences := self.differences(now):
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of a fit on other data ({'; '.join(differences)}): choose another "
+                "run_id, or none, to train anew"
+            )
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, which JSON gives back as it was."""

@@ -45,8 +45,12 @@ class Readers(ABC):
         """The ``train_steps`` batches of an epoch but for the first ``done``."""
 
     @abstractmethod
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """Batches of the validation rows, without those that have no row on this rank."""
+    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+        """Batches of the validation rows, without those that have no row on this rank.
+
+        Args:
+            even: as many on every rank; a rank without a row sees one a second time.
+        """
 
 
 class ParquetReaders(Readers):
@@ -112,10 +116,24 @@ class ParquetReaders(Readers):
             yield from itertools.islice(self._pass(self._train, through, offset), taken)
             at += taken
 
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        if self._validation is not None:
-            batches = itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch)
-            yield from (batch for batch in batches if len(next(iter(batch.values()))))
+    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+        if self._validation is None:
+            return
+        seen: dict[str, Tensor] | None = None
+        for batch in itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch):
+            if len(next(iter(batch.values()))):
+                seen = batch
+                yield batch
+            elif even:
+                some = seen if seen is not None else next(self._validation_of_one().epoch(0))
+                yield {name: column[:1] for name, column in some.items()}
+
+    def _validation_of_one(self) -> ParquetReader:
+        """The validation rows as a rank alone reads them: there are fewer rows than ranks."""
+        assert self._spec.dataset.validation is not None
+        return self._reader(
+            self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
+        )
 
     def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
         """One pass over the rows from its ``start``-th batch on, in this process or in one beside it."""

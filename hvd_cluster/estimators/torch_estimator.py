@@ -13,18 +13,17 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.checkpoint import Checkpoint
-from hvd_cluster.estimators.estimator import DistributedEstimator, as_group, wrong_counts
+from hvd_cluster.estimators.module_estimator import ModuleEstimator, as_tuples
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
 from hvd_cluster.estimators.probe import probe
 from hvd_cluster.estimators.run_files import RunFiles
-from hvd_cluster.estimators.spec import MakeObjective, TrainResult, TrainSpec
-from hvd_cluster.estimators.torch_model import TorchModel
+from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.train import train
 
 
 @with_params(ESTIMATOR_ROWS, TORCH_ROWS)
-class TorchEstimator(DistributedEstimator):
+class TorchEstimator(ModuleEstimator):
     """Trains a PyTorch model on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
 
     ``fit(data)`` takes a Spark DataFrame (classic or Connect), and then the workers run on the Spark cluster; or a
@@ -54,50 +53,21 @@ class TorchEstimator(DistributedEstimator):
         wrong = []
         if not isinstance(value("model"), torch.nn.Module):
             wrong.append("Model parameter is required: give a torch.nn.Module")
-        if not isinstance(value("optimizer"), torch.optim.Optimizer):
-            wrong.append("optimizer is required: give a torch.optim.Optimizer over model.parameters()")
-        elif isinstance(value("optimizer"), torch.optim.LBFGS):
-            wrong.append(
-                "optimizer: LBFGS needs a closure in each step, which distributed training has not; use another"
-            )
-        elif isinstance(value("model"), torch.nn.Module):
-            try:
-                OptimizerState.of(value("optimizer"), value("model"))
-            except ValueError as error:
-                wrong.append(str(error))
-        if value("loss") is not None and value("loss_constructors") is not None:
-            wrong.append("only one of loss_constructors and loss parameters can be specified.")
-        if value("loss") is None and value("loss_constructors") is None:
-            wrong.append("loss is required: give fn(output, label) -> scalar tensor")
-        labels = value("label_cols") or []
-        if value("class_weights") is not None and len(labels) > 1:
+        wrong += self._objective_mistakes()
+        if value("class_weights") is not None and len(value("label_cols") or []) > 1:
             wrong.append("class_weights needs a single label column: use sample_weight_col with several")
         if not all(callable(callback) for callback in value("callbacks") or []):
             wrong.append("callbacks: must be a list of functions (record, model)")
-        for_labels = {name: value(name) for name in ("loss", "loss_constructors", "loss_weights", "label_shapes")}
-        for_labels.update({f"metrics[{index}]": group for index, group in enumerate(value("metrics") or [])})
-        wrong += wrong_counts(for_labels, len(labels), "label columns") if labels else []
-        if value("feature_cols"):
-            wrong += wrong_counts(
-                {"input_shapes": value("input_shapes")}, len(value("feature_cols")), "feature columns"
-            )
+        wrong += self._count_mistakes()
         return wrong
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
         value = self._value
-        labels = tuple(value("label_cols"))
-        make = value("loss_constructors")
-        make_objective = MakeObjective(
-            losses=as_group(make if make is not None else value("loss"), len(labels)),
-            constructed=make is not None,
-            loss_weights=tuple(value("loss_weights") or [1 / len(labels)] * len(labels)),
-            label_shapes=_tuples(value("label_shapes")),
-        )
-        metrics = tuple(as_group(group, len(labels)) for group in value("metrics") or [])
+        objective, metrics = self._objective(), self._metric_groups()
         findings = probe(
             value("model"),
-            dataclasses.replace(self._inputs(dataset), input_shapes=_tuples(value("input_shapes"))),
-            make_objective,
+            dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(value("input_shapes"))),
+            objective,
             metrics,
             self._first_rows(dataset, seed),
             dataset.schema,
@@ -113,7 +83,7 @@ class TorchEstimator(DistributedEstimator):
             optimizer=OptimizerState.of(value("optimizer"), value("model")),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
-            objective=make_objective,
+            objective=objective,
             metrics=metrics,
             **self._fit_fields(dataset, store, run_id, seed),
             **{name: value(name) for name in same},
@@ -140,26 +110,3 @@ class TorchEstimator(DistributedEstimator):
             model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
         )
         return self.get_model_class()(**arguments)
-
-    def get_model_class(self) -> type[Any]:
-        return TorchModel
-
-    def _get_model_kwargs(
-        self,
-        model: torch.nn.Module,
-        history: list[dict[str, Any]],
-        optimizer: Any,
-        run_id: str,
-        metadata: dict[str, Any],
-    ) -> dict[str, Any]:
-        return {
-            **super()._get_model_kwargs(model, history, optimizer, run_id, metadata),
-            "optimizer": optimizer,
-            "input_shapes": self._value("input_shapes"),
-            "loss": self._value("loss"),
-            "loss_constructors": self._value("loss_constructors"),
-        }
-
-
-def _tuples(shapes: list[list[int]] | None) -> tuple[tuple[int, ...], ...] | None:
-    return None if shapes is None else tuple(tuple(shape) for shape in shapes)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import logging
-import multiprocessing
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from hvd_cluster.estimators.scalars import scalar_log
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.steps import Steps
 from hvd_cluster.estimators.worker import Worker
+from hvd_cluster.estimators.world import entered
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +39,8 @@ def train(spec: TrainSpec) -> TrainResult:
         DataError: the run's checkpoint is of another model or of other data, or it cannot be written.
         HorovodInternalError: another worker has died.
     """
-    import hvd_cluster.torch as hvd
-
-    if spec.mp_start_method is not None:
-        multiprocessing.set_start_method(spec.mp_start_method, force=True)
-    mine = not hvd.is_initialized()
-    hvd.init()
-    try:
+    with entered(spec) as hvd:
         return _train(spec, hvd)
-    finally:
-        if mine:
-            hvd.shutdown()
 
 
 def _train(spec: TrainSpec, hvd: Any) -> TrainResult:

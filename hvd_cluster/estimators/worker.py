@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from hvd_cluster.estimators.readers import Readers
 from hvd_cluster.estimators.reports import Reports
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.steps import Steps
+from hvd_cluster.estimators.watch import Watch
 
 #: Called after each step with the number of steps that the epoch has made, and its means so far.
 AfterStep = Callable[[int, Means], None]
@@ -45,7 +45,7 @@ class Worker:
             after_step: called after each step.
         """
         steps = self.readers.train_steps
-        watch = _Watch()
+        watch = Watch()
         means = self._means()
         if sums is not None:
             means.take_up(sums)
@@ -108,7 +108,7 @@ class Worker:
                 for metric, (output, label) in zip(group, pairs, strict=True)
             ]
 
-    def _report(self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], watch: _Watch) -> None:
+    def _report(self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], watch: Watch) -> None:
         names = [name for group in self._metric_names() for name in group]
         self.reports.step(
             epoch=epoch,
@@ -120,34 +120,3 @@ class Worker:
             samples_per_s=watch.rows_per_s * self.hvd.size(),
             data_wait_share=watch.wait_share,
         )
-
-
-class _Watch:
-    """Times an epoch, and the part of it that was spent waiting for batches."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._start = time.perf_counter()
-        self._waited_s = 0.0
-
-    def timed(self, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
-        iterator = iter(batches)
-        while True:
-            asked = time.perf_counter()
-            batch = next(iterator, None)
-            self._waited_s += time.perf_counter() - asked
-            if batch is None:
-                return
-            yield batch
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-    @property
-    def rows_per_s(self) -> float:
-        return self.rows / max(self.seconds, 1e-9)
-
-    @property
-    def wait_share(self) -> float:
-        return self._waited_s / max(self.seconds, 1e-9)
