@@ -41,6 +41,11 @@ def _difference(ours: Signature, theirs: Signature) -> str:
             f"Mismatched {ours.kind.name} root ranks: One rank specified root rank {ours.root}, "
             f"but another rank specified root rank {theirs.root}."
         )
+    if ours.wire != theirs.wire:
+        return (
+            f"Mismatched compression: One rank sends {ours.wire or 'tensors as they are'}, "
+            f"but another rank sends {theirs.wire or 'tensors as they are'}."
+        )
     if ours.ranks != theirs.ranks:
         return (
             f"Mismatched process sets: One rank named the ranks {list(ours.ranks)}, "

@@ -57,7 +57,7 @@ def _family(process_set_id: int, signature: Signature) -> tuple[object, ...] | N
     if signature.kind == Kind.ALLREDUCE:
         dtypes = {tensor.dtype for tensor in signature.tensors}
         if len(dtypes) == 1 and len(devices) == 1:
-            factors = (signature.op, signature.prescale, signature.postscale)
+            factors = (signature.op, signature.prescale, signature.postscale, signature.wire)
             return (signature.kind, process_set_id, *dtypes, *devices, *factors)
     if signature.kind == Kind.BROADCAST and len(devices) == 1:
         return (signature.kind, process_set_id, *devices, signature.root)

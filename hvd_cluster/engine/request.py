@@ -93,6 +93,12 @@ class Signature(NamedTuple):
     postscale: float = 1.0
     #: The ranks of a process set to add or remove.
     ranks: tuple[int, ...] = ()
+    #: torch's name of the element type in which floating-point tensors travel and are added; "" for their own.
+    wire: str = ""
+
+    def wire_dtype(self, own: torch.dtype) -> torch.dtype:
+        """The element type in which tensors of type ``own`` travel."""
+        return element_dtype(self.wire) if self.wire and own.is_floating_point else own
 
     @property
     def num_bytes(self) -> int:

@@ -10,6 +10,8 @@ import torch
 class Compressor:
     """How to make a tensor smaller, and back. Subclass it for a compression of your own."""
 
+    wire_dtype: torch.dtype | None = None
+
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The tensor to send, and whatever :meth:`decompress` needs to undo this."""
@@ -57,6 +59,11 @@ class BF16Compressor(_CastCompressor):
     """Sends floating-point tensors as bfloat16, which keeps float32's range."""
 
     wire_dtype = torch.bfloat16
+
+
+def wire_of(compression: type[Compressor]) -> torch.dtype | None:
+    """The element type that the engine can convert to on the way, if that is all that ``compression`` does."""
+    return compression.wire_dtype if compression in (FP16Compressor, BF16Compressor) else None
 
 
 class Compression:

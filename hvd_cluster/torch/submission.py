@@ -12,7 +12,17 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import OPEN_KINDS, REDUCED_DTYPES, Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.engine.request import (
+    OPEN_KINDS,
+    REDUCED_DTYPES,
+    Handle,
+    Kind,
+    ReduceOp,
+    Request,
+    Signature,
+    describe,
+    dtype_name,
+)
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 _handles: dict[int, Handle] = {}
@@ -33,6 +43,7 @@ def submit(
     root: int = -1,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    wire: torch.dtype | None = None,
     splits: tuple[int, ...] = (),
     finish: Callable[[list[torch.Tensor]], Any],
     is_waited_for: bool = False,
@@ -50,6 +61,7 @@ def submit(
         root: the global rank that a broadcast starts from.
         prescale: factor before the reduction.
         postscale: factor after it.
+        wire: element type in which floating-point tensors travel and are added; allreduce only.
         splits: rows for each rank; alltoall only.
         finish: makes the value of the handle out of the results.
         is_waited_for: the caller waits for the handle next, so nobody else need see to it.
@@ -69,7 +81,7 @@ def submit(
         raise ValueError("the tensors of a group have to be on one device, and are on several")
     is_open = kind in OPEN_KINDS
     metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
-    signature = Signature(kind, metas, op, root, float(prescale), float(postscale))
+    signature = Signature(kind, metas, op, root, float(prescale), float(postscale), wire=_name(wire))
     prefix = _PREFIXES[kind]
     number = engine.next_number(set_id, prefix) if name is None else -1
     handle = Handle(engine.drive)
@@ -162,6 +174,10 @@ def running_engine() -> Engine:
         return basics.engine()
     except NotInitializedError as error:
         raise HorovodInternalError(str(error)) from None
+
+
+def _name(wire: torch.dtype | None) -> str:
+    return "" if wire is None else dtype_name(wire)
 
 
 def _process_set_id(process_set: ProcessSet) -> int:

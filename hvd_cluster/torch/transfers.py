@@ -14,7 +14,7 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
-from hvd_cluster.torch.compression import Compressor
+from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import submit, synchronize
 
 
@@ -41,6 +41,8 @@ class _Sent:
     parameters: Sequence[torch.Tensor]
     #: What was sent for each parameter; None for a sparse gradient.
     parcels: list[wire.Parcel] | None
+    #: What was done to them.
+    compression: type[Compressor]
     #: False where the gradients were given up: the other ranks wait for the request, and nobody for its result.
     is_wanted: bool
 
@@ -69,7 +71,10 @@ class Transfers:
         """
         manner = self._manner
         gradients = [_dense(parameter) if is_wanted else torch.zeros_like(parameter) for parameter in parameters]
-        parcels = [wire.pack(gradient, manner.compression, gradients[0].device) for gradient in gradients]
+        # What is a conversion and no more is left to the engine: it converts while it copies.
+        wire_dtype = wire_of(manner.compression)
+        compression = manner.compression if wire_dtype is None else Compression.none
+        parcels = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
         handle = submit(
             Kind.ALLREDUCE,
             [parcel.tensor for parcel in parcels],
@@ -79,10 +84,11 @@ class Transfers:
             op=manner.op,
             prescale=1.0 / manner.predivide_factor,
             postscale=manner.predivide_factor,
+            wire=wire_dtype,
             finish=lambda _: None,
             labels=labels,
         )
-        self._sent.append(_Sent(partial(synchronize, handle), parameters, parcels, is_wanted))
+        self._sent.append(_Sent(partial(synchronize, handle), parameters, parcels, compression, is_wanted))
 
     def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
         """Gather the sparse gradient of a parameter; without one this rank has no entries."""
@@ -95,7 +101,13 @@ class Transfers:
         packed, context = wire.compress_sparse(gradient, manner.compression)
         wait = sparse_allreduce_async(packed, name, manner.op, manner.process_set)
         self._sent.append(
-            _Sent(lambda: wire.decompress_sparse(wait(), manner.compression, context), [parameter], None, is_wanted)
+            _Sent(
+                lambda: wire.decompress_sparse(wait(), manner.compression, context),
+                [parameter],
+                None,
+                manner.compression,
+                is_wanted,
+            )
         )
 
     def give_up(self) -> None:
@@ -131,7 +143,7 @@ class Transfers:
             sent.parameters[0].grad = result
             return
         for parameter, parcel in zip(sent.parameters, sent.parcels, strict=True):
-            gradient = wire.unpack(parcel, self._manner.compression)
+            gradient = wire.unpack(parcel, sent.compression)
             if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = gradient
             elif parameter.grad.data_ptr() != gradient.data_ptr():

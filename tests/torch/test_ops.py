@@ -127,6 +127,32 @@ def test_compression_restores_the_type(two: Any) -> None:
     assert two(fn) == [["torch.float64", [1.0, 1024.0], [1.0, 1024.0], [140000]]] * 2
 
 
+def test_compression_travels_in_the_narrow_type_and_gradients_do_too(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        # 1 + 2**-10 is not a bfloat16: it arrives as 1.
+        mine = torch.full((3,), 1 + 2.0**-10, requires_grad=True)
+        first, second = hvd.grouped_allreduce([mine, mine * 2], op=hvd.Sum, compression=hvd.Compression.bf16)
+        (first * (1 + 2.0**-10)).sum().backward()
+        kept = hvd.allreduce(torch.full((2,), 7), op=hvd.Sum, compression=hvd.Compression.bf16)
+        return [first.tolist(), second.tolist(), mine.grad.tolist(), kept.tolist()]
+
+    assert two(fn) == [[[2.0] * 3, [4.0] * 3, [2.0] * 3, [14, 14]]] * 2
+
+
+def test_ranks_that_compress_differently_are_told(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        compression = hvd.Compression.fp16 if hvd.rank() else hvd.Compression.none
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.allreduce(torch.ones(4), name="narrow", compression=compression)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0  # the engine goes on
+        return str(caught.value)
+
+    for text in two(fn):
+        assert "Mismatched compression" in text
+        assert "float16" in text
+        assert "allreduce.narrow" in text
+
+
 def test_average_is_deprecated_and_excludes_op(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         with pytest.raises(ValueError, match="The op parameter supersedes average"):

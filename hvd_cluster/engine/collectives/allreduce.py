@@ -34,13 +34,13 @@ class _Part:
         # What was submitted is contiguous, and what is made like it too.
         return reduction_dtype(self.dtype) == self.dtype and self.inputs[0].device.type == transport.device.type
 
-    def fits_in_place(self, transport: Transport) -> bool:
+    def fits_in_place(self, wire: torch.dtype, transport: Transport) -> bool:
         """True when the one output can serve as the transport's buffer."""
         return (
             len(self.outputs) == 1
             and self.outputs[0].is_contiguous()
             and self.outputs[0].device.type == transport.device.type
-            and reduction_dtype(self.dtype) == self.dtype
+            and reduction_dtype(wire) == self.dtype
         )
 
 
@@ -57,18 +57,24 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
         works: list[Work] = []
         since_s = time.monotonic()
         for part in parts:
-            if part.is_direct(transport) and transport.reduce_directly(
-                part.inputs,
-                part.outputs,
-                reduction_op(signature.op, part.dtype),
-                prescale=signature.prescale,
-                postscale=signature.postscale,
-                divisor=divisor,
-            ):
+            wire = signature.wire_dtype(part.dtype)
+            work = None
+            if part.is_direct(transport):
+                work = transport.reduce_directly(
+                    part.inputs,
+                    part.outputs,
+                    reduction_op(signature.op, part.dtype),
+                    wire=wire,
+                    prescale=signature.prescale,
+                    postscale=signature.postscale,
+                    divisor=divisor,
+                )
+            if work is not None:
+                works.append(work)
                 reduced.append([])
                 continue
             with recorder.phase(part.names, "MEMCPY_IN_FUSION_BUFFER"):
-                flat, pieces = _pack(part, transport, buffers, leases, signature.prescale)
+                flat, pieces = _pack(part, wire, transport, buffers, leases, signature.prescale)
             reduced.append(pieces)
             if flat.numel():
                 since_s = since_s if works else time.monotonic()
@@ -92,15 +98,16 @@ def reduce_at_once(requests: list[Request], transport: Transport) -> list[list[t
     part = _Part([tensor for request in requests for tensor in request.inputs], [t for ts in results for t in ts], [])
     if any(tensor.dtype != part.dtype for tensor in part.inputs) or not part.is_direct(transport):
         return None
-    is_reduced = transport.reduce_directly(
+    work = transport.reduce_directly(
         part.inputs,
         part.outputs,
         reduction_op(signature.op, part.dtype),
+        wire=signature.wire_dtype(part.dtype),
         prescale=signature.prescale,
         postscale=signature.postscale,
         divisor=transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1,
     )
-    return results if is_reduced else None
+    return None if work is None else results
 
 
 def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_Part]:
@@ -115,13 +122,22 @@ def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_
 
 
 def _pack(
-    part: _Part, transport: Transport, buffers: BufferPool, leases: ExitStack, prescale: float
+    part: _Part, wire: torch.dtype, transport: Transport, buffers: BufferPool, leases: ExitStack, prescale: float
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The flat buffer to reduce, and the place of each tensor in it, shaped like the tensor."""
-    if part.fits_in_place(transport):
+    """The flat buffer to reduce, and the place of each tensor in it, shaped like the tensor.
+
+    Args:
+        part: what to pack.
+        wire: the element type in which it travels.
+        transport: says where the buffer has to live.
+        buffers: where buffers come from.
+        leases: gives the buffer back.
+        prescale: multiplies every element.
+    """
+    if part.fits_in_place(wire, transport):
         copy_scaled(part.outputs[0], part.inputs[0], prescale)
         return part.outputs[0].view(-1), [part.outputs[0]]
-    dtype = reduction_dtype(part.dtype)
+    dtype = reduction_dtype(wire)
     slices, num_bytes = places(part.inputs, dtype.itemsize)
     buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
     # The gaps between tensors are reduced too, and must not hold what traps or slows arithmetic down.

@@ -12,26 +12,24 @@ from typing import ClassVar
 
 import torch
 
-from hvd_cluster.engine.buffers import as_bytes
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, full_chunks_of
+from hvd_cluster.engine.transports.exchange import NUM_BUFFERS, HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport
-from hvd_cluster.engine.transports.shm import ShmTransport
 from hvd_cluster.engine.transports.transport import Transport, Work
 
-#: The network works on a piece while the hosts reduce the next one.
-_PIECE_BYTES = 4 << 20
-#: Less goes through the flat ring: two more meetings within the host cost more than the link saves.
+#: Less goes through the flat ring: the meetings within the host cost more than the link saves.
 _LEAST_BYTES = 1 << 20
 #: How often a waiting leader looks whether the others still live.
 _CHECK_PERIOD_S = 0.05
 
 
 class HierarchicalTransport(Transport):
-    """Three transports as one, which it owns.
+    """Two transports and an exchange as one, which it owns.
 
     Args:
         flat: among all ranks of the process set.
-        within: among the ranks of this host, whose first one leads; None where this rank is alone on its host.
+        within: among the ranks of this host, whose first one leads.
         between: among the leaders; None on the others.
         check: called now and then while waiting; raises when the world is broken.
     """
@@ -43,7 +41,7 @@ class HierarchicalTransport(Transport):
     def __init__(
         self,
         flat: GlooTransport,
-        within: ShmTransport | None,
+        within: HostExchange,
         between: GlooTransport | None,
         check: Callable[[], None],
     ) -> None:
@@ -59,16 +57,26 @@ class HierarchicalTransport(Transport):
         return self._flat.reduces(dtype)
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
-        if buffer.nbytes < _LEAST_BYTES:
-            return self._flat.allreduce(buffer, op)
-        works: list[Work] = []
-        pieces = buffer.split(max(1, _PIECE_BYTES // buffer.element_size()))
-        for piece in pieces:
-            if self._within is not None:
-                self._within.allreduce(piece, op)
-            if self._between is not None:
-                works.append(self._between.allreduce(piece, op))
-        return _SpreadWithinHost(works, pieces, self._within, self._check)
+        wire = buffer.dtype
+        work = self.reduce_directly([buffer], [buffer], op, wire=wire, prescale=1.0, postscale=1.0, divisor=1)
+        return self._flat.allreduce(buffer, op) if work is None else work
+
+    def reduce_directly(
+        self,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        op: ReduceOp,
+        *,
+        wire: torch.dtype,
+        prescale: float,
+        postscale: float,
+        divisor: int,
+    ) -> Work | None:
+        if sum(tensor.numel() for tensor in inputs) * wire.itemsize < _LEAST_BYTES:
+            return None
+        how = Arithmetic.of(op, prescale, postscale, divisor).early(wire)
+        chunks = full_chunks_of(inputs, outputs, self._within.piece_bytes // wire.itemsize)
+        return _Relay(chunks, how, op, wire, self._within, self._between, self._check)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         return self._flat.allgather(output, buffer)
@@ -85,57 +93,90 @@ class HierarchicalTransport(Transport):
         return self._flat.barrier()
 
     def abort(self) -> None:
-        for transport in self._parts():
-            transport.abort()
+        if self._between is not None:
+            self._between.abort()
+        self._flat.abort()
 
     def close(self) -> None:
-        for transport in self._parts():
-            transport.close()
-
-    def _parts(self) -> list[Transport]:
-        parts = (self._between, self._within, self._flat)
-        return [part for part in parts if part is not None]
+        if self._between is not None:
+            self._between.close()
+        self._within.close()
+        self._flat.close()
 
 
-class _SpreadWithinHost(Work):
-    """The leader's result is on its way; as its pieces come, every rank of the host takes them.
+class _Relay(Work):
+    """One reduction: its pieces are gathered within the hosts, reduced between them, and copied out.
+
+    As many pieces as the exchange has buffers are under way when this returns; the rest follows in :meth:`result`.
 
     Args:
-        works: what is under way between the hosts, piece by piece; empty on a rank that does not lead.
-        pieces: where the result stands on the leader, and goes to on the others.
-        within: the ranks of this host.
+        chunks: the tensors, dealt into pieces; at least one.
+        how: what happens to the elements.
+        op: the reduction between the hosts.
+        wire: the element type in which they travel.
+        within: among the ranks of this host.
+        between: among the leaders; None on the others.
         check: called now and then while waiting; raises when the world is broken.
     """
 
     def __init__(
         self,
-        works: list[Work],
-        pieces: Sequence[torch.Tensor],
-        within: ShmTransport | None,
+        chunks: Sequence[Chunk],
+        how: Arithmetic,
+        op: ReduceOp,
+        wire: torch.dtype,
+        within: HostExchange,
+        between: GlooTransport | None,
         check: Callable[[], None],
     ) -> None:
-        self._works = works
-        self._pieces = pieces
+        self._chunks = chunks
+        self._how = how
+        self._op = op
+        self._wire = wire
         self._within = within
+        self._between = between
         self._check = check
-        self._arrived = [threading.Event() for _ in works]
+        #: What is under way between the hosts, in the order of the pieces, and whether it has arrived.
+        self._works: list[tuple[Work, threading.Event]] = []
+        for piece in range(min(NUM_BUFFERS, len(chunks))):
+            self._gather(piece)
 
     def on_done(self, callback: Callable[[], None]) -> None:
-        if not self._works:
+        if self._between is None:
             callback()  # a rank that does not lead waits for its leader in result()
-            return
-        # The last quarter may arrive while the host takes the rest.
-        due = self._works[len(self._works) * 3 // 4]
-        for work, arrived in zip(self._works, self._arrived, strict=True):
-            work.on_done(arrived.set)
-        due.on_done(callback)
+        else:
+            # The leader has work to do once the first piece is there; with few pieces, when most of them are.
+            self._works[-1 if len(self._works) == len(self._chunks) else 0][0].on_done(callback)
 
     def result(self) -> None:
-        for number, piece in enumerate(self._pieces):
-            if self._works:
+        for piece, chunk in enumerate(self._chunks):
+            if self._between is not None:
+                work, arrived = self._works[piece]
                 # Gloo's own wait would not notice the death of a rank that is no neighbour in its ring.
-                while not self._arrived[number].wait(_CHECK_PERIOD_S):
+                while not arrived.wait(_CHECK_PERIOD_S):
                     self._check()
-                self._works[number].result()
-            if self._within is not None:
-                self._within.broadcast_from_leader(as_bytes(piece))
+                work.result()
+                self._within.announce()
+            else:
+                self._within.await_news()
+            self._within.scatter(piece, chunk, self._how, self._wire)
+            if piece + NUM_BUFFERS < len(self._chunks):
+                self._gather(piece + NUM_BUFFERS)
+
+    def _gather(self, piece: int) -> None:
+        self._within.gather(piece, self._chunks[piece], self._how, self._wire, lambda: self._send_up_to(piece))
+        if self._within.num_ranks == 1:
+            self._send_up_to(piece + 1)
+        elif piece + 1 == len(self._chunks):
+            self._within.meet()
+            self._send_up_to(piece + 1)
+
+    def _send_up_to(self, piece: int) -> None:
+        """The leader sends the pieces before this one that are not on their way yet."""
+        if self._between is None:
+            return
+        for number in range(len(self._works), piece):
+            buffer = self._within.buffer(number, self._chunks[number].length, self._wire)
+            work, arrived = self._between.allreduce(buffer, self._op), threading.Event()
+            work.on_done(arrived.set)
+            self._works.append((work, arrived))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch.distributed import is_nccl_available
 
 from hvd_cluster.engine.host import Host, spares_cores
-from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
+from hvd_cluster.engine.shared_memory.segment import Closable, Group, Segment, share
 from hvd_cluster.engine.transports.alone import AloneTransport
+from hvd_cluster.engine.transports.exchange import HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.hierarchical import HierarchicalTransport
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
@@ -20,6 +22,8 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Closable)
 
 
 class TransportTable:
@@ -117,13 +121,11 @@ class TransportTable:
         is_wanted = self._settings.shared_memory and self._settings.hierarchical_allreduce
         if not is_wanted or len(hosts) == 1 or len(hosts) == len(ranks):
             return None
-        neighbours = tuple(hosts[world.host_keys[world.topology.rank]])
-        within = None if len(neighbours) == 1 else self._shm(client, process_set_id, neighbours)
+        within = self._exchange(client, process_set_id, tuple(hosts[world.host_keys[world.topology.rank]]))
         prefix = f"{world.prefix}hierarchical/{process_set_id}/"
-        is_sharing = within is not None or len(neighbours) == 1
-        client.set(f"{prefix}{world.topology.rank}", str(int(is_sharing)).encode())
+        client.set(f"{prefix}{world.topology.rank}", str(int(within is not None)).encode())
         told = client.get_many([f"{prefix}{rank}" for rank in ranks], 2 * self._settings.gloo_timeout_s)
-        if b"0" in told:
+        if within is None or b"0" in told:
             if within is not None:
                 within.close()
             return None
@@ -132,6 +134,21 @@ class TransportTable:
         if world.topology.rank in leaders:
             between = self._gloo(client, f"gloo/leaders/{process_set_id}/", leaders)
         return HierarchicalTransport(flat, within, between, self._check)
+
+    def _exchange(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> HostExchange | None:
+        """What ``ranks``, all on this host, put together before it goes to other hosts; None if they share nothing."""
+        timeout_s = self._settings.gloo_timeout_s
+        if len(ranks) == 1:
+            return HostExchange(None, index=0, num_ranks=1, check=self._check, timeout_s=timeout_s)
+
+        def build(segment: Segment) -> HostExchange:
+            exchange = HostExchange(
+                segment.memory, index=segment.index, num_ranks=len(ranks), check=self._check, timeout_s=timeout_s
+            )
+            segment.close()  # the exchange holds the memory, and nobody rings
+            return exchange
+
+        return self._shared(client, process_set_id, ranks, HostExchange.num_bytes(len(ranks)), build)
 
     def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> ShmTransport | None:
         """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""
@@ -151,11 +168,21 @@ class TransportTable:
             segment.close()  # the transport holds the memory, and nobody rings
             return transport
 
+        return self._shared(client, process_set_id, ranks, segment_bytes(len(ranks)), build)
+
+    def _shared(
+        self,
+        client: KeyValueClient,
+        process_set_id: int,
+        ranks: tuple[int, ...],
+        num_bytes: int,
+        build: Callable[[Segment], T],
+    ) -> T | None:
         # Hosts share at the same time, each under its leader's name.
+        world, timeout_s = self._world, self._settings.gloo_timeout_s
         prefix = f"{world.prefix}shm/{process_set_id}/{ranks[0]}/"
-        secret, timeout_s = world.topology.secret, self._settings.gloo_timeout_s
-        group = Group(client, prefix, secret, ranks, world.topology.rank, timeout_s)
-        return share(group, segment_bytes(len(ranks)), self._bell, build)
+        group = Group(client, prefix, world.topology.secret, ranks, world.topology.rank, timeout_s)
+        return share(group, num_bytes, self._bell, build)
 
     def _gloo(self, client: KeyValueClient, prefix: str, ranks: tuple[int, ...]) -> GlooTransport:
         world = self._world

@@ -15,16 +15,15 @@ from __future__ import annotations
 import math
 import mmap
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
-from hvd_cluster.engine.buffers import flat
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, chunks_of, scatter
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
 _PAGE_BYTES = 4096
@@ -47,14 +46,6 @@ _MOST_NARROWED = 1000
 #: How often a waiting rank looks whether the others still live.
 _CHECK_PERIOD_S = 0.05
 
-_REDUCE: dict[ReduceOp, Callable[..., Any]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.PRODUCT: torch.mul,
-}
-
-
 #: The slots of one turn: one for each rank, and one for results.
 Rows = tuple[torch.Tensor, ...]
 
@@ -62,45 +53,6 @@ Rows = tuple[torch.Tensor, ...]
 def segment_bytes(num_ranks: int) -> int:
     """How large a part of a segment :class:`ShmTransport` needs."""
     return _control_bytes(num_ranks) + _NUM_TURNS * (num_ranks + 1) * _slot_bytes(num_ranks)
-
-
-class _Chunk(NamedTuple):
-    """Runs of elements that pass through a slot together, one behind the other."""
-
-    sources: list[torch.Tensor]
-    targets: list[torch.Tensor]
-    length: int
-
-
-class _Arithmetic(NamedTuple):
-    """What happens to the elements on their way."""
-
-    reduce: Callable[..., Any]
-    prescale: float
-    postscale: float
-    divisor: int
-
-    def fill(self, slot: torch.Tensor, sources: list[torch.Tensor]) -> None:
-        """``slot = sources * prescale``."""
-        if self.prescale != 1.0 and slot.is_floating_point():
-            if len(sources) == 1:
-                torch.mul(sources[0], self.prescale, out=slot)
-            else:
-                torch.cat(sources, out=slot).mul_(self.prescale)
-        else:
-            if len(sources) == 1:
-                slot.copy_(sources[0])
-            else:
-                torch.cat(sources, out=slot)
-            if self.prescale != 1.0:
-                copy_scaled(slot, slot, self.prescale)
-
-    def finish(self, result: torch.Tensor) -> None:
-        """``result = result * postscale / divisor``."""
-        if self.divisor != 1 and self.postscale == 1.0 and _halves_exactly(result.dtype, self.divisor):
-            result.mul_(1.0 / self.divisor)
-        elif self.postscale != 1.0 or self.divisor != 1:
-            finish_scaled(result, result, self.postscale, self.divisor)
 
 
 class ShmTransport(Transport):
@@ -174,8 +126,7 @@ class ShmTransport(Transport):
         return True
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
-        self.reduce_directly([buffer], [buffer], op, prescale=1.0, postscale=1.0, divisor=1)
-        return Finished()
+        return self.reduce_directly([buffer], [buffer], op, wire=buffer.dtype, prescale=1.0, postscale=1.0, divisor=1)
 
     def reduce_directly(
         self,
@@ -183,32 +134,29 @@ class ShmTransport(Transport):
         outputs: list[torch.Tensor],
         op: ReduceOp,
         *,
+        wire: torch.dtype,
         prescale: float,
         postscale: float,
         divisor: int,
-    ) -> bool:
-        dtype = inputs[0].dtype
-        if self._arena is not None and prescale == 1.0 and self._may_stay(inputs, outputs):
+    ) -> Work:
+        offsets: list[int] = []
+        if self._arena is not None and prescale == 1.0 and wire == inputs[0].dtype and self._may_stay(inputs, outputs):
             offsets = [self._arena.offset_of(tensor) for tensor in inputs]
             offsets = [] if -1 in offsets else offsets
-        else:
-            offsets = []
-        plain = how = _Arithmetic(_REDUCE[op], prescale, postscale, divisor)
-        if divisor > 1 and _halves_exactly(dtype, divisor):
-            # The division joins the copy into the slot. Only a power of two gives the same bits as dividing the sum.
-            how = _Arithmetic(_REDUCE[op], prescale / divisor, postscale, 1)
-        chunks = _chunks(inputs, outputs, self._slot_bytes // dtype.itemsize)
+        plain = Arithmetic.of(op, prescale, postscale, divisor)
+        how = plain.early(wire)
+        chunks = chunks_of(inputs, outputs, self._slot_bytes // wire.itemsize)
         if not chunks:
-            return True
-        turns = self._rows_of(dtype)
+            return Finished()
+        turns = self._rows_of(wire)
         rows, everyones = self._begin(how, chunks, turns, offsets)
         if everyones:
-            self._reduce_where_they_are(plain, dtype, [tensor.numel() for tensor in inputs], everyones)
+            self._reduce_where_they_are(plain, wire, [tensor.numel() for tensor in inputs], everyones)
         elif self.num_ranks == 2:
             self._reduce_in_pairs(how, chunks, turns, rows)
         else:
             self._reduce_in_shares(how, chunks, turns, rows)
-        return True
+        return Finished()
 
     def _may_stay(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """The operation is in place, and its tensors are few enough to be announced, and worth a second meeting."""
@@ -219,7 +167,7 @@ class ShmTransport(Transport):
         )
 
     def _begin(
-        self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows], offsets: list[int]
+        self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], offsets: list[int]
     ) -> tuple[Rows, list[list[int]]]:
         """Meet, with the first chunk in its slot: its slots, and where every rank's tensors are if they can stay there.
 
@@ -242,7 +190,7 @@ class ShmTransport(Transport):
             self._meet()
         return rows, []
 
-    def _reduce_in_pairs(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows], rows: Rows) -> None:
+    def _reduce_in_pairs(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
         """Both ranks reduce all of every chunk: the operations commute exactly. The ranks have met over the first one.
 
         Chunk c fills the slot that chunk c - 3 or one before has used. This rank has then waited for the other's post
@@ -266,15 +214,15 @@ class ShmTransport(Transport):
             last, rows = chunk, following
         self._reduce_pair(how, last, rows)
 
-    def _reduce_pair(self, how: _Arithmetic, chunk: _Chunk, rows: Rows) -> None:
-        is_whole = len(chunk.targets) == 1
+    def _reduce_pair(self, how: Arithmetic, chunk: Chunk, rows: Rows) -> None:
+        is_whole = len(chunk.targets) == 1 and chunk.targets[0].dtype == rows[0].dtype
         result = chunk.targets[0] if is_whole else self._scratch_of(rows[0].dtype)[: chunk.length]
         how.reduce(rows[0], rows[1], out=result)
         how.finish(result)
         if not is_whole:
-            _scatter(result, chunk.targets)
+            scatter(result, chunk.targets)
 
-    def _reduce_in_shares(self, how: _Arithmetic, chunks: list[_Chunk], turns: list[Rows], rows: Rows) -> None:
+    def _reduce_in_shares(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
         """Each rank reduces its share of every chunk, and all copy the whole. The ranks have met over the first one.
 
         Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then all meet. So what step s reduces was
@@ -289,11 +237,11 @@ class ShmTransport(Transport):
             if step <= len(chunks):
                 self._reduce_share(how, filled[step - 1])
             if step >= 2:
-                _scatter(filled[step - 2][-1], chunks[step - 2].targets)
+                scatter(filled[step - 2][-1], chunks[step - 2].targets)
             if step <= len(chunks):
                 self._meet()
 
-    def _reduce_where_they_are(self, how: _Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
+    def _reduce_where_they_are(self, how: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
         """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
         assert self._arena is not None
         piece_elements = self._slot_bytes // dtype.itemsize  # they stay in the cache between reading and writing
@@ -315,7 +263,7 @@ class ShmTransport(Transport):
         share = math.ceil(count / self.num_ranks / 16) * 16
         return slice(min(self.index * share, count), min((self.index + 1) * share, count))
 
-    def _reduce_share(self, how: _Arithmetic, rows: Rows) -> None:
+    def _reduce_share(self, how: Arithmetic, rows: Rows) -> None:
         share = self._share_of(rows[0].shape[0])
         if share.start == share.stop:
             return
@@ -346,18 +294,6 @@ class ShmTransport(Transport):
             if self.index != root_index:
                 chunk.copy_(slot)
         return Finished()
-
-    def broadcast_from_leader(self, buffer: torch.Tensor) -> None:
-        """:meth:`broadcast` from the rank with index 0, which may first be busy elsewhere for as long as it takes."""
-        if self.index and buffer.numel():
-            # Its first chunk is the news that it is there. Should it fail, that is known from the rank's neighbours.
-            chunk = buffer[: self._slot_bytes]
-            slot = self._slots[self._next_turn(), 0, : chunk.numel()]
-            self._barrier.wait(self._check, _CHECK_PERIOD_S)
-            chunk.copy_(slot)
-            buffer = buffer[chunk.numel() :]
-        if buffer.numel():
-            self.broadcast(buffer, 0)
 
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
@@ -449,43 +385,6 @@ class ShmTransport(Transport):
                 f"the other ranks of this host did not come to a collective within {self._timeout_s:g} s: one of them "
                 "is stopped or overloaded. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
             )
-
-
-def _chunks(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[_Chunk]:
-    """Deal tensors into chunks of at most ``capacity`` elements; long ones pass in several, small ones together."""
-    chunks: list[_Chunk] = []
-    sources: list[torch.Tensor] = []
-    targets: list[torch.Tensor] = []
-    filled = 0
-    for tensor, output in zip(inputs, outputs, strict=True):
-        source = flat(tensor)
-        target = source if output is tensor else flat(output)
-        if source.numel() > capacity:
-            pieces = zip(source.split(capacity), target.split(capacity), strict=True)
-            chunks += [_Chunk([piece], [place], piece.numel()) for piece, place in pieces]
-            continue
-        if filled + source.numel() > capacity:
-            chunks.append(_Chunk(sources, targets, filled))
-            sources, targets, filled = [], [], 0
-        if source.numel():
-            sources.append(source)
-            targets.append(target)
-            filled += source.numel()
-    if sources:
-        chunks.append(_Chunk(sources, targets, filled))
-    return chunks
-
-
-def _scatter(result: torch.Tensor, targets: list[torch.Tensor]) -> None:
-    if len(targets) == 1:
-        targets[0].copy_(result)
-    else:
-        pieces = result.split([target.numel() for target in targets])
-        torch._foreach_copy_(targets, pieces)
-
-
-def _halves_exactly(dtype: torch.dtype, divisor: int) -> bool:
-    return dtype in (torch.float32, torch.float64) and divisor & (divisor - 1) == 0
 
 
 def _slot_bytes(num_ranks: int) -> int:

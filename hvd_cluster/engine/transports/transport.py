@@ -32,7 +32,7 @@ class Transport(ABC):
 
     #: How the transport appears in the timeline, e.g. "GLOO" in "GLOO_ALLREDUCE".
     name: ClassVar[str]
-    #: :meth:`reduce_directly` does what it is asked, in the calling thread.
+    #: What :meth:`reduce_directly` begins it also ends, in the calling thread.
     reduces_directly: ClassVar[bool] = False
     #: One collective has to be done before the next one begins.
     is_exclusive: ClassVar[bool] = False
@@ -67,21 +67,23 @@ class Transport(ABC):
         outputs: list[torch.Tensor],
         op: ReduceOp,
         *,
+        wire: torch.dtype,
         prescale: float,
         postscale: float,
         divisor: int,
-    ) -> bool:
-        """Carry out a whole reduction, scaling included, without a bucket in between; False if this needs a bucket.
+    ) -> Work | None:
+        """Begin a whole reduction, scaling included, without a bucket in between; None if this needs a bucket.
 
         Args:
             inputs: contiguous tensors of one element type on :attr:`device`.
             outputs: where their results go; contiguous, and perhaps the inputs themselves.
             op: SUM, MIN, MAX or PRODUCT.
+            wire: the element type in which they travel and are added.
             prescale: multiplies before the reduction.
             postscale: multiplies after it.
             divisor: divides after that.
         """
-        return False
+        return None
 
     @abstractmethod
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:

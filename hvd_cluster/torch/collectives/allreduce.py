@@ -11,7 +11,7 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.torch.compression import Compression, Compressor
+from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import keep_finished, submit, synchronize
 
 
@@ -44,15 +44,9 @@ def allreduce(
         ValueError: the tensor cannot be sent, or the arguments contradict each other.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
-    op = _reduce_op(average, op)
-    compressed, ctx = compression.compress(tensor)
-    if compressed is not tensor and not compressed.requires_grad:
-        # It is nobody else's, so the result may take its place.
-        arguments = (name, op, prescale_factor, postscale_factor, process_set)
-        synchronize(_submit_allreduce([compressed], *arguments, True, False, is_waited_for=True))
-        return compression.decompress(compressed, ctx)
-    (result,) = _allreduce(name, op, prescale_factor, postscale_factor, process_set, False, compressed)
-    return compression.decompress(result, ctx)
+    arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    (result,) = _compressed_allreduce([tensor], compression, arguments, False)
+    return result
 
 
 def allreduce_async(
@@ -110,12 +104,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
-    op = _reduce_op(average, op)
-    if not tensors:
-        return []
-    compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    results = _allreduce(name, op, prescale_factor, postscale_factor, process_set, True, *compressed)
-    return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
+    arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    return _compressed_allreduce(tensors, compression, arguments, True) if tensors else []
 
 
 def grouped_allreduce_async(
@@ -171,6 +161,21 @@ def _reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return ReduceOp.AVERAGE if op is None else ReduceOp(op)
 
 
+_Arguments = tuple[str | None, ReduceOp, float, float, ProcessSet]
+
+
+def _compressed_allreduce(
+    tensors: Sequence[torch.Tensor], compression: type[Compressor], arguments: _Arguments, is_group: bool
+) -> list[torch.Tensor]:
+    wire = wire_of(compression)
+    if wire is not None and arguments[1] != ReduceOp.ADASUM:
+        # Converting on the way costs no pass over memory of its own.
+        return list(_allreduce(*arguments, is_group, wire, *tensors))
+    compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+    results = _allreduce(*arguments, is_group, None, *compressed)
+    return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
+
+
 def _check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support process sets other than the global one")
@@ -192,6 +197,7 @@ def _submit_allreduce(
     in_place: bool,
     as_list: bool,
     is_waited_for: bool = False,
+    wire: torch.dtype | None = None,
 ) -> int:
     if not tensors:
         return keep_finished([])
@@ -217,6 +223,7 @@ def _submit_allreduce(
         op=op,
         prescale=prescale,
         postscale=postscale,
+        wire=wire,
         finish=finish,
         is_waited_for=is_waited_for,
     )
@@ -240,18 +247,18 @@ class _Allreduce(torch.autograd.Function):
         postscale: float,
         process_set: ProcessSet,
         is_group: bool,
+        wire: torch.dtype | None,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = (op, prescale, postscale, process_set, is_group)
+        ctx.arguments = (op, prescale, postscale, process_set, is_group, wire)
         arguments = (name, op, prescale, postscale, process_set)
-        return tuple(synchronize(_submit_allreduce(tensors, *arguments, False, True, is_waited_for=True)))
+        return tuple(synchronize(_submit_allreduce(tensors, *arguments, False, True, is_waited_for=True, wire=wire)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        op, prescale, postscale, process_set, is_group = ctx.arguments
         dense = [gradient.contiguous() for gradient in gradients]
-        reduced = _allreduce(None, op, prescale, postscale, process_set, is_group, *dense)
-        return (None,) * 6 + tuple(reduced)
+        reduced = _allreduce(None, *ctx.arguments, *dense)
+        return (None,) * 7 + tuple(reduced)
 
 
 # autograd.Function.apply is untyped.

@@ -38,6 +38,12 @@ def every_kind() -> list[Any]:
             tensor = torch.full((length,), hvd.rank() + 1, dtype=dtype)
             hvd.allreduce_(tensor, name=f"{length} {dtype}", op=hvd.Sum)
             assert torch.equal(tensor, torch.full_like(tensor, total))
+    mixed = [torch.full((length,), float(hvd.rank() + 1)) for length in (3_000_001, 5, 700_000, 0, 90_000)]
+    for compression in (hvd.Compression.none, hvd.Compression.bf16, hvd.Compression.fp16):
+        for op, wanted in ((hvd.Average, total / hvd.size()), (hvd.Max, hvd.size())):
+            for result in hvd.grouped_allreduce(mixed, op=op, compression=compression, prescale_factor=2.0):
+                assert result.dtype == torch.float32
+                torch.testing.assert_close(result, torch.full_like(result, 2.0 * wanted), rtol=1e-2, atol=0.0)
     handles = [
         hvd.allreduce_async(torch.full((i + 1,), float(hvd.rank())), name=f"many {i}", op=hvd.Average)
         for i in range(50)

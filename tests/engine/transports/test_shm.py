@@ -117,7 +117,7 @@ def test_a_whole_reduction_scales_as_the_definition_says(num_ranks: int, dtype: 
         mine = [tensor.clone() for tensor in inputs[transport.index]]
         outputs = [mine[0], *(torch.empty_like(tensor) for tensor in mine[1:])]  # the first one in place
         scales = {"prescale": 2.0, "postscale": 3.0, "divisor": num_ranks}
-        assert transport.reduce_directly(mine, outputs, ReduceOp.SUM, **scales)
+        assert transport.reduce_directly(mine, outputs, ReduceOp.SUM, wire=mine[0].dtype, **scales)
         return outputs
 
     results = on_ranks(num_ranks, fn)
