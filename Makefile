@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
-MATRIX := petastorm
+MATRIX := petastorm mxnet
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -44,11 +44,14 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, mxnet beside its own numpy
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
 	@$(PYTEST) tests/data/petastorm -m "slow and not spark"
+
+matrix-mxnet: .venv-mxnet/.ready
+	@OMP_NUM_THREADS=1 .venv-mxnet/bin/python -m pytest tests/mxnet
 
 .venv-%/.ready: tests/matrix/%.txt
 	@for python in $$(sed -n 's/^# python: //p' $<); do \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.keras.compilation import keep_from_xla
 from hvd_cluster.keras.compression import Compression, Compressor
+from hvd_cluster.keras.passes import Passes
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Groups, Reduction
 
@@ -47,8 +48,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
         gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
         op: Average or Sum.
-        backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied;
-            not on JAX.
+        backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied.
         average_aggregated_gradients: divide those sums by the number of passes.
         num_groups: the older name of a number as ``groups``.
         groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
@@ -57,7 +57,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: ``optimizer`` is none, ``op`` is neither Average nor Sum, or the options contradict each other.
-        NotImplementedError: ``backward_passes_per_step`` on JAX.
     """
     del device_dense, device_sparse
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -66,11 +65,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"op={op} is not supported: use hvd.Average or hvd.Sum")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
-    if backward_passes_per_step > 1 and keras.backend.backend() == "jax":
-        raise NotImplementedError(
-            "backward_passes_per_step is not available on Keras's JAX backend, whose compiled step cannot skip a "
-            "reduction: use the optimizer's own gradient_accumulation_steps"
-        )
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("this optimizer is distributed already")
     # A subclass of the wrapped class with our methods in front; under its public name, which a saved model names.
@@ -87,11 +81,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    wrapped.__dict__["_hvd"] = _Distribution(reduction, backward_passes_per_step, average_aggregated_gradients)
+    passes = Passes(backward_passes_per_step, average=average_aggregated_gradients)
+    wrapped.__dict__["_hvd"] = _Distribution(reduction, passes)
     if name is not None:
         wrapped.name = name
     if wrapped.built:
-        wrapped._hvd.build(wrapped._trainable_variables)
+        wrapped._hvd.passes.build(wrapped, wrapped._trainable_variables)
     if keras.backend.backend() == "tensorflow":
         keep_from_xla(_DistributedOptimizer)
     return wrapped
@@ -158,12 +153,12 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
     @property
     def variables(self) -> Any:
         """The optimizer's variables, as a list that may be called like a function, as older programs do."""
-        return _Variables(super().variables)
+        return _Variables(self._hvd.passes.shown(super().variables))
 
     def build(self, variables: Any) -> None:
         """Make the optimizer's variables."""
         super().build(variables)
-        self._hvd.build(variables)
+        self._hvd.passes.build(self, variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce gradients over all ranks and apply them; or only add them up, where more passes make a step."""
@@ -171,69 +166,31 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         if not gradients:
             return
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        if self._hvd.passes == 1:
+        if self._hvd.passes.per_step == 1:
             super().apply(self._hvd.reduction(gradients, variables), trainable_variables)
             return
         if not self.built:
             self.build(variables)
         base = super().apply
-        sums = self._hvd.add(gradients, variables)
+        self._hvd.passes.add(gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
 
-        def step() -> None:
-            totals = [None if each is None else each / self._hvd.divisor for each in sums]
-            base(self._hvd.reduction(totals, variables), variables)
-            self._hvd.clear()
+    def save_own_variables(self, store: Any) -> None:
+        """Save what the wrapped optimizer would."""
+        with self._hvd.passes.hidden():
+            super().save_own_variables(store)
 
-        keras.ops.cond(self._hvd.is_step(), step, lambda: _nothing(self.iterations.assign_add(1)))
+    def load_own_variables(self, store: Any) -> None:
+        """Load what the wrapped optimizer has saved."""
+        with self._hvd.passes.hidden():
+            super().load_own_variables(store)
 
 
+@dataclass(frozen=True)
 class _Distribution:
-    """What an optimizer has more than the wrapped one: how to reduce, and the sums of passes that make no step yet."""
+    """What an optimizer has more than the wrapped one."""
 
-    def __init__(self, reduction: Reduction, passes: int, average: bool) -> None:
-        self.reduction = reduction
-        self.passes = passes
-        self.divisor = passes if average else 1
-        self._counter: Any = None
-        self._sums: dict[Any, Any] = {}
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Make the sums. They are no variables of the optimizer, so a saved model does not hold them."""
-        if self.passes == 1 or self._sums:
-            return
-        self._counter = keras.Variable(0, dtype="int32", trainable=False, name="hvd_passes")
-        self._sums = {
-            id(v): keras.Variable(keras.ops.zeros(v.shape, v.dtype), trainable=False, name="hvd_sum") for v in variables
-        }
-
-    def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Add gradients to the sums of their variables; the sums, None where there was no gradient."""
-        sums: list[Any] = []
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is None:
-                sums.append(None)
-                continue
-            if type(gradient).__name__ == "IndexedSlices":
-                if not self.reduction.sparse_as_dense:
-                    raise ValueError(
-                        "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is "
-                        "False: use sparse_as_dense=True"
-                    )
-                gradient = keras.ops.convert_to_tensor(gradient)
-            total = self._sums[id(variable)]
-            total.assign_add(gradient)
-            sums.append(total.value)
-        self._counter.assign_add(1)
-        return sums
-
-    def is_step(self) -> Any:
-        """Whether the passes so far make a step; a tensor."""
-        return keras.ops.equal(keras.ops.mod(self._counter, self.passes), 0)
-
-    def clear(self) -> None:
-        """Set the sums to zero."""
-        for total in self._sums.values():
-            total.assign(keras.ops.zeros_like(total))
+    reduction: Reduction
+    passes: Passes
 
 
 class _Variables(list[Any]):
@@ -249,7 +206,3 @@ def _public_name(kind: type) -> tuple[str, str]:
         if not base.__module__.startswith("keras."):
             return base.__module__, base.__name__
     return kind.__module__, kind.__name__
-
-
-def _nothing(_: Any) -> None:
-    """For branches that give nothing."""

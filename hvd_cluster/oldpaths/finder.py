@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
 from types import ModuleType
 
 from hvd_cluster.oldpaths.forwarder import Forwarder
-from hvd_cluster.oldpaths.table import row_of, table_of
+from hvd_cluster.oldpaths.table import TABLES, row_of, table_of
 
 
 class OldPathFinder(MetaPathFinder, Loader):
@@ -29,6 +30,8 @@ class OldPathFinder(MetaPathFinder, Loader):
             ModuleNotFoundError: a path below an old one that no row serves.
         """
         below = self._below_root(fullname)
+        if below is not None and below.endswith(".__main__"):
+            return self._program(fullname, below.removesuffix(".__main__"))
         row = None if below is None else row_of(below, self._table)
         if row is None and below is not None and isinstance(sys.modules.get(fullname.rpartition(".")[0]), Forwarder):
             # Without name=, or `from horovod.spark import conf` would swap this text for one that does not help.
@@ -52,9 +55,17 @@ class OldPathFinder(MetaPathFinder, Loader):
         if module.__spec__ is not None and module.__spec__.origin:
             importlib.import_module(module.__spec__.origin)
 
+    def _program(self, fullname: str, below: str) -> ModuleSpec | None:
+        """What ``python -m`` runs for an old path: it takes every one for a package, and asks for its ``__main__``."""
+        row = row_of(below, self._table)
+        program = None if row is None or not row.module else find_spec(row.module)
+        if program is None or program.origin is None:
+            return None
+        return spec_from_file_location(fullname, program.origin)
+
     @property
     def _owner(self) -> str:
-        return "petastorm" if self.root == "petastorm" else "Horovod"
+        return self.root if self.root in TABLES else "Horovod"
 
     def _below_root(self, fullname: str) -> str | None:
         if fullname == self.root:

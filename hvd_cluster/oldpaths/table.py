@@ -1,4 +1,4 @@
-"""Where each of Horovod's and petastorm's module paths lives now: the only place to edit when a path is added.
+"""Where each module path of Horovod, petastorm and sparkdl lives now: the only place to edit when a path is added.
 
 A row maps the path below the root (``torch.mpi_ops`` for ``horovod.torch.mpi_ops``) to one of our modules, whose
 attributes it then has (not its submodules: a path is served where a row says so), or to single names, each as
@@ -75,13 +75,22 @@ TABLE: Mapping[str, Row] = {
     "keras.elastic": Row(module="hvd_cluster.keras.elastic"),
     "_keras.callbacks": Row(module="hvd_cluster.keras.callbacks"),
     "_keras.elastic": Row(module="hvd_cluster.keras.elastic"),
+    "mxnet": Row(module="hvd_cluster.mxnet"),
+    "mxnet.compression": Row(module="hvd_cluster.mxnet.compression"),
+    "mxnet.functions": Row(module="hvd_cluster.mxnet.functions"),
+    "mxnet.mpi_ops": Row(module="hvd_cluster.mxnet.ops", names=_BASICS),
     "runner": Row(names=_RUN),
+    "runner.common.service.compute_service": Row(
+        names=_from("hvd_cluster.tensorflow.data.registry", "ComputeService", "ComputeClient")
+    ),
     "runner.elastic.discovery": Row(module="hvd_cluster.launch.elastic.discovery"),
     "runner.launch": Row(
         module="hvd_cluster.launch.cli.main", names={"run_commandline": "hvd_cluster.launch.cli.main:main"}
     ),
     "spark": Row(module="hvd_cluster.spark"),
-    "spark.runner": Row(names=_from("hvd_cluster.spark", "run")),
+    "spark.conf": Row(module="hvd_cluster.spark.conf"),
+    "spark.runner": Row(names=_from("hvd_cluster.spark", "run", "run_elastic")),
+    "spark.task": Row(names=_from("hvd_cluster.spark.devices", "get_available_devices")),
     "spark.common.backend": Row(module="hvd_cluster.estimators.backend"),
     "spark.common.store": Row(
         module="hvd_cluster.data.store", names=_from("hvd_cluster.data.store_families", "HDFSStore", "DBFSLocalStore")
@@ -90,15 +99,26 @@ TABLE: Mapping[str, Row] = {
     "spark.torch.estimator": Row(names=_TORCH_ESTIMATOR),
     "tensorflow": Row(module="hvd_cluster.tensorflow"),
     "tensorflow.compression": Row(module="hvd_cluster.tensorflow.compression"),
+    "tensorflow.data.compute_service": Row(module="hvd_cluster.tensorflow.data.compute_service"),
+    "tensorflow.data.compute_worker": Row(module="hvd_cluster.tensorflow.data.compute_worker"),
     "tensorflow.elastic": Row(module="hvd_cluster.tensorflow.elastic"),
     "tensorflow.functions": Row(
         module="hvd_cluster.tensorflow.functions", names=_from("hvd_cluster.tensorflow.ops", "broadcast_variables")
+    ),
+    "tensorflow.gradient_aggregation": Row(
+        names=_from("hvd_cluster.tensorflow.pass_aggregation", "LocalGradientAggregationHelper")
+    ),
+    "tensorflow.gradient_aggregation_eager": Row(
+        names=_from("hvd_cluster.tensorflow.pass_aggregation", "LocalGradientAggregationHelperEager")
     ),
     "tensorflow.keras": Row(module="hvd_cluster.keras"),
     "tensorflow.keras.callbacks": Row(module="hvd_cluster.keras.callbacks"),
     "tensorflow.keras.elastic": Row(module="hvd_cluster.keras.elastic"),
     "tensorflow.mpi_ops": Row(module="hvd_cluster.tensorflow.ops", names=_BASICS),
     "tensorflow.sync_batch_norm": Row(module="hvd_cluster.tensorflow.sync_batch_norm"),
+    "tensorflow.util": Row(
+        names={"_executing_eagerly": "tensorflow:executing_eagerly", "_make_subgraph": "tensorflow:function"}
+    ),
     "torch": Row(module="hvd_cluster.torch"),
     "torch.compression": Row(module="hvd_cluster.torch.compression"),
     "torch.elastic": Row(module="hvd_cluster.torch.elastic"),
@@ -149,8 +169,17 @@ PETASTORM_TABLE: Mapping[str, Row] = {
     "utils": Row(names=_from(f"{_PETASTORM}.errors", "DecodeFieldError")),
 }
 
+_HOROVOD_RUNNER = _from("hvd_cluster.spark.horovod_runner", "HorovodRunner")
+
+#: Path below Databricks' ``sparkdl`` -> its row: HorovodRunner and what is used beside it.
+SPARKDL_TABLE: Mapping[str, Row] = {
+    "": Row(names=_HOROVOD_RUNNER),
+    "horovod": Row(names={**_HOROVOD_RUNNER, **_from("hvd_cluster.spark.driver_log", "log_to_driver")}),
+    "horovod.tensorflow.keras": Row(module="hvd_cluster.spark.log_callback"),
+}
+
 #: Root -> its table; Horovod's serves ``hvd_cluster`` as well as ``horovod``.
-TABLES: Mapping[str, Mapping[str, Row]] = {"petastorm": PETASTORM_TABLE}
+TABLES: Mapping[str, Mapping[str, Row]] = {"petastorm": PETASTORM_TABLE, "sparkdl": SPARKDL_TABLE}
 
 
 def table_of(root: str) -> Mapping[str, Row]:

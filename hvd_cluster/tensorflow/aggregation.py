@@ -45,9 +45,9 @@ class LocalAggregation:
         present = [index for index, gradient in enumerate(dense) if gradient is not None]
         if self._sums is None:
             with tf.init_scope():
-                self._counter = _local_variable(tf.zeros((), tf.int32), "hvd_passes")
+                self._counter = local_variable(tf.zeros((), tf.int32), "hvd_passes")
                 self._sums = [
-                    None if each is None else _local_variable(tf.zeros(each.shape, each.dtype), "hvd_sum")
+                    None if each is None else local_variable(tf.zeros(each.shape, each.dtype), "hvd_sum")
                     for each in dense
                 ]
         sums = self._sums
@@ -65,7 +65,7 @@ class LocalAggregation:
             reduced = reduce(everything)
             with tf.control_dependencies([reduced[index] for index in present]):
                 resets = [sums[index].assign(tf.zeros_like(sums[index])) for index in present]
-            with tf.control_dependencies(_operations(resets)):
+            with tf.control_dependencies(operations(resets)):
                 return [tf.identity(reduced[index]) for index in present]
 
         results: list[Any] = [None] * len(dense)
@@ -80,7 +80,7 @@ class LocalAggregation:
         def branch(act: Callable[[], Any]) -> Callable[[], Any]:
             def run() -> tf.Tensor:
                 operation = act()
-                with tf.control_dependencies(_operations([operation])):
+                with tf.control_dependencies(operations([operation])):
                     return tf.constant(True)
 
             return run
@@ -99,7 +99,8 @@ class LocalAggregation:
         return gradient
 
 
-def _local_variable(value: tf.Tensor, name: str) -> Any:
+def local_variable(value: tf.Tensor, name: str) -> Any:
+    """A variable of this rank alone, which no broadcast and no checkpoint of a v1 graph takes."""
     return tf.compat.v1.Variable(
         value,
         trainable=False,
@@ -109,5 +110,6 @@ def _local_variable(value: tf.Tensor, name: str) -> Any:
     )
 
 
-def _operations(values: Sequence[Any]) -> list[Any]:
+def operations(values: Sequence[Any]) -> list[Any]:
+    """What ``tf.control_dependencies`` takes of ``values``: nothing eagerly, where they are done."""
     return [] if tf.executing_eagerly() else [value for value in values if value is not None]

@@ -24,8 +24,8 @@ import tensorflow as tf
 import torch
 from tensorflow.python.ops import control_flow_util
 
+from hvd_cluster.engine.submission import Waitable
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
-from hvd_cluster.tensorflow.submission import Waitable
 
 #: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
 Begin = Callable[[list[torch.Tensor], bool], Waitable]

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import tensorflow as tf
-import torch
 
+from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
-from hvd_cluster.rendezvous.secret import sign, verify
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast_
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
-from hvd_cluster.tensorflow.submission import Collective, next_number, running_engine
 
 
 def broadcast_object(
@@ -41,14 +37,7 @@ def broadcast_object(
     """
     del session
     with as_tensorflow_errors():
-        label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
-        is_root = running_engine().world.topology.rank == root_rank
-        data = _to_bytes(obj, label) if is_root else torch.empty(0, dtype=torch.uint8)
-        collective = Collective(kind=Kind.BROADCAST, process_set=process_set, root=root_rank)
-        (size,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()])]).wait()
-        room = data if is_root else torch.empty(int(size), dtype=torch.uint8)
-        (sent,) = collective.named(f"{label}.t").begin([room]).wait()
-        return obj if is_root else _from_bytes(sent, label)
+        return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
@@ -77,12 +66,7 @@ def allgather_object(
     """
     del session
     with as_tensorflow_errors():
-        label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
-        data = _to_bytes(obj, label)
-        collective = Collective(kind=Kind.ALLGATHER, process_set=process_set)
-        (sizes,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()])]).wait()
-        (gathered,) = collective.named(f"{label}.t").begin([data]).wait()
-        return [_from_bytes(part, label) for part in gathered.split(sizes.tolist())]
+        return objects.allgather_object(obj, name, process_set)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -121,13 +105,3 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """All variables have values: broadcast them."""
         session.run(self.bcast_op)
-
-
-def _to_bytes(obj: Any, label: str) -> torch.Tensor:
-    """``obj`` as signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
-    signed = sign(running_engine().world.topology.secret, label, cloudpickle.dumps(obj))
-    return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
-
-
-def _from_bytes(data: torch.Tensor, label: str) -> Any:
-    return cloudpickle.loads(verify(running_engine().world.topology.secret, label, data.numpy().tobytes()))

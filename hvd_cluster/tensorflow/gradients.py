@@ -12,12 +12,12 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.settings import Settings
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.naming import label
 from hvd_cluster.tensorflow.questions import num_members_op
-from hvd_cluster.tensorflow.submission import Collective
 
 Groups = int | Sequence[Sequence[Any]] | None
 

@@ -11,9 +11,9 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.tensorflow.aggregation import LocalAggregation
 from hvd_cluster.tensorflow.compression import Compression, Compressor
-from hvd_cluster.tensorflow.gradients import GradientReducer, Groups, variable_key
-
-_V1Optimizer: Any = tf.compat.v1.train.Optimizer
+from hvd_cluster.tensorflow.delta_optimizer import DeltaOptimizer
+from hvd_cluster.tensorflow.gradients import GradientReducer, Groups
+from hvd_cluster.tensorflow.wrapping import WrappingOptimizer
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -44,7 +44,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compression: how gradients travel.
         sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
         backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied.
-        op: Average or Sum.
+        op: Average or Sum; for ``tf.compat.v1`` optimizers Adasum too, which combines the changes that every rank makes
+            of its weights alone.
         gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
         average_aggregated_gradients: divide those sums by the number of passes.
         num_groups: the older name of a number as ``groups``.
@@ -53,19 +54,23 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:
-        ValueError: ``optimizer`` is none, or the options contradict each other.
-        NotImplementedError: ``op`` is neither Average nor Sum.
+        ValueError: ``optimizer`` is none, ``op`` is none of these, or the options contradict each other.
+        NotImplementedError: Adasum on a number of ranks that is no power of two, or in a process set.
     """
     del device_dense, device_sparse
     op = ReduceOp(op)
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise NotImplementedError(
-            f"op={op.name} is not available for optimizers in this version: use hvd.Average or hvd.Sum, or "
-            "hvd.DistributedGradientTape(op=hvd.Adasum)"
-        )
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(f"op={op.name} is not supported by optimizers: use hvd.Average, hvd.Sum or hvd.Adasum")
+    if op == ReduceOp.ADASUM and average_aggregated_gradients:
+        raise ValueError("Adasum does not average gradients: average_aggregated_gradients=True has no meaning with it")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
     if _is_keras_optimizer(optimizer):
+        if op == ReduceOp.ADASUM:
+            raise ValueError(
+                "op=hvd.Adasum does not support Keras optimizers: use a tf.compat.v1.train one, or "
+                "hvd.DistributedGradientTape(op=hvd.Adasum)"
+            )
         # Keras stands above TensorFlow in this package: found where users find it.
         wrap = importlib.import_module("hvd_cluster.tensorflow.keras").DistributedOptimizer
         return wrap(
@@ -81,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
-    if not isinstance(optimizer, _V1Optimizer):
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ValueError(
             "Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: "
             f"{type(optimizer).__name__}"
@@ -95,17 +100,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
+    name = name or f"Distributed{type(optimizer).__name__}"
+    if op == ReduceOp.ADASUM:
+        return DeltaOptimizer(optimizer, name, use_locking, reducer, backward_passes_per_step)
     aggregation = None
     if backward_passes_per_step > 1:
         aggregation = LocalAggregation(
             backward_passes_per_step, average=average_aggregated_gradients, sparse_as_dense=sparse_as_dense
         )
-    return _DistributedV1Optimizer(
-        optimizer, name or f"Distributed{type(optimizer).__name__}", use_locking, reducer, aggregation
-    )
+    return _DistributedV1Optimizer(optimizer, name, use_locking, reducer, aggregation)
 
 
-class _DistributedV1Optimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
+class _DistributedV1Optimizer(WrappingOptimizer):
     """Computes with the wrapped optimizer, reduces, applies with the wrapped optimizer."""
 
     def __init__(
@@ -116,14 +122,8 @@ class _DistributedV1Optimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
         reducer: GradientReducer,
         aggregation: LocalAggregation | None,
     ) -> None:
-        super().__init__(use_locking=use_locking, name=name)
-        self._optimizer = optimizer
-        self._reducer = reducer
+        super().__init__(optimizer, name, use_locking, reducer)
         self._aggregation = aggregation
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
-        self._reducer.local_keys.add(variable_key(var))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """The (gradient, variable) pairs of the wrapped optimizer, with reduced gradients."""
@@ -147,18 +147,6 @@ class _DistributedV1Optimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
             lambda: self._optimizer.apply_gradients(pairs, global_step, name),
             lambda: None if global_step is None else global_step.assign_add(1),
         )
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """A slot of the wrapped optimizer."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The slots of the wrapped optimizer."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """The variables of the wrapped optimizer."""
-        return self._optimizer.variables(*args, **kwargs)
 
 
 def _is_keras_optimizer(optimizer: Any) -> bool:

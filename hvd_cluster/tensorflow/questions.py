@@ -9,8 +9,8 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.submission import Finished, members, running_engine
 from hvd_cluster.tensorflow.crossing import call
-from hvd_cluster.tensorflow.submission import Finished, members, running_engine
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

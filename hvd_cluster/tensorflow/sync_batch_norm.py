@@ -10,9 +10,9 @@ import tensorflow as tf
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.naming import label
-from hvd_cluster.tensorflow.submission import Collective
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc,unused-ignore]

@@ -190,3 +190,82 @@ def test_sync_batch_normalization_normalises_over_all_ranks(two: Any) -> None:
 
     for errors in two(fn):
         assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "v1"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_adasum_combines_the_steps_that_the_ranks_take_alone(two: Any, mode: str, passes: int) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import numpy as np
+        import tensorflow.compat.v1 as tf
+
+        generator = np.random.default_rng(hvd.rank())
+        gradients = generator.normal(size=(4, 3)).astype("float32")
+        options = {"op": hvd.Adasum, "backward_passes_per_step": passes}
+
+        def stepped(optimizer: Any) -> Any:
+            """The weights after each step."""
+            seen = []
+            if mode == "v1":
+                with tf.Graph().as_default(), tf.Session() as session:
+                    w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0, 3.0]))
+                    gradient = tf.placeholder(tf.float32, [3])
+                    step = tf.train.get_or_create_global_step()
+                    train = optimizer.apply_gradients([(gradient, w)], global_step=step)
+                    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+                    for each in gradients:
+                        session.run(train, {gradient: each})
+                        seen.append(session.run(w))
+                    assert session.run(step) == 4
+                return np.stack(seen)
+            w = tf.Variable([1.0, 2.0, 3.0])
+
+            def apply(gradient: Any) -> None:
+                optimizer.apply_gradients([(gradient, w)])
+
+            apply = tf.function(apply) if mode == "function" else apply
+            for each in gradients:
+                apply(tf.constant(each))
+                seen.append(w.numpy())
+            return np.stack(seen)
+
+        ours = stepped(hvd.DistributedOptimizer(tf.train.MomentumOptimizer(0.1, momentum=0.9), **options))
+        expected, w, start = [], np.float32([1.0, 2.0, 3.0]), None
+        velocity = np.zeros(3, "float32")
+        for number, gradient in enumerate(gradients):
+            start = w if number % passes == 0 else start
+            velocity = np.float32(0.9) * velocity + gradient
+            w = w - np.float32(0.1) * velocity
+            if (number + 1) % passes == 0:
+                a, b = hvd.allgather((w - start)[None]).numpy().astype("float64")
+                dot = a @ b
+                w = (start + a * (1 - dot / (2 * a @ a)) + b * (1 - dot / (2 * b @ b))).astype("float32")
+            expected.append(w)
+        return [float(abs(ours - np.stack(expected)).max()), ours[-1].tolist()]
+
+    (error, weights), (other_error, others) = two(fn)
+    assert max(error, other_error) < 1e-5
+    assert weights == others
+
+
+def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
+    def fn(hvd: Any) -> list[str]:
+        import keras
+        import tensorflow as tf
+
+        sgd = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        found = []
+        for act in (
+            lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Adasum),
+            lambda: hvd.DistributedOptimizer(sgd, op=hvd.Adasum, average_aggregated_gradients=True),
+            lambda: hvd.DistributedOptimizer(sgd, op=hvd.Adasum, gradient_predivide_factor=2.0),
+            lambda: hvd.DistributedOptimizer(sgd, op=hvd.Max),
+            lambda: hvd.DistributedOptimizer("sgd"),
+        ):
+            try:
+                act()
+            except ValueError as error:
+                found.append(type(error).__name__)
+        return found
+
+    assert two(fn) == [["ValueError"] * 5] * 2

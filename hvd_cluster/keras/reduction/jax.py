@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 import torch
 from jax.experimental import io_callback
@@ -31,3 +32,20 @@ class JaxReduction(Reduction):
         shape_of: Any = jax.ShapeDtypeStruct
         shapes = tuple(shape_of(tensor.shape, tensor.dtype) for tensor in tensors)
         return list(io_callback(carry_out, shapes, *tensors, ordered=True))
+
+    def choose(
+        self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
+    ) -> None:
+        """Each function runs on values alone, which is all that JAX's conditional takes, and the variables follow."""
+
+        def pure(function: Callable[[], Any]) -> Callable[[list[Any]], list[Any]]:
+            def call(values: list[Any]) -> list[Any]:
+                with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
+                    function()
+                return [scope.get_current_value(variable) for variable in variables]
+
+            return call
+
+        before = [variable.value for variable in variables]
+        for variable, value in zip(variables, jax.lax.cond(condition, pure(act), pure(otherwise), before), strict=True):
+            variable.assign(value)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import torch
 
 import hvd_cluster.torch as hvd
@@ -78,6 +79,27 @@ class Reduction(ABC):
     @abstractmethod
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
         """Reduce tensors of the backend, those of a group together."""
+
+    def choose(
+        self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
+    ) -> None:
+        """Call one of two functions that assign variables, now or when the compiled step runs.
+
+        Args:
+            condition: a boolean tensor of the backend, of shape ().
+            act: called where it holds.
+            otherwise: called where it does not.
+            variables: all that the two functions read or assign.
+        """
+        del variables  # for a backend whose steps have no other effects
+
+        def branch(function: Callable[[], Any]) -> Callable[[], None]:
+            def call() -> None:
+                function()
+
+            return call
+
+        keras.ops.cond(condition, branch(act), branch(otherwise))
 
     def carry_out(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
         """Reduce torch tensors, and wait for them."""

@@ -9,11 +9,10 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.engine.submission import Collective, rows_by_rank
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.crossing import call
 from hvd_cluster.tensorflow.naming import label
-from hvd_cluster.tensorflow.submission import Collective, members
 
 
 def alltoall(
@@ -52,7 +51,7 @@ def alltoall(
 
     def begin(tensors: list[torch.Tensor], is_waited_for: bool) -> Handle:
         tensor, *given = tensors
-        return collective.begin([tensor], is_waited_for, splits=_checked_splits(tensor, given, process_set))
+        return collective.begin([tensor], is_waited_for, splits=rows_by_rank(tensor, given, process_set))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(sent: tf.Tensor) -> Any:
@@ -71,26 +70,3 @@ def alltoall(
 
     output, received = differentiable(value)
     return output if splits is None else (output, received)
-
-
-def _checked_splits(tensor: torch.Tensor, given: list[torch.Tensor], process_set: ProcessSet) -> tuple[int, ...]:
-    """The rows for each rank."""
-    num_ranks = len(members(process_set))
-    if tensor.dim() == 0:
-        raise HorovodInternalError("a rank tried to ALLTOALL a rank-zero tensor.")
-    rows = tensor.shape[0]
-    if not given:
-        if rows % num_ranks:
-            raise ValueError(
-                f"the first dimension of the tensor, {rows}, cannot be split equally over {num_ranks} ranks"
-            )
-        return (rows // num_ranks,) * num_ranks
-    (splits,) = given
-    if splits.dim() != 1 or splits.dtype != torch.int32:
-        raise ValueError(f"splits must be a 1-D int32 tensor, not {splits.dtype} of shape {tuple(splits.shape)}")
-    counts = tuple(int(count) for count in splits.tolist())
-    if len(counts) != num_ranks or min(counts) < 0:
-        raise ValueError(f"splits must hold the rows for each of the {num_ranks} ranks, and holds {counts}")
-    if sum(counts) > rows:
-        raise ValueError(f"splits send {sum(counts)} rows, but the tensor has {rows}")
-    return counts

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import Collective, Number, running_engine
 from hvd_cluster.tensorflow.crossing import call
 from hvd_cluster.tensorflow.naming import label
-from hvd_cluster.tensorflow.submission import Collective, Number, running_engine
 
 
 def join(name: str | None = None) -> tf.Tensor:

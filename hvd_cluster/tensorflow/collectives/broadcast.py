@@ -10,13 +10,13 @@ import tensorflow as tf
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.crossing import call
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.naming import label
 from hvd_cluster.tensorflow.questions import rank_op
-from hvd_cluster.tensorflow.submission import Collective
 
 
 def broadcast(

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.crossing import call
 from hvd_cluster.tensorflow.naming import label
 from hvd_cluster.tensorflow.questions import num_members_op
-from hvd_cluster.tensorflow.submission import Collective
 
 
 def reducescatter(

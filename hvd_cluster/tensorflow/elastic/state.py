@@ -14,9 +14,9 @@ from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast_
 from hvd_cluster.tensorflow.functions import broadcast_object
-from hvd_cluster.tensorflow.submission import Collective
 
 
 class TensorFlowState(ObjectState):

@@ -1,6 +1,6 @@
-"""From torch tensors to requests of the engine: what every collective of TensorFlow submits.
+"""From torch tensors to requests of the engine: what every collective of TensorFlow and of MXNet submits.
 
-TensorFlow's tensors reach this file as torch tensors over the same memory; see :mod:`hvd_cluster.tensorflow.crossing`.
+Their tensors reach this file as torch tensors over the same memory.
 """
 
 from __future__ import annotations
@@ -199,6 +199,39 @@ def members(process_set: ProcessSet) -> tuple[int, ...]:
 def next_number(process_set: ProcessSet, family: str) -> int:
     """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
     return running_engine().next_number(process_set_id(process_set), family)
+
+
+def rows_by_rank(tensor: torch.Tensor, given: Sequence[torch.Tensor], process_set: ProcessSet) -> tuple[int, ...]:
+    """How many rows of ``tensor`` an alltoall sends to each rank.
+
+    Args:
+        tensor: shape (rows, ...).
+        given: the user's splits, int32 of shape (ranks,), or nothing for equal ones.
+        process_set: whose ranks take part.
+
+    Raises:
+        ValueError: the splits do not describe the tensor.
+        HorovodInternalError: the tensor has no dimension.
+    """
+    num_ranks = len(members(process_set))
+    if tensor.dim() == 0:
+        raise HorovodInternalError("a rank tried to ALLTOALL a rank-zero tensor.")
+    rows = tensor.shape[0]
+    if not given:
+        if rows % num_ranks:
+            raise ValueError(
+                f"the first dimension of the tensor, {rows}, cannot be split equally over {num_ranks} ranks"
+            )
+        return (rows // num_ranks,) * num_ranks
+    (splits,) = given
+    if splits.dim() != 1 or splits.dtype != torch.int32:
+        raise ValueError(f"splits must be a 1-D int32 tensor, not {splits.dtype} of shape {tuple(splits.shape)}")
+    counts = tuple(int(count) for count in splits.tolist())
+    if len(counts) != num_ranks or min(counts) < 0:
+        raise ValueError(f"splits must hold the rows for each of the {num_ranks} ranks, and holds {counts}")
+    if sum(counts) > rows:
+        raise ValueError(f"splits send {sum(counts)} rows, but the tensor has {rows}")
+    return counts
 
 
 def _unchanged(results: Tensors) -> Tensors:

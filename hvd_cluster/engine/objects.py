@@ -1,0 +1,67 @@
+"""Python objects on their way between ranks: pickled, signed, and carried by collectives of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hvd_cluster.engine.process_sets import ProcessSet
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import Collective, next_number, running_engine
+from hvd_cluster.rendezvous.secret import sign, verify
+
+
+def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+    """Give every rank ``root_rank``'s object.
+
+    Args:
+        obj: anything that cloudpickle takes; what the other ranks pass is ignored.
+        root_rank: the global rank whose object all get.
+        name: what the ranks are matched by; None takes the next number.
+        process_set: whose ranks take part.
+
+    Returns:
+        ``obj`` itself on the root, a copy elsewhere.
+
+    Raises:
+        HorovodInternalError: the job has ended.
+    """
+    label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
+    is_root = running_engine().world.topology.rank == root_rank
+    data = _to_bytes(obj, label) if is_root else torch.empty(0, dtype=torch.uint8)
+    collective = Collective(kind=Kind.BROADCAST, process_set=process_set, root=root_rank)
+    (size,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()])]).wait()
+    room = data if is_root else torch.empty(int(size), dtype=torch.uint8)
+    (sent,) = collective.named(f"{label}.t").begin([room]).wait()
+    return obj if is_root else _from_bytes(sent, label)
+
+
+def allgather_object(obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
+    """Give every rank the objects of all ranks, in the order of the ranks.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        name: what the ranks are matched by; None takes the next number.
+        process_set: whose ranks take part.
+
+    Raises:
+        HorovodInternalError: the job has ended.
+    """
+    label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
+    data = _to_bytes(obj, label)
+    collective = Collective(kind=Kind.ALLGATHER, process_set=process_set)
+    (sizes,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()])]).wait()
+    (gathered,) = collective.named(f"{label}.t").begin([data]).wait()
+    return [_from_bytes(part, label) for part in gathered.split(sizes.tolist())]
+
+
+def _to_bytes(obj: Any, label: str) -> torch.Tensor:
+    """``obj`` as signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
+    signed = sign(running_engine().world.topology.secret, label, cloudpickle.dumps(obj))
+    return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
+
+
+def _from_bytes(data: torch.Tensor, label: str) -> Any:
+    return cloudpickle.loads(verify(running_engine().world.topology.secret, label, data.numpy().tobytes()))

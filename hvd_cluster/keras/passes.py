@@ -1,0 +1,101 @@
+"""Gradients of several passes, summed on their own rank before they are reduced and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from hvd_cluster.keras.reduction.reducer import Reduction
+
+
+class Passes:
+    """The passes of an optimizer that make no step yet.
+
+    The sums and their counter are variables of the optimizer: a compiled step of JAX keeps nothing else, and an elastic
+    state has to hold them. A saved model does not: it loads into the optimizer that was wrapped.
+
+    Args:
+        per_step: how many passes make a step; 1 sums nothing.
+        average: divide the sums by the number of passes.
+    """
+
+    def __init__(self, per_step: int, *, average: bool) -> None:
+        self.per_step = per_step
+        self._divisor = per_step if average else 1
+        self._counter: Any = None
+        self._sums: dict[int, Any] = {}
+        self._is_hidden = False
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Make the sums for ``variables``; the first call counts."""
+        if self.per_step == 1 or self._sums:
+            return
+        self._counter = optimizer.add_variable((), dtype="int32", name="hvd_passes")
+        self._sums = {id(v): optimizer.add_variable_from_reference(v, name="hvd_sum") for v in variables}
+
+    def add(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        optimizer: Any,
+        reduction: Reduction,
+        apply: Callable[[list[Any]], Any],
+    ) -> None:
+        """Add gradients to the sums, and where that completes a step reduce and apply them.
+
+        Args:
+            gradients: a tensor or None for each variable.
+            variables: Keras's variables.
+            optimizer: whose step it is; a pass that completes none counts as one of its iterations too.
+            reduction: reduces.
+            apply: takes the step with reduced gradients.
+
+        Raises:
+            ValueError: a gradient is sparse.
+        """
+        present = [gradient is not None for gradient in gradients]
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                self._sums[id(variable)].assign_add(_dense(gradient, reduction))
+        self._counter.assign_add(1)
+
+        def step() -> None:
+            sums = [self._sums[id(variable)] for variable in variables]
+            means = [total.value / self._divisor if there else None for total, there in zip(sums, present, strict=True)]
+            apply(reduction(means, variables))
+            for total in self._sums.values():
+                total.assign(keras.ops.zeros_like(total.value))
+
+        is_step = keras.ops.equal(keras.ops.mod(self._counter.value, self.per_step), 0)
+        everything = [*optimizer.variables, *variables]
+        reduction.choose(is_step, step, lambda: optimizer.iterations.assign_add(1), everything)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """For as long as a model is saved or loaded, :meth:`shown` leaves out the sums."""
+        self._is_hidden = True
+        try:
+            yield
+        finally:
+            self._is_hidden = False
+
+    def shown(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of an optimizer's variables that are to be seen now."""
+        if not self._is_hidden:
+            return list(variables)
+        own = {id(total) for total in self._sums.values()} | {id(self._counter)}
+        return [variable for variable in variables if id(variable) not in own]
+
+
+def _dense(gradient: Any, reduction: Reduction) -> Any:
+    if type(gradient).__name__ != "IndexedSlices":
+        return gradient
+    if not reduction.sparse_as_dense:
+        raise ValueError(
+            "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False: use "
+            "sparse_as_dense=True"
+        )
+    return keras.ops.convert_to_tensor(gradient)

@@ -1,0 +1,33 @@
+"""Where arrays cross between MXNet and the engine: by DLPack, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import torch
+
+
+def to_torch(arrays: Sequence[Any], *, for_writing: bool = False) -> list[torch.Tensor]:
+    """Torch tensors over the memory of MXNet arrays, once MXNet's own engine is done with them.
+
+    Raises:
+        ValueError: an array is sparse.
+    """
+    sparse = [array for array in arrays if array.stype != "default"]
+    if sparse:
+        raise ValueError(f"an array of storage type {sparse[0].stype} cannot be sent: use array.tostype('default')")
+    return [
+        torch.utils.dlpack.from_dlpack(array.to_dlpack_for_write() if for_writing else array.to_dlpack_for_read())
+        for array in arrays
+    ]
+
+
+def to_mxnet(tensors: Sequence[torch.Tensor], like: Sequence[Any]) -> list[Any]:
+    """MXNet arrays over the memory of torch tensors, of the kind (``mx.nd`` or ``mx.np``) of the arrays ``like``."""
+    arrays = [mx.nd.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)) for tensor in tensors]
+    return [
+        array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array
+        for array, model in zip(arrays, like, strict=True)
+    ]

@@ -1,0 +1,68 @@
+"""Making all ranks equal: parameters and any Python object, sent from one rank to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from hvd_cluster.engine import objects
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.mxnet.ops import broadcast_
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+    """Overwrite parameters with those of ``root_rank``, in place.
+
+    Args:
+        params: of ``block.collect_params()``, or a dict of names and arrays, alike on all ranks. A parameter whose
+            shape is not known yet is broadcast as soon as it is.
+        root_rank: the global rank whose values all get.
+        prefix: put in front of the names that the ranks are matched by, where two models have the same ones.
+
+    Raises:
+        ValueError: ``params`` is something else.
+    """
+    if not isinstance(params, (Mapping, mx.gluon.ParameterDict)):
+        raise ValueError(f"invalid params of type: {type(params)}")
+    for name, parameter in sorted(params.items()):
+        label = f"parameters.{prefix or ''}{name}"
+        if isinstance(parameter, mx.gluon.Parameter):
+            _broadcast_parameter(parameter, root_rank, label)
+        else:
+            broadcast_(parameter, root_rank, label)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Give every rank ``root_rank``'s object, which may be anything that cloudpickle takes."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Give every rank the objects of all ranks, in the order of the ranks."""
+    return objects.allgather_object(obj, name, process_set)
+
+
+def _broadcast_parameter(parameter: Any, root_rank: int, label: str) -> None:
+    def send() -> None:
+        value = parameter.list_data()[0]
+        broadcast_(value, root_rank, label)
+        parameter.set_data(value)  # on further devices
+
+    try:
+        parameter.list_data()
+    except mx.gluon.parameter.DeferredInitializationError:
+        finish = parameter._finish_deferred_init
+
+        def finish_and_send() -> None:
+            is_pending = bool(parameter._deferred_init)
+            finish()
+            if is_pending:
+                send()
+
+        parameter._finish_deferred_init = finish_and_send
+    else:
+        send()

@@ -1,0 +1,252 @@
+"""All collectives, of ``mx.nd`` and of ``mx.np`` arrays. They block: a result is there when the call returns.
+
+``priority`` is accepted by all of them, and without effect.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import Collective, rows_by_rank
+from hvd_cluster.mxnet.crossing import to_mxnet, to_torch
+
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> Any:
+    """Reduce an array over all ranks.
+
+    Args:
+        tensor: of any shape, equal in shape and type on all ranks.
+        average: deprecated; True is ``op=Average``, False is ``op=Sum``.
+        name: what the ranks are matched by.
+        priority: accepted, and without effect.
+        prescale_factor: multiplies the array before the reduction.
+        postscale_factor: multiplies it afterwards.
+        process_set: whose ranks take part.
+        op: Average (the default), Sum, Adasum, Min, Max or Product.
+
+    Returns:
+        A new array.
+
+    Raises:
+        ValueError: the array cannot be sent.
+        HorovodInternalError: the ranks disagree, or the job has ended.
+    """
+    factors = (prescale_factor, postscale_factor)
+    return grouped_allreduce([tensor], average, name, priority, *factors, process_set, op)[0]
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> Any:
+    """:func:`allreduce` in place; returns ``tensor``."""
+    factors = (prescale_factor, postscale_factor)
+    return grouped_allreduce_([tensor], average, name, priority, *factors, process_set, op)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> list[Any]:
+    """:func:`allreduce` of several arrays as one request: all of them are reduced, or none is."""
+    collective = _reduction(average, op, name, prescale_factor, postscale_factor, process_set)
+    return _results(collective, tensors)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> list[Any]:
+    """:func:`grouped_allreduce` in place; returns ``tensors``."""
+    collective = _reduction(average, op, name, prescale_factor, postscale_factor, process_set)
+    return _in_place(collective, tensors)
+
+
+def allgather(
+    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Concatenate the arrays of all ranks along the first dimension, whose length may differ between ranks."""
+    return grouped_allgather([tensor], name, priority, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """:func:`allgather` of several arrays as one request."""
+    return _results(Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name), tensors)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """A new array, of the values of the global rank ``root_rank``."""
+    collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=name, root=root_rank)
+    return _results(collective, [tensor])[0]
+
+
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """:func:`broadcast` in place; returns ``tensor``."""
+    collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=name, root=root_rank)
+    return _in_place(collective, [tensor])[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a slice of the rows to each rank.
+
+    Args:
+        tensor: shape (rows, ...).
+        splits: how many rows go to each rank: a list, or an int32 array of shape (ranks,). Without it the rows are
+            split equally.
+        name: what the ranks are matched by.
+        priority: accepted, and without effect.
+        process_set: whose ranks take part.
+
+    Returns:
+        The rows received, in the order of the ranks; with ``splits`` a pair of them and the rows that came from each.
+
+    Raises:
+        ValueError: ``splits`` does not describe ``tensor``.
+        HorovodInternalError: the ranks disagree, or the job has ended.
+    """
+    (sent,) = to_torch([tensor])
+    given = [] if splits is None else [torch.as_tensor(getattr(splits, "asnumpy", lambda: splits)()).int()]
+    collective = Collective(kind=Kind.ALLTOALL, process_set=process_set, name=name)
+    output, received = collective.begin([sent], splits=rows_by_rank(sent, given, process_set)).wait()
+    results = to_mxnet([output, received], [tensor, tensor])
+    return results[0] if splits is None else tuple(results)
+
+
+def reducescatter(
+    tensor: Any,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduce an array (Average or Sum) over all ranks and keep this rank's rows of the result."""
+    return grouped_reducescatter([tensor], op, name, priority, process_set, prescale_factor, postscale_factor)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """:func:`reducescatter` of several arrays as one request.
+
+    Raises:
+        ValueError: ``op`` is neither Average nor Sum.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    collective = Collective(
+        kind=Kind.REDUCESCATTER,
+        process_set=process_set,
+        name=name,
+        op=ReduceOp(op),
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+    )
+    return _results(collective, tensors)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all ranks have come here."""
+    Collective(kind=Kind.BARRIER, process_set=process_set).begin([]).wait()
+
+
+def _reduction(
+    average: bool | None,
+    op: ReduceOp | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Collective:
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
+    return Collective(
+        kind=Kind.ALLREDUCE,
+        process_set=process_set,
+        name=name,
+        op=ReduceOp.AVERAGE if op is None else ReduceOp(op),
+        prescale=prescale,
+        postscale=postscale,
+    )
+
+
+def _results(collective: Collective, arrays: Sequence[Any]) -> list[Any]:
+    """New arrays."""
+    if not arrays:
+        return []
+    return to_mxnet(collective.begin(to_torch(arrays)).wait(), arrays)
+
+
+def _in_place(collective: Collective, arrays: Sequence[Any]) -> list[Any]:
+    """The same arrays, overwritten."""
+    if arrays:
+        tensors = to_torch(arrays, for_writing=True)
+        for tensor, result in zip(tensors, collective.begin(tensors).wait(), strict=True):
+            if tensor.data_ptr() != result.data_ptr():
+                tensor.copy_(result)
+    return list(arrays)

@@ -1,0 +1,83 @@
+"""An optimizer of MXNet's Module API whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.mxnet.ops import grouped_allreduce_
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-ignore]
+    """An optimizer like ``optimizer`` that averages each gradient over the ranks before it applies it.
+
+    Args:
+        optimizer: any of MXNet's. All its attributes are this object's.
+        gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
+        num_groups: accepted, and without effect: what arrives together is reduced together.
+        process_set: whose ranks take part.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        # Not the base class's __init__: whatever it would set is the wrapped optimizer's.
+        del num_groups
+        self.wrapped_optimizer = optimizer
+        self._predivide_factor = gradient_predivide_factor
+        self._process_set = process_set
+
+    def __getattr__(self, item: str) -> Any:
+        if item == "wrapped_optimizer":
+            raise AttributeError(item)  # while it is unpickled
+        return getattr(self.wrapped_optimizer, item)
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self.wrapped_optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self.wrapped_optimizer.create_state_multi_precision(index, weight)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Reduce, and let the wrapped optimizer update."""
+        self._reduce(index, grad)
+        self.wrapped_optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Reduce, and let the wrapped optimizer update."""
+        self._reduce(index, grad)
+        self.wrapped_optimizer.update_multi_precision(index, weight, grad, state)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The wrapped optimizer's."""
+        self.wrapped_optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Any) -> None:
+        """The wrapped optimizer's."""
+        self.wrapped_optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Any) -> None:
+        """The wrapped optimizer's."""
+        self.wrapped_optimizer.set_wd_mult(args_wd_mult)
+
+    def _reduce(self, index: Any, grad: Any) -> None:
+        if self._process_set.size() == 1:
+            return
+        indices, gradients = (index, grad) if isinstance(index, (list, tuple)) else ([index], [grad])
+        grouped_allreduce_(
+            gradients,
+            name="optimizer." + ".".join(map(str, indices)),
+            prescale_factor=1.0 / self._predivide_factor,
+            postscale_factor=self._predivide_factor,
+            process_set=self._process_set,
+            op=ReduceOp.AVERAGE,
+        )

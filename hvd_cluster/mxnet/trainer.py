@@ -1,0 +1,68 @@
+"""A Gluon trainer whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from hvd_cluster.engine.parts import grouped
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.mxnet.compression import Compression, Compressor
+from hvd_cluster.mxnet.ops import grouped_allreduce
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
+    """``mx.gluon.Trainer`` that averages gradients over the ranks before each step, in as few requests as asked for.
+
+    Args:
+        params: of ``block.collect_params()``, alike on all ranks.
+        optimizer: as for ``mx.gluon.Trainer``; one that was wrapped by ``DistributedOptimizer`` is unwrapped.
+        optimizer_params: as for ``mx.gluon.Trainer``.
+        compression: how gradients travel.
+        gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
+        prefix: put in front of the name of the requests, where several trainers step in turns that differ.
+        num_groups: how many requests a step has; 0 for one.
+        process_set: whose ranks take part.
+
+    Raises:
+        ValueError: ``num_groups`` is negative.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any = None,
+        compression: type[Compressor] = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        optimizer = getattr(optimizer, "wrapped_optimizer", optimizer)
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        self._hvd_compression = compression
+        self._hvd_predivide_factor = gradient_predivide_factor
+        self._hvd_prefix = prefix or ""
+        self._hvd_num_groups = num_groups
+        self._hvd_process_set = process_set
+        grouped(num_groups, [None])
+
+    def _allreduce_grads(self) -> None:
+        if self._hvd_process_set.size() == 1:
+            return
+        gradients = [p.list_grad()[0] for p in self._params if p.grad_req != "null"]
+        for number, group in enumerate(grouped(self._hvd_num_groups or 1, range(len(gradients)))):
+            compressed = [self._hvd_compression.compress(gradients[index]) for index in group]
+            reduced = grouped_allreduce(
+                [tensor for tensor, _ in compressed],
+                name=f"{self._hvd_prefix}trainer.{number}",
+                prescale_factor=1.0 / self._hvd_predivide_factor,
+                postscale_factor=self._hvd_predivide_factor,
+                process_set=self._hvd_process_set,
+                op=ReduceOp.AVERAGE,
+            )
+            for index, tensor, (_, context) in zip(group, reduced, compressed, strict=True):
+                gradients[index][:] = self._hvd_compression.decompress(tensor, context)

@@ -1,0 +1,1 @@
+"""Input pipelines of TensorFlow that run in processes of their own: helpers for the tf.data service."""

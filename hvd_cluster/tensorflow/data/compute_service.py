@@ -1,0 +1,227 @@
+"""The tf.data service in two calls: workers of one job prepare what the ranks of another one train on.
+
+``hvdrun -np 4 python -m hvd_cluster.tensorflow.data.compute_worker service.json`` starts the workers; the training job
+reads the file with :meth:`TfDataServiceConfig.read` and gives it to :func:`send_to_data_service`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.engine import basics
+from hvd_cluster.tensorflow.data.registry import ComputeClient
+
+_SIDES = ("compute", "training")
+_next_job = itertools.count()
+
+
+@dataclass(frozen=True)
+class TfDataServiceConfig:
+    """Where a tf.data service is, and how it is made up.
+
+    Raises:
+        ValueError: a value has no meaning.
+    """
+
+    #: How many dispatchers there are: one for all ranks, or one for each.
+    dispatchers: int
+    workers_per_dispatcher: int
+    #: Who runs the dispatchers: "compute", the job of the workers, or "training".
+    dispatcher_side: str
+    #: "host:port" of the service's registry, one for each interface of its host.
+    addresses: list[str]
+    #: The registry's secret. Whoever holds it can take part.
+    key: bytes
+    #: Seconds to wait for a process that has not announced itself.
+    timeout: int = 60
+
+    def __post_init__(self) -> None:
+        if self.dispatcher_side not in _SIDES:
+            raise ValueError(f"dispatcher_side={self.dispatcher_side!r}: use 'compute' or 'training'")
+        if self.dispatchers < 1 or self.workers_per_dispatcher < 1:
+            raise ValueError(
+                f"dispatchers={self.dispatchers} and workers_per_dispatcher={self.workers_per_dispatcher} must be at "
+                "least 1"
+            )
+
+    def compute_client(self, verbose: int = 1) -> ComputeClient:
+        """A client of the registry; its ``shutdown()`` ends the workers."""
+        return ComputeClient(self.addresses, self.key, self.workers_per_dispatcher, self.timeout, verbose)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As values that JSON holds. The key is among them: do not print it."""
+        return {
+            "dispatchers": self.dispatchers,
+            "workers_per_dispatcher": self.workers_per_dispatcher,
+            "dispatcher_side": self.dispatcher_side,
+            "addresses": list(self.addresses),
+            "key": self.key.hex(),
+            "timeout": self.timeout,
+        }
+
+    @staticmethod
+    def from_dict(config: dict[str, Any]) -> TfDataServiceConfig:
+        """The inverse of :meth:`to_dict`."""
+        return TfDataServiceConfig(**{**config, "key": bytes.fromhex(config["key"])})
+
+    def write(self, filename: str) -> None:
+        """Write to a file that only this user can read; readers see all of it or nothing."""
+        path = Path(filename)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(self.to_dict(), file)
+        temporary.replace(path)
+
+    @staticmethod
+    def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
+        """Read what :meth:`write` wrote; waits for the file, if asked to, for as long as it takes.
+
+        Raises:
+            FileNotFoundError: there is none, and nobody wants to wait.
+        """
+        path = Path(filename)
+        while wait_for_file_creation and not path.exists():
+            time.sleep(0.2)
+        return TfDataServiceConfig.from_dict(json.loads(path.read_text()))
+
+
+@contextmanager
+def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
+    """Wait for this rank's dispatcher and its workers; on the training side, run the dispatcher meanwhile.
+
+    Args:
+        compute_config: the service.
+        rank: of the training process. With several dispatchers rank r has number ``r % dispatchers``; on the training
+            side rank r runs it, where there are so many.
+
+    Yields:
+        The address for ``tf.data.experimental.service.distribute(service=...)``.
+
+    Raises:
+        TimeoutError: a dispatcher or a worker has not come in time; the text names it.
+    """
+    client = compute_config.compute_client()
+    dispatcher_id = rank % compute_config.dispatchers
+    with ExitStack() as stack:
+        if compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers:
+            stack.enter_context(_dispatcher(client, dispatcher_id))
+        address = client.wait_for_dispatcher_registration(dispatcher_id, compute_config.timeout)
+        client.wait_for_dispatcher_worker_registration(dispatcher_id, compute_config.timeout)
+        yield f"grpc://{address}"
+
+
+def send_to_data_service(
+    dataset: Any,
+    compute_config: TfDataServiceConfig,
+    rank: int,
+    size: int | None = None,
+    processing_mode: str = "distributed_epoch",
+    reuse_dataset: bool = False,
+    round_robin: bool = False,
+) -> Any:
+    """Have the service's workers run the transformations of a dataset so far; also a method of ``tf.data.Dataset``.
+
+    Args:
+        dataset: what the workers are to prepare.
+        compute_config: a service whose dispatchers are on the compute side.
+        rank: of this training process.
+        size: number of training processes; needed for ``round_robin``.
+        processing_mode: as for ``tf.data.experimental.service.distribute``.
+        reuse_dataset: all ranks share one pass over the dataset, instead of one each. They have to call this for the
+            same datasets in the same order.
+        round_robin: deal the batches to the ranks in turn, so that all ranks work on batches of one kind; only with
+            ``reuse_dataset``, one dispatcher and a dataset without an end.
+
+    Returns:
+        The dataset of what the workers send.
+
+    Raises:
+        RuntimeError: the dispatchers are on the training side: use :func:`tf_data_service`, which runs them.
+        ValueError: ``round_robin`` without what it needs.
+        TimeoutError: the service is not there in time.
+    """
+    if compute_config.dispatcher_side == "training":
+        raise RuntimeError(
+            "send_to_data_service() does not run a dispatcher, and dispatcher_side is 'training': use "
+            "`with tf_data_service(compute_config, rank) as address:` and tf.data.experimental.service.distribute()"
+        )
+    deals = reuse_dataset and round_robin
+    if deals and (size is None or compute_config.dispatchers > 1):
+        raise ValueError("round_robin=True needs the argument size, and one dispatcher for all ranks")
+    with tf_data_service(compute_config, rank) as address:
+        return dataset.apply(
+            tf.data.experimental.service.distribute(
+                processing_mode=processing_mode,
+                service=address,
+                # The service gives whoever names a job that job's elements, whatever dataset comes with the name.
+                job_name=f"job.{next(_next_job)}" if reuse_dataset else None,
+                consumer_index=rank if deals else None,
+                num_consumers=size if deals else None,
+            )
+        )
+
+
+tf.data.Dataset.send_to_data_service = send_to_data_service
+
+
+def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
+    """One worker of the service, and the dispatcher where it is this worker's to run; returns after ``shutdown()``.
+
+    Call it after ``hvd.init()``, on as many ranks as the service has workers.
+
+    Raises:
+        TimeoutError: the dispatcher has not come in time.
+    """
+    client = compute_config.compute_client()
+    index = basics.rank()
+    dispatcher_id, number = divmod(index, compute_config.workers_per_dispatcher)
+    with ExitStack() as stack:
+        if compute_config.dispatcher_side == "compute" and number == 0:
+            stack.enter_context(_dispatcher(client, dispatcher_id))
+        dispatcher = client.wait_for_dispatcher_registration(dispatcher_id, compute_config.timeout)
+        stack.enter_context(_worker(client, dispatcher, compute_config.timeout))
+        client.register_worker_for_dispatcher(dispatcher_id, index)
+        client.wait_for_shutdown()
+
+
+@contextmanager
+def _dispatcher(client: ComputeClient, dispatcher_id: int) -> Iterator[None]:
+    server = tf.data.experimental.service.DispatchServer(tf.data.experimental.service.DispatcherConfig(port=0))
+    with _stopped_behind(server._stop):
+        port = server.target.rpartition(":")[2]
+        client.register_dispatcher(dispatcher_id, f"{client.local_host()}:{port}")
+        yield
+
+
+@contextmanager
+def _worker(client: ComputeClient, dispatcher_address: str, timeout_s: float) -> Iterator[None]:
+    # TensorFlow puts the port that it takes in place of %port%.
+    config = tf.data.experimental.service.WorkerConfig(
+        dispatcher_address=dispatcher_address,
+        worker_address=f"{client.local_host()}:%port%",
+        port=0,
+        heartbeat_interval_ms=1000,
+        dispatcher_timeout_ms=int(timeout_s * 1000),
+    )
+    with _stopped_behind(tf.data.experimental.service.WorkerServer(config)._stop):
+        yield
+
+
+@contextmanager
+def _stopped_behind(stop: Callable[[], None]) -> Iterator[None]:
+    """TensorFlow stops a server when it is collected, which is too late to count on; there is no public way."""
+    try:
+        yield
+    finally:
+        stop()

@@ -1,0 +1,92 @@
+"""Adasum for ``tf.compat.v1`` optimizers: every rank takes its own steps, and the changes of the weights are combined.
+
+Adasum (arXiv:2006.02924) combines directions in which the loss falls. What Adam or a momentum makes of a gradient is
+such a direction, their combined gradient's is not; so it is the deltas that travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.tensorflow.aggregation import local_variable, operations
+from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
+from hvd_cluster.tensorflow.wrapping import WrappingOptimizer
+
+
+class DeltaOptimizer(WrappingOptimizer):
+    """Applies this rank's own gradients, and combines the changes of several steps by Adasum.
+
+    Works eagerly, in a ``tf.function`` and in v1 graphs.
+
+    Args:
+        optimizer: the wrapped one.
+        name: of this one.
+        use_locking: as for ``tf.compat.v1.train.Optimizer``.
+        reducer: combines; its op is Adasum.
+        steps_per_combination: how many steps a rank takes alone. With more than one a v1 graph keeps where they began
+            in local variables, which ``tf.compat.v1.local_variables_initializer()`` makes.
+    """
+
+    def __init__(
+        self, optimizer: Any, name: str, use_locking: bool, reducer: GradientReducer, steps_per_combination: int
+    ) -> None:
+        super().__init__(optimizer, name, use_locking, reducer)
+        self._steps_per_combination = steps_per_combination
+        self._counter: Any = None
+        #: Where each variable stood when its rank began to step alone, by the identity of the variable.
+        self._starts: dict[int, Any] = {}
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The (gradient, variable) pairs of the wrapped optimizer: this rank's own."""
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Take this rank's step, and where it is time to combine the changes of all ranks.
+
+        Raises:
+            NotImplementedError: the number of ranks is no power of two.
+            tf.errors.OpError: the ranks disagree, or the job has ended.
+        """
+        pairs = list(grads_and_vars)
+        variables = [variable for gradient, variable in pairs if gradient is not None]
+        starts, is_last = self._begin(variables)
+        with tf.control_dependencies(operations(starts)):
+            applied = self._optimizer.apply_gradients(pairs, global_step, name)
+        with tf.control_dependencies(operations([applied])):
+            if is_last is None:
+                combined = self._combine(variables, starts)
+            else:
+                combined = tf.cond(is_last, lambda: self._combine(variables, starts), lambda: tf.constant(False))
+        return None if tf.executing_eagerly() else tf.group(combined)
+
+    def _begin(self, variables: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
+        """Where the variables stood, and whether this step is combined; None for always."""
+        if self._steps_per_combination == 1:
+            # A copy, since a variable may be stepped in place.
+            return [tf.raw_ops.DeepCopy(x=variable.read_value()) for variable in variables], None
+        with tf.init_scope():
+            if self._counter is None:
+                self._counter = local_variable(tf.zeros((), tf.int32), "hvd_steps")
+            for variable in variables:
+                if variable_key(variable) not in self._starts:
+                    zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
+                    self._starts[variable_key(variable)] = local_variable(zeros, "hvd_start")
+        number = self._counter.assign_add(1, read_value=True)
+        is_first = tf.equal(number % self._steps_per_combination, 1)
+        starts = []
+        for variable in variables:
+            kept = self._starts[variable_key(variable)]
+            starts.append(kept.assign(tf.where(is_first, variable.read_value(), kept), read_value=True))
+        return [tf.identity(start) for start in starts], tf.equal(number % self._steps_per_combination, 0)
+
+    def _combine(self, variables: Sequence[Any], starts: Sequence[tf.Tensor]) -> tf.Tensor:
+        deltas = [variable.read_value() - start for variable, start in zip(variables, starts, strict=True)]
+        combined = self._reducer(deltas, variables, "adasum")
+        assigned = [
+            variable.assign(start + delta) for variable, start, delta in zip(variables, starts, combined, strict=True)
+        ]
+        with tf.control_dependencies(operations(assigned)):
+            return tf.constant(True)

@@ -1,0 +1,43 @@
+"""What the two wrappers of ``tf.compat.v1`` optimizers have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
+
+_V1Optimizer: Any = tf.compat.v1.train.Optimizer
+
+
+class WrappingOptimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
+    """A v1 optimizer whose state is that of another one.
+
+    Args:
+        optimizer: the wrapped one.
+        name: of this one.
+        use_locking: as for ``tf.compat.v1.train.Optimizer``.
+        reducer: how gradients become those of all ranks.
+    """
+
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, reducer: GradientReducer) -> None:
+        super().__init__(use_locking=use_locking, name=name)
+        self._optimizer = optimizer
+        self._reducer = reducer
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        self._reducer.local_keys.add(variable_key(var))
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """A slot of the wrapped optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """The slots of the wrapped optimizer."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """The variables of the wrapped optimizer."""
+        return self._optimizer.variables(*args, **kwargs)

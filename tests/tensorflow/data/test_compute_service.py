@@ -1,0 +1,124 @@
+"""A tf.data service of two workers under hvdrun, and two training ranks that read from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHIM = Path(__file__).parents[3] / "hvd_cluster/compat/shim"
+WORKER = {"ours": "hvd_cluster.tensorflow.data.compute_worker", "Horovod's": "horovod.tensorflow.data.compute_worker"}
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Any]:
+    """``serve(module, *flags)`` starts two workers; gives their config file. They have to end well by themselves."""
+    started: list[subprocess.Popen[bytes]] = []
+    log = tmp_path / "log"
+
+    def start(module: str, *flags: str) -> str:
+        config = str(tmp_path / "service.json")
+        command = [sys.executable, "-m", "hvd_cluster.launch.cli.main", "-np", "2", "--as-horovod"]
+        quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        with log.open("wb") as out:
+            started.append(
+                subprocess.Popen(
+                    [*command, sys.executable, "-m", module, config, *flags],
+                    stdout=out,
+                    stderr=out,
+                    env=os.environ | quiet,
+                )
+            )
+        return config
+
+    try:
+        yield start
+        for process in started:
+            assert process.wait(60) == 0, log.read_text()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_two_ranks_share_one_pass_that_two_workers_prepare(two: Any, serve: Any) -> None:
+    config = serve(WORKER["Horovod's"])
+
+    def fn(hvd: Any, path: str) -> list[Any]:
+        import tensorflow as tf
+
+        from hvd_cluster.tensorflow.data.compute_service import TfDataServiceConfig
+
+        config = TfDataServiceConfig.read(path, wait_for_file_creation=True)
+        dataset = tf.data.Dataset.range(40).map(lambda x: x * x)
+        shared = dataset.send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=True)
+        seen = [int(value) for value in shared]
+        own = [int(value) for value in dataset.send_to_data_service(config, hvd.rank(), hvd.size())]
+        endless = dataset.repeat().batch(4)
+        options = {"processing_mode": "parallel_epochs", "reuse_dataset": True, "round_robin": True}
+        dealt = iter(endless.send_to_data_service(config, hvd.rank(), hvd.size(), **options))
+        batches = [len(next(dealt)) for _ in range(3)]
+        del dealt
+        hvd.barrier()
+        if hvd.rank() == 0:
+            config.compute_client().shutdown()
+        return [seen, own, batches]
+
+    (seen, own, batches), (other_seen, other_own, _) = two(fn, config)
+    squares = [number * number for number in range(40)]
+    assert sorted(seen + other_seen) == squares
+    assert sorted(own) == sorted(other_own) == squares
+    assert batches == [4, 4, 4]
+
+
+@pytest.mark.slow
+def test_dispatchers_on_the_training_side_serve_a_rank_each(two: Any, serve: Any) -> None:
+    config = serve(WORKER["ours"], "--dispatchers", "2", "--dispatcher-side", "training")
+
+    def fn(hvd: Any, path: str) -> list[Any]:
+        import tensorflow as tf
+
+        from hvd_cluster.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+
+        config = TfDataServiceConfig.read(path, wait_for_file_creation=True)
+        dataset = tf.data.Dataset.range(10)
+        try:
+            dataset.send_to_data_service(config, hvd.rank())
+        except RuntimeError as error:
+            refused = "tf_data_service(compute_config, rank)" in str(error)
+        with tf_data_service(config, hvd.rank()) as address:
+            distribute = tf.data.experimental.service.distribute(processing_mode="parallel_epochs", service=address)
+            seen = [int(value) for value in dataset.apply(distribute)]
+            hvd.barrier()
+            if hvd.rank() == 0:
+                config.compute_client().shutdown()
+        return [refused, sorted(seen)]
+
+    assert two(fn, config) == [[True, list(range(10))]] * 2  # one worker for each
+
+
+def test_a_config_survives_a_file_that_only_its_user_can_read(two: Any, tmp_path: Path) -> None:
+    def fn(hvd: Any, path: str) -> list[Any]:
+        from pathlib import Path
+
+        from hvd_cluster.tensorflow.data.compute_service import TfDataServiceConfig
+
+        if hvd.rank() == 0:
+            TfDataServiceConfig(1, 2, "compute", ["127.0.0.1:1"], b"secret", timeout=5).write(path)
+        config = TfDataServiceConfig.read(path, wait_for_file_creation=True)
+        refused = []
+        for arguments in ((1, 1, "somewhere"), (0, 1, "compute")):
+            try:
+                TfDataServiceConfig(*arguments, [], b"")
+            except ValueError as error:
+                refused.append(str(error)[:11])
+        return [config.key, config.timeout, oct(Path(path).stat().st_mode & 0o777), refused]
+
+    expected = [b"secret", 5, "0o600", ["dispatcher_", "dispatchers"]]
+    assert two(fn, str(tmp_path / "config.json")) == [expected] * 2
