@@ -135,6 +135,8 @@ class Settings:
     spark_start_timeout_s: float = _knob("HOROVOD_SPARK_START_TIMEOUT", 600.0, _above_zero)
     #: Addresses of the GPUs that Spark gave to this worker, with commas between; the launcher on Spark sets it.
     spark_gpus: str = _knob("HOROVOD_SPARK_GPUS", "", str)
+    #: Folder of this host with the rows that came to this worker's task without a store; the launcher on Spark sets it.
+    rows_dir: str = _knob("HOROVOD_ROWS_DIR", "", str)
     #: Worker, log and timeline messages at or above this level.
     log_level: str = _knob("HOROVOD_LOG_LEVEL", "warning", _log_level)
 

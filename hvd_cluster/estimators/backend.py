@@ -39,7 +39,7 @@ class Backend(ABC):
         """Raise where the workers can be seen to have no place; called before the data is written."""
 
 
-class _Launcher(Backend):
+class LauncherBackend(Backend):
     """A backend whose workers a ``run`` of this package starts."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
@@ -54,8 +54,9 @@ class _Launcher(Backend):
         kwargs: Mapping[str, Any] | None = None,
         env: Any = None,
         on_event: OnEvent | None = None,
+        **more: Any,
     ) -> list[Any]:
-        more = {"on_event": on_event, **self._kwargs}
+        more = {"on_event": on_event, **self._kwargs, **more}
         environment = {**self._env, **(env or {})}
         results: list[Any] = self._launch()(
             fn, tuple(args), dict(kwargs or {}), num_proc=self.num_processes(), env=environment, **more
@@ -67,7 +68,7 @@ class _Launcher(Backend):
         """The function that starts the workers."""
 
 
-class LocalBackend(_Launcher):
+class LocalBackend(LauncherBackend):
     """Workers are processes of this machine.
 
     Args:
@@ -86,7 +87,7 @@ class LocalBackend(_Launcher):
         return self._num_proc or 1
 
 
-class SparkBackend(_Launcher):
+class SparkBackend(LauncherBackend):
     """Workers are child processes of the tasks of a Spark barrier stage, on a classic or a Connect session.
 
     Args:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from hvd_cluster.estimators.checkpoint import Checkpoint
+    from hvd_cluster.estimators.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Prepared:
 
     #: What they read; where ``rows`` are given, a few rows of the same columns, to try the model on.
     dataset: Dataset
-    #: Rows that go to the workers without a store; what the backend takes as ``rows``.
+    #: Rows that go to the workers without a store; see :class:`hvd_cluster.estimators.arrived_rows.Arriving`.
     rows: Any = None
 
 
@@ -70,7 +71,7 @@ class DistributedEstimator(Stage, Estimator):
         """The spec (a ``FitSpec``) of the run over the materialised ``dataset``, tried on a few rows."""
 
     @abstractmethod
-    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | Snapshot | None:
         """The run's checkpoint, tried on the model and the optimizer; None where there is none.
 
         Raises:
@@ -108,7 +109,13 @@ class DistributedEstimator(Stage, Estimator):
 
                 yield Prepared(*feed(dataset, store, **given))
                 return
-            written = materialize(dataset, store, **given)
+            data = dataset
+            if kind is Frame.RAY:
+                from hvd_cluster.estimators import ray_data
+
+                ray_data.require_shared(self._value("store"))
+                data = ray_data.parts_of(dataset, self._read_columns(names))
+            written = materialize(data, store, **given)
             try:
                 yield Prepared(written)
             finally:
@@ -178,14 +185,15 @@ class DistributedEstimator(Stage, Estimator):
                     callbacks = [*self._value("driver_callbacks"), *tracker.callbacks]
                     epochs = EpochListener(callbacks, found.epochs if found is not None else 0)
                     with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
+                        train_fn = self._train_fn()
                         run = DriverRun(
                             backend=backend,
-                            train_fn=self._train_fn(),
+                            train_fn=train_fn if data.rows is None else data.rows.wrapped(train_fn),
                             store=store,
                             max_restarts=self._value("max_restarts"),
                             bar=bar,
                             epochs=epochs,
-                            rows=data.rows,
+                            rows=None if data.rows is None else data.rows.rows,
                         )
                         results = run.results(spec)
                     epochs.hear(results[0].history)
@@ -201,7 +209,7 @@ class DistributedEstimator(Stage, Estimator):
         value = self._value
         same = (
             "batch_size", "epochs", "shuffle", "train_steps_per_epoch", "validation_steps_per_epoch",
-            "reader_pool_type", "inmemory_cache_all", "transformation_fn", "data_module", "gradient_compression",
+            "reader_pool_type", "inmemory_cache_all", "data_module", "gradient_compression",
             "backward_passes_per_step", "scale_lr", "use_gpu", "mp_start_method", "verbose",
             "checkpoint_every_epochs", "checkpoint_every_steps",
         )  # fmt: skip
@@ -214,10 +222,15 @@ class DistributedEstimator(Stage, Estimator):
             "val_batch_size": value("val_batch_size") or value("batch_size"),
             "train_reader_threads": value("train_reader_num_workers"),
             "val_reader_threads": value("val_reader_num_workers"),
+            "transformation_fn": self._transformation(),
             "callbacks": tuple(value("callbacks") or []),
             "data_module_args": {name: value(name) for name in names if value(name) is not None},
             **{name: value(name) for name in same},
         }
+
+    def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+        """The function from row to row that the readers apply."""
+        return self._value("transformation_fn")  # type: ignore[no-any-return]
 
     def _inputs(self, dataset: Dataset) -> Inputs:
         """The columns of ``dataset`` by what they are for; dtypes are settled by the trial."""
@@ -241,7 +254,7 @@ class DistributedEstimator(Stage, Estimator):
             seed=seed,
             shuffle=False,
             remainder="pad",
-            transformation_fn=self._value("transformation_fn"),
+            transformation_fn=self._transformation(),
             num_threads=1,
         )
         return next(reader.epoch(0))
@@ -323,6 +336,11 @@ class DistributedEstimator(Stage, Estimator):
         if wrong:
             raise ValueError("\n".join(wrong))
 
+    def _read_columns(self, names: list[str]) -> list[str]:
+        """Every column that is read from the data: those for workers, and the one that marks validation rows."""
+        marks = [self._value("validation")] if isinstance(self._value("validation"), str) else []
+        return [*self._columns(names), *marks]
+
     def _check_picklable(self) -> None:
         """Name what cannot travel to the workers, before anything is written."""
 
@@ -344,6 +362,10 @@ class DistributedEstimator(Stage, Estimator):
         num_proc, verbose = self._value("num_proc"), self._value("verbose")
         if kind is Frame.SPARK:
             return SparkBackend(num_proc, verbose=verbose, spark=data.sparkSession)
+        if kind is Frame.RAY:
+            from hvd_cluster.estimators.ray_backend import backend_for
+
+            return backend_for(num_proc, use_gpu=self._value("use_gpu"), verbose=verbose)
         return LocalBackend(num_proc, verbose=verbose)
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ class Steps:
     ) -> Steps:
         """With the scheduler and the scaler that the spec asks for, at their beginning."""
         scheduler = spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None
-        scaler = torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None  # type: ignore[attr-defined]
+        scaler = torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None
         return cls(spec, device, model, optimizer, objective, scheduler, scaler)
 
     def train(

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ _PIECE_BYTES = 32 << 20
 Row = tuple[int, str, bytes]
 
 
-def perform(context: Any, versions: dict[str, str], plan: bytes, call: Any) -> list[Row]:
+def perform(
+    context: Any, versions: dict[str, str], plan: bytes, call: Any, variables: Mapping[str, str] | None = None
+) -> list[Row]:
     """Run the workers of this task to their end.
 
     Args:
@@ -36,6 +38,7 @@ def perform(context: Any, versions: dict[str, str], plan: bytes, call: Any) -> l
         versions: those of the driver, readable whatever version wrote ``plan``.
         plan: a pickled :class:`Plan`.
         call: the packed call as :meth:`Session.ship` sent it.
+        variables: of this task's workers alone.
 
     Returns:
         The rows as (seat, kind, data): pieces of signed outcomes, or "problem"s in words.
@@ -45,6 +48,8 @@ def perform(context: Any, versions: dict[str, str], plan: bytes, call: Any) -> l
         greetings = greeting.exchange(context, greeting.refusal(task, Versions(**versions)))
         return _problems(task, [one.problem for one in greetings])
     job: Plan = pickle.loads(plan)  # Spark brought it, as it brought this function
+    if variables:
+        job = replace(job, env={**job.env, **variables})
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(DriverLine(job.driver_addresses, job.secret))
         driver.tell(messages.Seated(task, socket.gethostname()))

@@ -21,6 +21,7 @@ from hvd_cluster.spark.arguments import (
     wrong_variables,
 )
 from hvd_cluster.spark.job import Job
+from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import active
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def run(
     workers_per_task: int = 1,
     resource_profile: Any = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
+    rows: Rows | None = None,
 ) -> list[Any]:
     """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, child processes of the tasks of one Spark job.
 
@@ -77,6 +79,7 @@ def run(
         resource_profile: a ``pyspark.resource.ResourceProfile`` that says what each task needs, in place of the
             session's settings; from Spark 4.0 on, on the clusters for which Spark supports such a profile.
         on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
+        rows: rows of a DataFrame for the tasks, see :class:`hvd_cluster.spark.rows.Rows`; they are made in this job.
 
     Returns:
         What ``fn`` returned on rank 0, rank 1, ...
@@ -120,6 +123,7 @@ def run(
         executable=executable,
         print_line=printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
         on_event=on_event,
+        rows=rows,
     )
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 

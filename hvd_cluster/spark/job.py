@@ -22,6 +22,7 @@ from hvd_cluster.spark import messages, preflight, task
 from hvd_cluster.spark.listener import Listener
 from hvd_cluster.spark.plan import Plan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
+from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import Session
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Job:
         executable: the Python that runs the workers; None for the executors' own.
         print_line: gets (rank, stream, line) of every line of the workers, in the calling thread.
         on_event: gets (rank, fields) of every progress report, in the calling thread.
+        rows: what the tasks get before their workers start; None for nothing.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Job:
         executable: str | None,
         print_line: OnLine,
         on_event: Callable[[int, dict[str, Any]], None] | None,
+        rows: Rows | None = None,
     ) -> None:
         self._session = session
+        self._input = rows
         self._num_tasks = num_tasks
         self._workers_per_task = workers_per_task
         self._profile = profile
@@ -128,12 +132,17 @@ class Job:
             versions=versions,
         )
         function = task.task_for(
-            "hvd_cluster.spark.barrier", (asdict(versions), pickle.dumps(plan), shipped), barrier=True
+            "hvd_cluster.spark.barrier",
+            (asdict(versions), pickle.dumps(plan), shipped),
+            barrier=True,
+            receiver="" if self._input is None else self._input.receiver,
         )
 
         def submit() -> None:
             try:
-                self._rows = self._session.run_tasks(self._num_tasks, function, barrier=True, profile=self._profile)
+                self._rows = self._session.run_tasks(
+                    self._num_tasks, function, barrier=True, profile=self._profile, rows=self._input
+                )
             except BaseException as error:  # noqa: BLE001  the calling thread decides what it means
                 self._error = error
             finally:
@@ -169,7 +178,8 @@ class Job:
         if self._progress.started:
             return True
         running = self._session.running_tasks(self._tag)
-        return running is not None and running >= self._num_tasks
+        # The tasks that make the rows come first, and may be fewer.
+        return running is not None and running >= (self._num_tasks if self._input is None else 1)
 
     def _can_tell(self) -> bool:
         """Whether the silence of the tasks means that they have not started."""

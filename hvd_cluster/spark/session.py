@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.errors import LaunchError, MissingExtraError
+from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.slots import Slots
 from hvd_cluster.spark.task import SCHEMA
 
@@ -31,7 +32,13 @@ class Session(abc.ABC):
         self.spark = spark
 
     def run_tasks(
-        self, count: int, function: Callable[[Iterable[Any]], Iterator[Any]], *, barrier: bool, profile: Any = None
+        self,
+        count: int,
+        function: Callable[[Iterable[Any]], Iterator[Any]],
+        *,
+        barrier: bool,
+        profile: Any = None,
+        rows: Rows | None = None,
     ) -> list[Any]:
         """Run ``function`` in ``count`` tasks of one Spark job, and wait for their rows.
 
@@ -40,11 +47,12 @@ class Session(abc.ABC):
             function: what :func:`hvd_cluster.spark.task.task_for` returned.
             barrier: all start together, or none.
             profile: a ``pyspark.resource.ResourceProfile`` for them; None for what the session's settings say.
+            rows: what the tasks read; None for nothing.
         """
-        frame: DataFrame = self.spark.range(0, count, 1, count)
+        frame: DataFrame = self.spark.range(0, count, 1, count) if rows is None else rows.for_tasks(count)
         more = {} if profile is None else {"profile": profile}
-        rows: list[Any] = frame.mapInArrow(function, SCHEMA, barrier=barrier, **more).collect()
-        return rows
+        found: list[Any] = frame.mapInArrow(function, SCHEMA, barrier=barrier, **more).collect()
+        return found
 
     def takes_profiles(self) -> bool:
         """Whether this Spark lets the tasks of a DataFrame have a resource profile: since 4.0."""

@@ -14,7 +14,9 @@ from typing import Any
 SCHEMA = "seat int, kind string, part int, data binary"
 
 
-def task_for(module: str, arguments: tuple[Any, ...], *, barrier: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def task_for(
+    module: str, arguments: tuple[Any, ...], *, barrier: bool, receiver: str = ""
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """The function for ``mapInArrow``.
 
     Args:
@@ -22,6 +24,7 @@ def task_for(module: str, arguments: tuple[Any, ...], *, barrier: bool) -> Calla
             (seat, kind, data), those with the pieces of one value in their order.
         arguments: plain data, or what :meth:`Session.ship` returned.
         barrier: it is a task of a barrier stage; the others then wait for its word.
+        receiver: what takes the task's rows, see :class:`hvd_cluster.spark.rows.Rows`; empty where they say nothing.
     """
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
@@ -33,8 +36,6 @@ def task_for(module: str, arguments: tuple[Any, ...], *, barrier: bool) -> Calla
         import pyarrow as pa
         from pyspark import BarrierTaskContext, TaskContext
 
-        for _ in batches:  # Spark wants its input read
-            pass
         context = BarrierTaskContext.get() if barrier else TaskContext.get()
         try:
             work = importlib.import_module(module)
@@ -48,7 +49,15 @@ def task_for(module: str, arguments: tuple[Any, ...], *, barrier: bool) -> Calla
                 context.allGather(json.dumps({"seat": seat, "problem": problem}))
             rows = [(seat, "problem", problem.encode())]
         else:
-            rows = work.perform(context, *arguments)
+            if receiver:
+                from hvd_cluster.spark.rows import received
+
+                with received(receiver, batches) as variables:
+                    rows = work.perform(context, *arguments, variables)
+            else:
+                rows = work.perform(context, *arguments)
+        for _ in batches:  # Spark wants its input read
+            pass
         for part, (seat, kind, data) in enumerate(rows):
             yield pa.RecordBatch.from_arrays(
                 [

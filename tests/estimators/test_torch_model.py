@@ -12,8 +12,8 @@ import torch
 from hvd_cluster.data.schema import Kind
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
-from hvd_cluster.estimators.output_columns import VECTOR
 from hvd_cluster.estimators.metadata import output_type
+from hvd_cluster.estimators.output_columns import VECTOR
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

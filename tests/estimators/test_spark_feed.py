@@ -1,0 +1,87 @@
+"""Fits of Spark DataFrames without a store: the rows go through the barrier stage to the workers' own disks."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.errors import DataError, WorkerFailedError
+from hvd_cluster.estimators import TorchEstimator
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = 230
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, features, a):
+        return self.last(F.dropout(torch.tanh(self.first(torch.cat([features, a], dim=1))), 0.2, self.training))
+
+
+def estimator(loss=F.mse_loss, **params):
+    net = Net()
+    given = {
+        "feature_cols": ["features", "a"],
+        "label_cols": ["y"],
+        "input_shapes": [[-1, 3], [-1, 1]],
+        "batch_size": 8,
+        "epochs": 2,
+        "num_proc": 2,
+        "random_seed": 5,
+        "verbose": 0,
+        "validation": 0.2,
+        **params,
+    }
+    return TorchEstimator(model=net, optimizer=torch.optim.Adam(net.parameters(), lr=0.01), loss=loss, **given)
+
+
+@pytest.fixture
+def data(spark):
+    """A vector column, a number, and what they come to; in five partitions."""
+    from pyspark.ml.feature import VectorAssembler
+
+    rng = np.random.default_rng(7)
+    values = rng.normal(size=(ROWS, 5)).tolist()
+    frame = spark.createDataFrame(values, ["x0", "x1", "x2", "a", "noise"]).repartition(5)
+    frame = frame.selectExpr("*", "x0 - 2 * x1 + 0.5 * x2 + a + 0.1 * noise AS y")
+    return VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features").transform(frame)
+
+
+def what_was_learned(model):
+    losses = [(record["train"]["loss"], record["validation"]["loss"]) for record in model.getHistory()]
+    return {name: value.tolist() for name, value in model.getModel().state_dict().items()}, losses
+
+
+@pytest.mark.spark("local-cluster", "connect")
+def test_the_weights_are_those_of_a_fit_through_a_store(data, tmp_path):
+    through_store = estimator(store=tmp_path / "work").fit(data)
+    before = set(Path(tempfile.gettempdir()).glob("hvd*"))
+    straight = estimator().fit(data)
+    assert what_was_learned(straight) == what_was_learned(through_store)
+    assert straight.transform(data).count() == ROWS
+    assert set(Path(tempfile.gettempdir()).glob("hvd*")) == before
+
+
+@pytest.mark.spark("local")
+def test_nulls_are_named_as_they_are_with_a_store(data):
+    holes = data.selectExpr("features", "IF(x0 > 0.5, NULL, a) AS a", "y")
+    with pytest.raises((DataError, WorkerFailedError), match="'a'.*null"):
+        estimator().fit(holes)
+
+
+@pytest.mark.spark("local")
+def test_a_frame_without_rows_is_refused_before_workers_start(data):
+    with pytest.raises(DataError, match="the data has no rows"):
+        estimator().fit(data.where("a > 1000"))

@@ -1,0 +1,66 @@
+"""Spark fits of which a worker, a Python task or an executor is killed; runs on every kind of session."""
+
+from __future__ import annotations
+
+import random
+
+import cloudpickle
+import numpy as np
+import pytest
+import survivors
+import torch.nn.functional as F
+from survivors import KillingLoss, estimator, what_was_learned
+
+cloudpickle.register_pickle_by_value(survivors)
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ROWS = 230
+
+
+@pytest.fixture
+def data(spark):
+    values = np.random.default_rng(7).normal(size=(ROWS, 4))
+    rows = [(row.tolist(), float(row.sum())) for row in values]
+    return spark.createDataFrame(rows, "x array<double>, y double").repartition(3)
+
+
+@pytest.fixture(scope="module")
+def learned_undisturbed():
+    """What a fit without a death learns; one for the whole session."""
+    return {}
+
+
+def undisturbed(data, kept, **params):
+    if not kept:
+        kept.update(learned=what_was_learned(estimator(F.mse_loss, num_proc=2, **params).fit(data)))
+    return kept["learned"]
+
+
+@pytest.mark.parametrize("where", ["store", "no store"])
+@pytest.mark.parametrize("victim", ["worker", "task", "executor"])
+def test_a_death_amid_an_epoch_changes_nothing(
+    data, spark_master, tmp_path, learned_undisturbed, caplog, victim, where
+):
+    if victim == "executor" and spark_master in ("local", "connect"):
+        pytest.skip("the executor is the driver's own JVM")
+    expected = undisturbed(data, learned_undisturbed, store=tmp_path / "undisturbed")
+    loss = KillingLoss([tmp_path / "killed"], at=17, victim=victim)
+    store = {"store": tmp_path / "work"} if where == "store" else {}
+    killed = estimator(loss, num_proc=2, **store).fit(data)
+    assert (tmp_path / "killed").exists()
+    assert what_was_learned(killed) == expected
+    assert [text for text in caplog.messages if "(1 of at most 3 times)" in text]
+
+
+@pytest.mark.spark("local-cluster", "connect")
+def test_twenty_kills_in_a_row_change_nothing(data, spark_master, tmp_path, learned_undisturbed):
+    expected = undisturbed(data, learned_undisturbed, store=tmp_path / "undisturbed")
+    victims = ["worker", "task", "executor"] if spark_master == "local-cluster" else ["worker", "task"]
+    draw = random.Random(5)
+    for turn in range(20):
+        mark = tmp_path / f"killed-{turn}"
+        loss = KillingLoss([mark], rank=draw.randrange(2), at=draw.randrange(2, 34), victim=draw.choice(victims))
+        store = {"store": tmp_path / f"work-{turn}"} if turn % 2 else {}
+        assert what_was_learned(estimator(loss, num_proc=2, **store).fit(data)) == expected, turn
+        assert mark.exists(), turn
