@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import census, content_address, manifest, parquet, retention, schema_spark
@@ -35,7 +36,20 @@ _MIN_GROUP_ROWS = 256
 
 NO_ROWS_TEXT = "the data has no rows: check the filters and joins that made it"
 
-__all__ = ["Dataset", "RowGroup", "Split", "materialize"]
+__all__ = ["Dataset", "OnPart", "RemoteParts", "RowGroup", "Split", "materialize"]
+
+#: Writes one part, given its number and its batches; what it came to, as plain data. It can be pickled.
+OnPart = Callable[[int, Iterator[Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RemoteParts:
+    """Data that lies in parts on other machines, where functions can be run over each."""
+
+    #: ``pyarrow.Schema`` of every part.
+    schema: Any
+    #: Runs a function over every part, where that lies; its answers, in any order.
+    each: Callable[[OnPart], list[dict[str, Any]]]
 
 
 def materialize(
@@ -62,7 +76,8 @@ def materialize(
     delivers its partitions in the same way.
 
     Args:
-        data: Spark or pandas DataFrame, ``pyarrow.Table``, or the path or URL of a Parquet file or folder.
+        data: Spark or pandas DataFrame, ``pyarrow.Table``, the path or URL of a Parquet file or folder, or
+            :class:`RemoteParts` of the columns that are needed.
         store: where to write.
         columns: the columns that are needed: features, labels, weights.
         validation: share of the rows, in [0, 1); or the name of a column, bool or numeric, that is true or > 0 for rows
@@ -107,6 +122,8 @@ def materialize(
     package = type(data).__module__.split(".")[0]
     if isinstance(data, str) or hasattr(data, "__fspath__"):
         return writer.from_parquet(normalize(data))
+    if isinstance(data, RemoteParts):
+        return writer.from_parts(data)
     if package == "pyspark":
         return writer.from_spark(data)
     if package == "pandas":
@@ -172,10 +189,20 @@ class _Materializer:
             parts = selected.coalesce(self.num_groups)
             with FinishedParts(plan, self.progress):
                 collected = map_batches(parts, write, "report string").collect()
-            answers = [json.loads(row["report"]) for row in collected]
-            errors = sorted({answer["error"] for answer in answers if "error" in answer})
-            census.require(errors)
-            return self._dataset(plan, [PartReport.from_json(answer) for answer in answers], folders)
+            return self._reported(plan, [json.loads(row["report"]) for row in collected], folders)
+
+    def from_parts(self, parts: RemoteParts) -> Dataset:
+        """The parts are written where they lie."""
+        plan = self._plan(self._arrow_schema(parts.schema), MAX_GROUP_ROWS)
+        with DatasetFolders(self.store, plan.folders) as folders:
+            with FinishedParts(plan, self.progress):
+                answers = parts.each(functools.partial(_report, plan))
+            return self._reported(plan, answers, folders)
+
+    def _reported(self, plan: PartPlan, answers: list[dict[str, Any]], folders: DatasetFolders) -> Dataset:
+        """The data set that writers elsewhere have told of."""
+        census.require(sorted({answer["error"] for answer in answers if "error" in answer}))
+        return self._dataset(plan, [PartReport.from_json(answer) for answer in answers], folders)
 
     def from_table(self, table: pa.Table) -> Dataset:
         """This process writes."""

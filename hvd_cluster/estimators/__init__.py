@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.backend import Backend as Backend
     from hvd_cluster.estimators.backend import LocalBackend as LocalBackend
     from hvd_cluster.estimators.backend import SparkBackend as SparkBackend
+    from hvd_cluster.estimators.lightning_estimator import LightningEstimator as LightningEstimator
+    from hvd_cluster.estimators.ray_backend import RayBackend as RayBackend
     from hvd_cluster.estimators.torch_estimator import TorchEstimator as TorchEstimator
     from hvd_cluster.estimators.torch_model import TorchModel as TorchModel
 
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
 _HOMES = {
     "Backend": "backend",
+    "LightningEstimator": "lightning_estimator",
     "LocalBackend": "backend",
+    "RayBackend": "ray_backend",
     "SparkBackend": "backend",
     "TorchEstimator": "torch_estimator",
     "TorchModel": "torch_model",
 }
 
-__all__ = ["Backend", "LocalBackend", "SparkBackend", "TorchEstimator", "TorchModel"]
+__all__ = ["Backend", "LightningEstimator", "LocalBackend", "RayBackend", "SparkBackend", "TorchEstimator", "TorchModel"]
 
 
 def __getattr__(name: str) -> Any:

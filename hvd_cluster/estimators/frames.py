@@ -16,6 +16,7 @@ class Frame(enum.Enum):
     PANDAS = "a pandas DataFrame"
     ARROW = "a pyarrow Table"
     PARQUET = "a Parquet path"
+    RAY = "a Ray Dataset"
 
 
 def kind_of(data: Any) -> Frame:
@@ -34,6 +35,8 @@ def kind_of(data: Any) -> Frame:
             return Frame.PANDAS
         if package == "pyarrow" and cls.__name__ == "Table":
             return Frame.ARROW
+        if package == "ray" and cls.__name__ == "Dataset":
+            return Frame.RAY
     wanted = ", ".join(kind.value for kind in Frame)
     raise DataError(f"data of type {type(data).__module__}.{type(data).__qualname__} is not supported: give {wanted}")
 
@@ -47,6 +50,8 @@ def column_names(data: Any) -> list[str]:
     kind = kind_of(data)
     if kind is Frame.ARROW:
         return list(data.column_names)
+    if kind is Frame.RAY:
+        return [str(name) for name in data.columns()]
     if kind is Frame.PARQUET:
         return _parquet_columns(os.fspath(data))
     return [str(name) for name in data.columns]

@@ -103,6 +103,11 @@ class FittedModel(Stage, Model):
         scorer = self._checked_scorer(column_names(dataset), on_spark=kind is Frame.SPARK)
         if kind is Frame.SPARK:
             return self._transform_spark(dataset, scorer)
+        if kind is Frame.RAY:
+            from hvd_cluster.estimators import ray_data
+
+            predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
+            return ray_data.transform(dataset, scorer, cloudpickle.dumps(self._portable_model()), predict_fn)
         named = zip((column.name for column in scorer.columns), self._score(dataset, scorer), strict=True)
         if kind is Frame.ARROW:
             for name, column in named:

@@ -75,7 +75,7 @@ class RayHostDiscovery(HostDiscovery):
         self.gpus_per_slot = gpus_per_slot if gpus_per_worker is None else gpus_per_worker
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """Address -> workers that find room there. Nodes that share an address, as a test cluster's, go by their ids."""
+        """Address -> workers that find room there. Nodes that share an address go by their ids."""
         resources = WorkerResources(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
         living = nodes.living()
         shared = Counter(node.address for node in living)

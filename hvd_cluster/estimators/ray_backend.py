@@ -1,0 +1,49 @@
+"""Fits whose workers are Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hvd_cluster.estimators.backend import LauncherBackend
+
+
+class RayBackend(LauncherBackend):
+    """Workers are actors of a Ray cluster, in a placement group of their own or in the one that the program is in.
+
+    Args:
+        num_proc: how many; as many as there are free GPUs (or, without ``use_gpu``, CPUs) in the cluster if not given,
+            or as the placement group that the program is in has room for.
+        env: variables for the workers.
+        kwargs: further arguments of :func:`hvd_cluster.ray.run`, such as ``use_gpu``, ``cpus_per_worker``, ``verbose``,
+            ``stdout``, ``stderr`` or ``placement_group_timeout``.
+    """
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
+        super().__init__(num_proc, env, **kwargs)
+
+    def _launch(self) -> Callable[..., list[Any]]:
+        from hvd_cluster.ray.function import run
+
+        return run
+
+    def num_processes(self) -> int:
+        """The number of workers; asks the cluster once where it was not given.
+
+        Raises:
+            NotEnoughSlotsError: there is no room for one.
+        """
+        if self._num_proc is None:
+            from hvd_cluster.ray.room import num_workers_that_fit
+
+            names = ("cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group")
+            self._num_proc = num_workers_that_fit(**{n: self._kwargs[n] for n in names if n in self._kwargs})
+        return self._num_proc
+
+
+def backend_for(num_proc: int | None, *, use_gpu: bool, verbose: int) -> RayBackend:
+    """The backend of a fit of a Ray Dataset: on GPUs where the cluster has any, and the estimator may use them."""
+    from hvd_cluster.ray.session import connect
+
+    has_gpus = connect().cluster_resources().get("GPU", 0) > 0
+    return RayBackend(num_proc, use_gpu=use_gpu and has_gpus, verbose=verbose)

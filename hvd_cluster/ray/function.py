@@ -1,0 +1,85 @@
+"""``hvd_cluster.ray.run``: a function on every worker of a Ray cluster, its results by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from hvd_cluster.launch.arguments import wrong_num_proc
+from hvd_cluster.launch.logs import printer
+from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.ray.actor import Ears, Order
+from hvd_cluster.ray.adapter import checked_variables
+from hvd_cluster.ray.executor import packed_strategy, worker_resources, wrong_resources
+from hvd_cluster.ray.fixed import FixedCrew
+from hvd_cluster.ray.settings import MiniSettings
+from hvd_cluster.ray.static import packed
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    cpus_per_worker: float = 1,
+    use_gpu: bool = False,
+    gpus_per_worker: float | None = None,
+    use_current_placement_group: bool = True,
+    env: Mapping[str, Any] | None = None,
+    start_timeout: float = 300,
+    placement_group_timeout: float = 100,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Any = None,
+    prefix_output_with_timestamp: bool = False,
+    on_event: OnEvent | None = None,
+) -> list[Any]:
+    """Run ``fn(*args, **kwargs)`` in ``num_proc`` actors that form one world, and end them.
+
+    Args:
+        fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
+        args: positional arguments of ``fn``.
+        kwargs: keyword arguments of ``fn``.
+        num_proc: number of workers; inside a placement group None stands for as many as it has room for.
+        cpus_per_worker, use_gpu, gpus_per_worker, use_current_placement_group: see
+            :class:`~hvd_cluster.ray.executor.RayExecutor`.
+        env: variables for the workers; a value of None removes one.
+        start_timeout: seconds for all workers to report, once there is room for them.
+        placement_group_timeout: seconds to wait for room in the cluster.
+        stdout: a text stream for the lines that workers write to stdout, ``[rank]<stdout>:`` in front; by default the
+            driver's.
+        stderr: likewise for stderr.
+        verbose: 0 drops the workers' output unless ``stdout`` or ``stderr`` is given.
+        nics: network interface for the workers' data.
+        prefix_output_with_timestamp: put the time in front of each line of output.
+        on_event: gets the rank and the fields of each ``launch.progress.report``, from another thread.
+
+    Returns:
+        What ``fn`` returned on rank 0, rank 1, ...
+
+    Raises:
+        ValueError: an argument that cannot be right.
+        StartTimeoutError, NotEnoughSlotsError, WorkerFailedError, LaunchError: as
+            :class:`~hvd_cluster.ray.executor.RayExecutor` raises them.
+    """
+    if wrong := [*wrong_num_proc(num_proc), *wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)]:
+        raise ValueError("; ".join(wrong))
+    call = packed(fn, args, kwargs)
+    resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+    crew = FixedCrew(
+        packed_strategy(num_proc, resources, use_current_placement_group),
+        Ears(
+            printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
+            on_event or ignore_event,
+        ),
+        {**MiniSettings(nics=nics).environment, **checked_variables(env)},
+        placement_timeout_s=placement_group_timeout,
+        start_timeout_s=start_timeout,
+    )
+    try:
+        crew.start(None)
+        return crew.call(Order("perform", (call, False)))
+    finally:
+        crew.close()

@@ -1,0 +1,34 @@
+"""How many workers find room now?"""
+
+from __future__ import annotations
+
+from hvd_cluster.errors import NotEnoughSlotsError
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.executor import packed_strategy, worker_resources
+from hvd_cluster.ray.resources import listed
+from hvd_cluster.ray.session import connect
+
+
+def num_workers_that_fit(
+    cpus_per_worker: float = 1,
+    use_gpu: bool = False,
+    gpus_per_worker: float | None = None,
+    use_current_placement_group: bool = True,
+) -> int:
+    """Workers for which there is room now: in the placement group that the program is in, or else in the cluster.
+
+    Raises:
+        NotEnoughSlotsError: there is room for none.
+    """
+    resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+    ray = connect()
+    if use_current_placement_group and ray.util.get_current_placement_group() is not None:
+        room = packed_strategy(None, resources, use_current=True).num_workers
+    else:
+        room = sum(resources.slots(free) for free in nodes.free_by_node().values())
+    if not room:
+        raise NotEnoughSlotsError(
+            f"no node has {listed(resources.bundle())} free for a worker: end what else runs there, or give num_proc "
+            "to wait for room"
+        )
+    return room
