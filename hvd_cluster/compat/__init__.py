@@ -4,7 +4,8 @@
 :mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses: two libraries cannot answer
 for one name, and half of a program on each would wait for the other for ever.
 
-Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.data.petastorm`.
+Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.data.petastorm`; where Databricks'
+sparkdl is not, ``from sparkdl import HorovodRunner`` to :mod:`hvd_cluster.spark.horovod_runner`.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def _install() -> None:
             "(pip uninstall horovod), or import hvd_cluster's own names, such as hvd_cluster.torch, without compat."
         )
     serve("horovod", first=True)
-    # petastorm's own package, where it is installed and imports, comes before ours.
+    # Their own packages, where they are installed and import, come before ours.
     serve("petastorm", first=False)
+    serve("sparkdl", first=False)
 
 
 _install()

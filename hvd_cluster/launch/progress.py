@@ -17,13 +17,18 @@ def report(**fields: Any) -> None:
     Raises:
         TypeError: a value cannot be written as JSON.
     """
-    if _send is None or os.getpid() != _owner_pid:
+    if _send is None or not is_attached():
         return
     try:
         event = json.dumps(fields)
     except (TypeError, ValueError) as error:
         raise TypeError(f"progress must be plain data that JSON can hold: {error}") from None
     _send(event.encode())
+
+
+def is_attached() -> bool:
+    """Whether this process is a worker whose reports go anywhere."""
+    return _send is not None and os.getpid() == _owner_pid
 
 
 def attach(send: Callable[[bytes], None] | None) -> None:

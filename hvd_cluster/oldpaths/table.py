@@ -79,6 +79,24 @@ TABLE: Mapping[str, Row] = {
     "mxnet.compression": Row(module="hvd_cluster.mxnet.compression"),
     "mxnet.functions": Row(module="hvd_cluster.mxnet.functions"),
     "mxnet.mpi_ops": Row(module="hvd_cluster.mxnet.ops", names=_BASICS),
+    "ray": Row(module="hvd_cluster.ray"),
+    "ray.adapter": Row(module="hvd_cluster.ray.adapter"),
+    "ray.elastic": Row(module="hvd_cluster.ray.elastic"),
+    "ray.elastic_v2": Row(
+        names=_from("hvd_cluster.ray.elastic", "RayHostDiscovery", "TestDiscovery")
+        | _from("hvd_cluster.ray.elastic_adapter", "ElasticAdapter")
+    ),
+    "ray.ray_logger": Row(module="hvd_cluster.ray.ray_logger"),
+    "ray.runner": Row(
+        names=_from("hvd_cluster.ray.executor", "RayExecutor")
+        | _from("hvd_cluster.ray.coordinator", "Coordinator")
+        | _from("hvd_cluster.ray.settings", "MiniSettings")
+        | _from("hvd_cluster.ray.static", "StaticAdapter")
+        | _from("hvd_cluster.ray.worker", "BaseHorovodWorker")
+    ),
+    "ray.strategy": Row(module="hvd_cluster.ray.strategy"),
+    "ray.utils": Row(names={"nics_to_env_var": "hvd_cluster.ray.settings:nics_to_env_var"}),
+    "ray.worker": Row(module="hvd_cluster.ray.worker"),
     "runner": Row(names=_RUN),
     "runner.common.service.compute_service": Row(
         names=_from("hvd_cluster.tensorflow.data.registry", "ComputeService", "ComputeClient")

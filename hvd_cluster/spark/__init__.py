@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from hvd_cluster.spark.elastic.function import run_elastic
 from hvd_cluster.spark.function import run
+from hvd_cluster.spark.horovod_runner import HorovodRunner
 
-__all__ = ["run", "run_elastic"]
+__all__ = ["HorovodRunner", "run", "run_elastic"]

@@ -66,14 +66,14 @@ def test_the_private_files_of_the_spark_package_stay_private() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import horovod.spark.task.gloo_exec_fn",
-        "import horovod.spark, hvd_cluster.spark.task\nfrom horovod.spark import task",
-        "import horovod.spark.task",
+        "import horovod.spark.job.gloo_exec_fn",
+        "import horovod.spark, hvd_cluster.spark.job\nfrom horovod.spark import job",
+        "import horovod.spark.job",
     ],
 )
 def test_a_path_that_is_not_served_names_itself_and_the_guide(code: str, tmp_path: Path) -> None:
     text = printed(code, tmp_path)
-    assert text.startswith("ModuleNotFoundError: No module named 'horovod.spark.task'")
+    assert text.startswith("ModuleNotFoundError: No module named 'horovod.spark.job'")
     assert "docs/migrating.md" in text
 
 

@@ -1,0 +1,92 @@
+"""``HorovodRunner``, as programs for Databricks use it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.local import run as run_here
+from hvd_cluster.spark.driver_log import show
+from hvd_cluster.spark.function import run as run_on_spark
+
+logger = logging.getLogger(__name__)
+
+_VERBOSITIES = ("all", "log_callback_only")
+
+
+class HorovodRunner:
+    """Runs a training function on Spark, or for debugging in processes of the driver's own machine.
+
+    Args:
+        np: so many workers, each in a Spark task, once there are that many slots. Below 0: ``-np`` processes of this
+            machine, whose output is shown. 0, which is deprecated: as many workers as the cluster has slots.
+        driver_log_verbosity: "all" shows every worker's output here; "log_callback_only" only what they send with
+            :func:`~hvd_cluster.spark.driver_log.log_to_driver` or a ``LogCallback``.
+
+    Raises:
+        ValueError: ``np`` is no whole number, or the verbosity is neither of these.
+    """
+
+    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+        wrong = []
+        if isinstance(np, bool) or not isinstance(np, int):
+            wrong.append(f"np={np!r} must be a whole number")
+        if driver_log_verbosity not in _VERBOSITIES:
+            wrong.append(f"driver_log_verbosity={driver_log_verbosity!r} must be one of {', '.join(_VERBOSITIES)}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if np == 0:
+            warnings.warn(
+                "HorovodRunner(np=0) is deprecated: say how many workers it is to use", DeprecationWarning, stacklevel=2
+            )
+        #: The ``np`` of the constructor.
+        self.num_processor = np
+        self.driver_log_verbosity = driver_log_verbosity
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call ``main(**kwargs)`` on every worker. Says first how much of it travels.
+
+        Returns:
+            What rank 0 returned.
+
+        Raises:
+            WorkerFailedError: a worker raised, exited or was killed; the user's traceback comes first.
+            NotEnoughSlotsError: the cluster can never have that many slots.
+            LaunchError: no session, or something that cannot be pickled.
+        """
+        self._say(f"HorovodRunner: {_described(main, kwargs)}")
+        if self.num_processor < 0:
+            return run_here(main, (), kwargs, num_proc=-self.num_processor, on_event=show)[0]
+        verbose = int(self.driver_log_verbosity == "all")
+        if not verbose:
+            self._say(
+                'Of the workers\' output only log_to_driver() is shown; driver_log_verbosity="all" shows all of it.'
+            )
+        num_proc = self.num_processor or None
+        return run_on_spark(main, (), kwargs, num_proc=num_proc, verbose=verbose, on_event=show)[0]
+
+    @staticmethod
+    def _say(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def _described(main: Callable[..., Any], kwargs: dict[str, Any]) -> str:
+    """What of a call travels to the workers, in words."""
+    name = getattr(main, "__qualname__", type(main).__qualname__)
+    captured = ", ".join(_captured(main)) or "nothing"
+    size = len(pack(main, (), kwargs))
+    return f"{name} and its arguments are {size:,} bytes when pickled; it captures {captured}."
+
+
+def _captured(main: Callable[..., Any]) -> list[str]:
+    """The names from outside that a function takes along."""
+    if not inspect.isfunction(main):
+        return []
+    found = inspect.getclosurevars(main)
+    return sorted({*found.nonlocals, *found.globals})
