@@ -83,11 +83,16 @@ def probe(
     raise DataError(f"{max(refusals, key=lambda refusal: refusal.progress)}\n{_shapes_text(inputs, batch, schema)}")
 
 
+def floating_dtype(model: torch.nn.Module) -> str:
+    """torch's name of the model's floating dtype."""
+    return _name(next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32))
+
+
 def _choices(
     model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor]
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """dtypes of features and labels to try, most welcome first."""
-    floating = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+    floating: torch.dtype = getattr(torch, floating_dtype(model))
 
     def wanted(names: Sequence[str], own: bool) -> tuple[str, ...]:
         dtypes = (batch[name].dtype for name in names)

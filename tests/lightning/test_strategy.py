@@ -337,7 +337,7 @@ def test_a_torchmetrics_metric_counts_the_rows_of_all_ranks(two: Any) -> None:
             net.log("val_error", net.error)
 
         net.validation_step = validation_step
-        _, trainer = fitted(hvd, whole=False, net=net)
+        _, trainer = fitted(hvd, whole=False, net=net, max_epochs=1, num_sanity_val_steps=0)
         x, y = data(16).tensors
         with torch.no_grad():
             expected = float((net.layers(x) - y).pow(2).mean())

@@ -1,0 +1,73 @@
+"""The params that LightningEstimator has beside those of all estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_cluster.estimators import values
+from hvd_cluster.estimators.params import Row
+from hvd_cluster.estimators.values import whole
+
+
+def queue_size(value: Any) -> int | float:
+    """Batches, or a share of the steps of an epoch.
+
+    Raises:
+        RuntimeError: it is neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise RuntimeError(
+            f"an async_data_loader_queue_size of {value!r} makes no sense: give a number of batches (int), or a share "
+            "of the steps of an epoch (float)"
+        )
+    return value
+
+
+def gpus(value: Any) -> int:
+    """How many GPUs a worker has."""
+    if isinstance(value, bool) or not isinstance(value, int) or value not in (0, 1):
+        raise ValueError("must be 1, or 0 for the CPU: a worker trains on one GPU, so give more workers (num_proc)")
+    return value
+
+
+def arguments(value: Any) -> dict[str, Any]:
+    """Keyword arguments."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a dict of keyword arguments")
+    return dict(value)
+
+
+def scale_lr(value: Any) -> bool:
+    """Only False: the module makes its optimizers itself."""
+    if value is not False:
+        raise ValueError("must be False: multiply the rate by hvd.size() in configure_optimizers()")
+    return False
+
+
+_SHARE = "; handed to data_module, while our own reader bounds what waits by bytes"
+
+LIGHTNING_ROWS = (
+    Row("input_shapes", None, "shape of each feature column's batch, -1 for the rows; None: as stored", values.shapes),
+    Row(
+        "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
+    ),
+    Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
+    Row("scale_lr", False, "the learning rate is that of configure_optimizers(), for any number of workers", scale_lr),
+    Row("num_gpus", None, "GPUs of a worker: 1, or 0 for none; None: as use_gpu says", gpus),
+    Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, where it is installed"),
+    Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1), optional=False),
+    Row("profiler", None, "a Lightning profiler, or its name"),
+    Row("terminate_on_nan", False, "end the fit when the loss is not a finite number", values.flag, optional=False),
+    Row("trainer_args", None, "further arguments of the Trainer, over ours", arguments),
+    Row("loader_num_epochs", None, "epochs of the loader; handed to data_module", whole(1)),
+    Row("debug_data_loader", False, "have loaders say what they do; handed to data_module", values.flag),
+    Row("train_async_data_loader_queue_size", None, "batches in advance, or a share of the steps" + _SHARE, queue_size),
+    Row("val_async_data_loader_queue_size", None, "the same for validation", queue_size),
+    Row(
+        "transformation_edit_fields",
+        None,
+        "what transformation_fn changes: list of (name, numpy dtype, shape, is nullable)",
+        values.items,
+    ),
+    Row("transformation_removed_fields", None, "columns that transformation_fn takes away", values.column_names),
+)
