@@ -41,11 +41,7 @@ class MiniSettings:
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which workers take the interface that the user wants."""
-        names = [self.nics] if isinstance(self.nics, str) else sorted(self.nics or ())
-        names = [name for text in names for name in text.split(",") if name]
-        if len(names) > 1:
-            logger.warning("of nics=%s only %s is used", ",".join(names), names[0])
-        return {"HOROVOD_GLOO_IFACE": names[0]} if names else {}
+        return nics_to_env_var(self.nics)
 
 
 @dataclass
@@ -65,6 +61,15 @@ class ElasticSettings(MiniSettings):
     #: Finds the nodes, where ``override_discovery=False`` lets the program choose.
     discovery: HostDiscovery | None = None
     elastic: bool = True
+
+
+def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:
+    """The variables by which workers take a network interface: one of ``nics``, or whichever there is for None."""
+    names = [nics] if isinstance(nics, str) else sorted(nics or ())
+    names = [name for text in names for name in text.split(",") if name]
+    if len(names) > 1:
+        logger.warning("of nics=%s only %s is used", ",".join(names), names[0])
+    return {"HOROVOD_GLOO_IFACE": names[0]} if names else {}
 
 
 def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:

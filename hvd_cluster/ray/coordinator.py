@@ -1,0 +1,85 @@
+"""Coordinator: places workers that a program has started by itself, as Horovod's programs for other schedulers do."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.settings import MiniSettings
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology, join_address
+
+
+class Coordinator:
+    """Collects where workers are, and tells each its place. Ranks of one node must follow each other.
+
+    Args:
+        settings: of ``RayExecutor.create_settings``.
+    """
+
+    def __init__(self, settings: MiniSettings) -> None:
+        self.settings = settings
+        self._nodes: dict[int, str] = {}
+        self._hostnames: dict[int, str] = {}
+        self._server: KeyValueServer | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Workers that have been registered."""
+        return len(self._nodes)
+
+    @property
+    def hostnames(self) -> set[str]:
+        """What their machines call themselves."""
+        return set(self._hostnames.values())
+
+    @property
+    def node_id_string(self) -> str:
+        """ "node:workers" for each node, joined by commas, in the order of the ranks."""
+        on_nodes = [self._nodes[rank] for rank in sorted(self._nodes)]
+        return ",".join(f"{node}:{on_nodes.count(node)}" for node in dict.fromkeys(on_nodes))
+
+    def register(self, hostname: str, node_id: str, world_rank: int) -> None:
+        """A worker of that rank is on that node."""
+        self._hostnames[world_rank], self._nodes[world_rank] = hostname, node_id
+
+    def finalize_registration(self) -> dict[int, dict[str, Any]]:
+        """Rank -> the variables of its place on its node and over the nodes.
+
+        Raises:
+            ValueError: nobody has registered, or the ranks of a node do not follow each other.
+        """
+        placements = place([Seat(rank, node, self._hostnames[rank]) for rank, node in self._nodes.items()])
+        if [placement.seat.index for placement in placements] != list(range(len(placements))):
+            raise ValueError(f"the ranks of one node must follow each other, from 0 on: {self._nodes}")
+        return {
+            placement.rank: {
+                "HOROVOD_CROSS_RANK": placement.cross_rank,
+                "HOROVOD_CROSS_SIZE": placement.cross_size,
+                "HOROVOD_LOCAL_RANK": placement.local_rank,
+                "HOROVOD_LOCAL_SIZE": placement.local_size,
+            }
+            for placement in placements
+        }
+
+    def establish_rendezvous(self) -> dict[str, str]:
+        """Open the job's store in this process; the variables by which workers find it."""
+        secret = new_secret()
+        self._server = KeyValueServer(secret, "0.0.0.0")
+        shared = Topology(
+            rendezvous=join_address(nodes.own_address(), self._server.port),
+            secret=secret,
+            job_id=uuid.uuid4().hex[:12],
+        ).to_env()
+        own = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS", "HOROVOD_HOSTNAME", "RANK", "WORLD")
+        own += ("LOCAL_", "GROUP_")
+        shared = {name: value for name, value in shared.items() if not name.startswith(own)}
+        return {**shared, **self.settings.environment}
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._server is not None:
+            self._server.close()

@@ -1,0 +1,125 @@
+"""``hvd`` inside Ray Train: what HorovodTrainer gave before Ray removed it.
+
+>>> from hvd_cluster.ray.train import HorovodTrainer
+>>> result = HorovodTrainer(train_loop, scaling_config=ScalingConfig(num_workers=4, use_gpu=True)).fit()
+
+Ray Train starts the workers, restarts them, and keeps metrics and checkpoints; the loop calls ``hvd.init()`` and
+``ray.train.report(metrics, checkpoint=...)``. Any other trainer over DataParallelTrainer takes
+``backend_config=HorovodConfig()``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology, export, join_address
+
+#: Of the worker of rank 0, which the job's rendezvous lives and dies with.
+_held: list[Any] = []
+
+
+@dataclass
+class HorovodConfig(BackendConfig):
+    """Lets the workers of a Ray Train run form a world.
+
+    Args:
+        nics: network interface for the workers' data; by default the one that reaches rank 0's node.
+        timeout_s: seconds that the workers wait for each other in ``hvd.init()``.
+    """
+
+    nics: str | None = None
+    timeout_s: float = 300
+
+    @property
+    def backend_cls(self) -> type[HorovodBackend]:
+        """What Ray Train makes of this."""
+        return HorovodBackend
+
+
+class HorovodBackend(Backend):
+    """Gives each worker its place before Ray Train calls the user's function."""
+
+    #: Each worker sees the GPUs of all workers of its node, so that ``set_device(local_rank())`` picks its own.
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+        """The workers are up, and have not begun."""
+        size = len(worker_group)
+        where = worker_group.execute(_where)
+        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
+        store_port, master_port = worker_group.execute_single(0, _serve, secret)
+        nodes, addresses = zip(*where, strict=True)
+        for rank, address in enumerate(addresses):
+            topology = Topology(
+                rank=rank,
+                size=size,
+                local_size=size,
+                local_rank=rank,
+                host=address,
+                rendezvous=join_address(addresses[0], store_port),
+                master=join_address(addresses[0], master_port),
+                secret=secret,
+                job_id=job_id,
+                launcher="hvd_cluster",
+            )
+            worker_group.execute_single(rank, _settle, topology.placed(nodes), backend_config)
+
+    def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+        """The run is over, or its workers are replaced."""
+        worker_group.execute_single(0, _stop_serving)
+
+
+def _where() -> tuple[str, str]:
+    """In a worker: the id and the address of its node."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+
+def _serve(secret: bytes) -> tuple[int, int]:
+    """In rank 0: open the job's store; its port, and one for torch.distributed."""
+    _stop_serving()
+    _held[:] = [KeyValueServer(secret, "0.0.0.0"), ReservedPort("0.0.0.0")]
+    server, master = _held
+    return server.port, master.port
+
+
+def _stop_serving() -> None:
+    while _held:
+        _held.pop().close()
+
+
+def _settle(topology: Topology, config: HorovodConfig) -> None:
+    """In a worker: take its place."""
+    interface = {"HOROVOD_GLOO_IFACE": config.nics} if config.nics else {}
+    timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{config.timeout_s:g}"}
+    export({**topology.to_env(), **interface, **timeout})
+
+
+class HorovodTrainer(DataParallelTrainer):
+    """A Ray Train run whose workers form a world of hvd's.
+
+    Args:
+        train_loop_per_worker: what every worker calls, with ``train_loop_config`` if it takes an argument.
+        horovod_config: the backend's settings.
+        arguments: those of DataParallelTrainer: ``train_loop_config``, ``scaling_config``, ``run_config``,
+            ``datasets``, ...
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        horovod_config: HorovodConfig | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(train_loop_per_worker, backend_config=horovod_config or HorovodConfig(), **arguments)
