@@ -5,7 +5,7 @@ The beginnings of the texts are those that Horovod's users match on.
 
 from __future__ import annotations
 
-from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
+from hvd_cluster.engine.signature import Key, Kind, Signature, TensorMeta
 
 
 def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_rank: int) -> str:

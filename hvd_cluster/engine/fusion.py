@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_cluster.engine.request import Kind, Signature
+from hvd_cluster.engine.signature import Kind, Signature
 
 #: Each tensor starts at a multiple of this in a bucket, so that vectorised copies and additions stay aligned.
 ALIGNMENT_BYTES = 64

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from hvd_cluster.engine.disagreement import explain, not_with_join
 from hvd_cluster.engine.fusion import plan_buckets
-from hvd_cluster.engine.request import Key, Kind, Signature
+from hvd_cluster.engine.signature import Key, Kind, Signature
 from hvd_cluster.engine.tree import Place
 
 #: A node that has nothing to say still tells its parent after so many messages how far it has read the log.

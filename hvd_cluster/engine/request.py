@@ -1,44 +1,40 @@
-"""What one rank asks of the engine: a request, the part of it that all ranks must agree on, and a handle to wait on."""
+"""What one rank asks of the engine: a request, and a handle to wait on. What ranks must agree on is the signature."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from hvd_cluster.engine.signature import (
+    OPEN_KINDS,
+    Key,
+    Kind,
+    ReduceOp,
+    Signature,
+    TensorMeta,
+    element_dtype,
+)
 
-class ReduceOp(IntEnum):
-    """How the tensors of all ranks become one."""
+__all__ = [
+    "OPEN_KINDS",
+    "REDUCED_DTYPES",
+    "Handle",
+    "Key",
+    "Kind",
+    "ReduceOp",
+    "Request",
+    "Signature",
+    "TensorMeta",
+    "describe",
+    "dtype_name",
+    "element_dtype",
+]
 
-    AVERAGE = 0
-    SUM = 1
-    ADASUM = 2
-    MIN = 3
-    MAX = 4
-    PRODUCT = 5
-
-
-class Kind(str, Enum):
-    """The collective operations. The value is the prefix of a request's name."""
-
-    ALLREDUCE = "allreduce"
-    ALLGATHER = "allgather"
-    BROADCAST = "broadcast"
-    ALLTOALL = "alltoall"
-    REDUCESCATTER = "reducescatter"
-    BARRIER = "barrier"
-    ADD_PROCESS_SET = "add_process_set"
-    REMOVE_PROCESS_SET = "remove_process_set"
-
-
-#: Ranks may differ in the first dimension of these.
-OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 #: Element types that every collective takes.
 REDUCED_DTYPES = frozenset(
     {
@@ -54,56 +50,6 @@ REDUCED_DTYPES = frozenset(
         torch.float64,
     }
 )
-
-#: (process set id, request name): what requests of different ranks are matched by.
-Key = tuple[int, str]
-
-
-class TensorMeta(NamedTuple):
-    """What the ranks must agree on about one tensor."""
-
-    #: torch's name of the element type, e.g. "float32".
-    dtype: str
-    #: The tensor's shape; the first dimension of an allgather or alltoall, which may differ between ranks, is -1.
-    shape: tuple[int, ...]
-    #: "cpu" or "cuda".
-    device: str
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of the tensor; meaningless where the first dimension is -1."""
-        return math.prod(self.shape)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the tensor; meaningless where the first dimension is -1."""
-        return self.num_elements * element_dtype(self.dtype).itemsize
-
-
-class Signature(NamedTuple):
-    """What must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
-
-    kind: Kind
-    #: One entry, or one for each tensor of a group.
-    tensors: tuple[TensorMeta, ...] = ()
-    op: ReduceOp = ReduceOp.SUM
-    #: Global rank that a broadcast starts from.
-    root: int = -1
-    prescale: float = 1.0
-    postscale: float = 1.0
-    #: The ranks of a process set to add or remove.
-    ranks: tuple[int, ...] = ()
-    #: torch's name of the element type in which floating-point tensors travel and are added; "" for their own.
-    wire: str = ""
-
-    def wire_dtype(self, own: torch.dtype) -> torch.dtype:
-        """The element type in which tensors of type ``own`` travel."""
-        return element_dtype(self.wire) if self.wire and own.is_floating_point else own
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(tensor.num_bytes for tensor in self.tensors)
 
 
 class Handle:
@@ -208,14 +154,6 @@ def _hand_over(value: Any, done_event: torch.cuda.Event) -> None:
             stream = torch.cuda.current_stream(tensor.device)
             stream.wait_event(done_event)
             tensor.record_stream(stream)
-
-
-def element_dtype(name: str) -> torch.dtype:
-    """The torch dtype called ``name``."""
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name!r} is no torch dtype")
-    return dtype
 
 
 def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> TensorMeta:

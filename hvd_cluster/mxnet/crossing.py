@@ -26,7 +26,7 @@ def to_torch(arrays: Sequence[Any], *, for_writing: bool = False) -> list[torch.
 
 def to_mxnet(tensors: Sequence[torch.Tensor], like: Sequence[Any]) -> list[Any]:
     """MXNet arrays over the memory of torch tensors, of the kind (``mx.nd`` or ``mx.np``) of the arrays ``like``."""
-    arrays = [mx.nd.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)) for tensor in tensors]
+    arrays = [mx.nd.from_dlpack(tensor.__dlpack__()) for tensor in tensors]
     return [
         array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array
         for array, model in zip(arrays, like, strict=True)

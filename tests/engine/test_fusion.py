@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_cluster.engine.fusion import aligned, plan_buckets
-from hvd_cluster.engine.request import Kind, ReduceOp, Signature, TensorMeta
+from hvd_cluster.engine.signature import Kind, ReduceOp, Signature, TensorMeta
 
 
 def allreduce_of(num_elements: int, dtype: str = "float32", device: str = "cpu", **rest: object) -> Signature:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse
-from hvd_cluster.engine.request import Key, Kind, ReduceOp, Signature, TensorMeta
+from hvd_cluster.engine.signature import Key, Kind, ReduceOp, Signature, TensorMeta
 from hvd_cluster.engine.tree import plan
 
 SUM = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cpu"),))

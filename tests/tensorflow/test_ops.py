@@ -178,6 +178,50 @@ def test_reducescatter_and_its_gradient(ranks: Any) -> None:
     assert ranks(build) == [[[0.0, 1.5], [0.0, 3.0], *gradients], [[3.0], [6.0], *gradients]]
 
 
+def test_every_tensor_of_a_group_has_its_gradient(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        mine = tf.constant([1.0, 2.0]) + float(hvd.rank())
+        scale = 1.0 + hvd.rank()
+
+        def gathered(x: Any) -> Any:
+            first, second = hvd.grouped_allgather([x, 3.0 * x])
+            return tf.reduce_sum(first + second) * scale
+
+        def scattered(x: Any) -> Any:
+            first, second = hvd.grouped_reducescatter([x, 3.0 * x], op=hvd.Sum)
+            return tf.reduce_sum(first + second) * scale
+
+        return [gradient_of(gathered, mine), gradient_of(scattered, mine)]
+
+    # Gathered: the mean of both ranks' scales, 1.5, times 1 + 3; scattered: the owner's scale times 4 times the ranks.
+    assert ranks(build) == [[[6.0, 6.0], [8.0, 16.0]]] * 2
+
+
+def test_minimum_maximum_and_product_pass_gradients_on_by_their_own_rule(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        scale = 1.0 + hvd.rank()
+        ops = (hvd.Min, hvd.Max, hvd.Product)
+        mine = tf.constant([2.0])
+        return [gradient_of(lambda x, op=op: tf.reduce_sum(hvd.allreduce(x, op=op) * scale), mine) for op in ops]
+
+    # As in Horovod: the gradient is reduced with the same op.
+    assert ranks(build) == [[[1.0], [2.0], [2.0]]] * 2
+
+
+def test_adasum_of_two_ranks_and_its_gradient(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        orthogonal = tf.constant([3.0, 0.0]) if hvd.rank() == 0 else tf.constant([0.0, 4.0])
+        parallel = tf.constant([1.0, 1.0])
+        return [
+            hvd.allreduce(orthogonal, op=hvd.Adasum),
+            hvd.allreduce(parallel, op=hvd.Adasum),
+            gradient_of(lambda x: tf.reduce_sum(hvd.allreduce(x, op=hvd.Adasum)), parallel),
+        ]
+
+    # Orthogonal vectors add up, equal ones stay as they are: arXiv:2006.02924, section 3.
+    assert ranks(build) == [[[3.0, 4.0], [1.0, 1.0], [1.0, 1.0]]] * 2
+
+
 def test_rank_and_size_are_answered_when_the_graph_runs(ranks: Any) -> None:
     def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
         return [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.process_set_included_op()]

@@ -1,0 +1,106 @@
+"""The part of a request that all ranks must agree on. Values only, so it needs no torch."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ReduceOp(IntEnum):
+    """How the tensors of all ranks become one."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class Kind(str, Enum):
+    """The collective operations. The value is the prefix of a request's name."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    ALLTOALL = "alltoall"
+    REDUCESCATTER = "reducescatter"
+    BARRIER = "barrier"
+    ADD_PROCESS_SET = "add_process_set"
+    REMOVE_PROCESS_SET = "remove_process_set"
+
+
+#: Ranks may differ in the first dimension of these.
+OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
+
+#: (process set id, request name): what requests of different ranks are matched by.
+Key = tuple[int, str]
+
+#: Bytes of one element of each type that travels, by torch's name of it.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64"), 8),
+}
+
+
+class TensorMeta(NamedTuple):
+    """What the ranks must agree on about one tensor."""
+
+    #: torch's name of the element type, e.g. "float32".
+    dtype: str
+    #: The tensor's shape; the first dimension of an allgather or alltoall, which may differ between ranks, is -1.
+    shape: tuple[int, ...]
+    #: "cpu" or "cuda".
+    device: str
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor; meaningless where the first dimension is -1."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor; meaningless where the first dimension is -1."""
+        return self.num_elements * _ELEMENT_BYTES[self.dtype]
+
+
+class Signature(NamedTuple):
+    """What must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
+
+    kind: Kind
+    #: One entry, or one for each tensor of a group.
+    tensors: tuple[TensorMeta, ...] = ()
+    op: ReduceOp = ReduceOp.SUM
+    #: Global rank that a broadcast starts from.
+    root: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    #: The ranks of a process set to add or remove.
+    ranks: tuple[int, ...] = ()
+    #: torch's name of the element type in which floating-point tensors travel and are added; "" for their own.
+    wire: str = ""
+
+    def wire_dtype(self, own: torch.dtype) -> torch.dtype:
+        """The element type in which tensors of type ``own`` travel."""
+        return element_dtype(self.wire) if self.wire and own.is_floating_point else own
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+
+def element_dtype(name: str) -> torch.dtype:
+    """The torch dtype called ``name``."""
+    import torch
+
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name!r} is no torch dtype")
+    return dtype
