@@ -40,9 +40,13 @@ FOREIGN_VARIABLES = (
     "COVERAGE",
 )
 #: Threads of these packages serve a whole process, not one call.
-FOREIGN_THREADS = ("py4j", "pyspark", "grpc", "tqdm", "pytest_timeout", "torch._inductor")
-#: Processes that outlive one call by design: Spark's Python daemons and JVMs, multiprocessing's trackers.
-FOREIGN_PROCESSES = ("pyspark.daemon", "pyspark/daemon.py", "java", "resource_tracker", "forkserver")
+FOREIGN_THREADS = ("py4j", "pyspark", "grpc", "tqdm", "pytest_timeout", "torch._inductor", "ray.")
+#: Processes that outlive one call by design: Spark's Python daemons and JVMs, multiprocessing's trackers, Ray's nodes
+#: and the workers that it keeps for the next task; an actor of ours is none of them.
+FOREIGN_PROCESSES = (
+    *("pyspark.daemon", "pyspark/daemon.py", "java", "resource_tracker", "forkserver"),
+    *("site-packages/ray/", "ray::IDLE", "ray::SPILL_SpillWorker", "ray::RESTORE"),
+)
 FOREIGN_FILES = (
     "spark-",
     "blockmgr-",

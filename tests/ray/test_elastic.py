@@ -1,0 +1,211 @@
+"""Elastic jobs on Ray: nodes that die are left, nodes that join are used, and the weights are what they would be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_clusters import TestCluster, await_nothing_left
+
+from hvd_cluster.errors import LaunchError, WorkerFailedError
+from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
+from hvd_cluster.ray.elastic import RayHostDiscovery, TestDiscovery
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+
+
+def train(folder: str, steps: int = STEPS, pause_s: float = 0.1) -> dict[str, Any]:
+    """Sum the number of the step over the ranks, and remember the size of the world at each step."""
+    import torch
+
+    import hvd_cluster.torch as hvd
+    from hvd_cluster.ray import ray_logger
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, mean=0.0, sizes=[])
+
+    @hvd.elastic.run
+    def loop(state: Any) -> dict[str, Any]:
+        while state.step < steps:
+            state.mean += hvd.allreduce(torch.tensor(float(state.step)), name="step").item()
+            state.sizes = [*state.sizes, hvd.size()]
+            state.step += 1
+            Path(folder, f"pid.{os.getpid()}").write_text(f"{state.step} {hvd.rank()} {hvd.size()}")
+            if hvd.rank() == 0:
+                ray_logger.log({"step": state.step, "size": hvd.size()})
+            if not Path(folder, "hurry").exists():
+                time.sleep(pause_s)
+            state.commit()
+        return {"mean": state.mean, "sizes": state.sizes, "rank": hvd.rank()}
+
+    return loop(state)
+
+
+class Job:
+    """An elastic job that runs in a thread, so that the test can disturb it."""
+
+    def __init__(self, run: Any, folder: Path) -> None:
+        self.folder = folder
+        self.logged: list[dict[str, Any]] = []
+        self.results: list[Any] = []
+        self.errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                self.results = run([self.logged.append])
+            except Exception as error:  # noqa: BLE001 - raised again by end()
+                self.errors.append(error)
+
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+
+    def workers(self) -> dict[int, tuple[int, int, int]]:
+        """Process id -> (step, rank, size) of those that live."""
+        found = {}
+        for file in self.folder.glob("pid.*"):
+            pid = int(file.name.removeprefix("pid."))
+            text = file.read_text().split()
+            if Path(f"/proc/{pid}").exists() and len(text) == 3:
+                found[pid] = (int(text[0]), int(text[1]), int(text[2]))
+        return found
+
+    def wait_for(self, condition: Any, timeout_s: float = 90.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not condition(self.workers()):
+            assert self.thread.is_alive(), self.errors
+            assert time.monotonic() < deadline_s, self.workers()
+            time.sleep(0.05)
+
+    def end(self, timeout_s: float = 100.0) -> list[Any]:
+        (self.folder / "hurry").touch()
+        self.thread.join(timeout_s)
+        assert not self.thread.is_alive()
+        if self.errors:
+            raise self.errors[0]
+        return self.results
+
+
+def executor_of(**arguments: Any) -> RayExecutor:
+    executor = RayExecutor(RayExecutor.create_settings(), elastic_timeout=90, **arguments)
+    executor.start()
+    return executor
+
+
+def changes(sizes: list[int]) -> list[int]:
+    return [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
+
+
+def test_a_node_that_dies_is_left_and_one_that_joins_is_used(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    third = ray_cluster.add_node(num_cpus=2, resources={"third": 1})
+    executor = executor_of(min_workers=1, max_workers=3, cpus_per_worker=2)
+    job = Job(lambda callbacks: executor.run(train, args=[str(tmp_path), 400], callbacks=callbacks), tmp_path)
+    job.wait_for(lambda workers: sum(size == 3 for _, _, size in workers.values()) == 3)
+    ray_cluster.kill_node(third)
+    # Ray holds the dead node for alive for some 14 s: no worker may be lost to it, nor the job.
+    job.wait_for(lambda workers: any(size == 2 for _, _, size in workers.values()))
+    fourth = ray_cluster.add_node(num_cpus=2)
+    job.wait_for(lambda workers: sum(size == 3 for _, _, size in workers.values()) == 3)
+    results = job.end()
+    assert changes(results[0]["sizes"]) == [3, 2, 3]
+    assert [result["mean"] for result in results] == [sum(range(400))] * 3
+    assert [result["rank"] for result in results] == [0, 1, 2]
+    assert {entry["size"] for entry in job.logged} == {2, 3}
+    assert await_nothing_left() == []
+    ray_cluster.await_dead(third)
+    ray_cluster.kill_node(fourth)
+    ray_cluster.await_dead(fourth)
+
+
+def test_a_worker_that_is_killed_is_replaced(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    executor = executor_of(min_workers=2, max_workers=2, cooldown_range=(1, 2))
+    job = Job(lambda callbacks: executor.run(train, args=[str(tmp_path), 200], callbacks=callbacks), tmp_path)
+    job.wait_for(lambda workers: sum(step >= 3 for step, _, _ in workers.values()) == 2)
+    victim = next(pid for pid, (_, rank, _) in job.workers().items() if rank == 1)
+    os.kill(victim, signal.SIGKILL)
+    job.wait_for(lambda workers: len(workers) == 2 and victim not in workers)
+    results = job.end()
+    assert [result["mean"] for result in results] == [sum(range(200))] * 2
+    assert set(results[0]["sizes"]) == {2}
+
+
+def test_an_elastic_executor_with_a_discovery_of_its_own(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    assert sum(RayHostDiscovery().find_available_hosts_and_slots().values()) == 4
+    assert sum(RayHostDiscovery(use_gpu=True).find_available_hosts_and_slots().values()) == 2
+    discovery = TestDiscovery(min_hosts=1, max_hosts=2, change_frequency_s=4)
+    settings = ElasticRayExecutor.create_settings(min_num_proc=1, elastic_timeout=90, discovery=discovery, verbose=0)
+    executor = ElasticRayExecutor(settings, override_discovery=False, env_vars={"ADDED": "yes"})
+    executor.start()
+    job = Job(lambda callbacks: executor.run(lambda: train(str(tmp_path), 150), callbacks), tmp_path)
+    job.wait_for(lambda workers: any(size == 4 for _, _, size in workers.values()))
+    job.wait_for(lambda workers: any(size == 2 for _, _, size in workers.values()))
+    job.wait_for(lambda workers: any(size == 4 for _, _, size in workers.values()))
+    results = job.end()
+    assert all(result["mean"] == sum(range(150)) for result in results)
+    assert changes(results[0]["sizes"])[:3] == [4, 2, 4]
+
+
+def test_executables_are_made_on_every_worker_of_an_elastic_job(ray_cluster: TestCluster) -> None:
+    class Base:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=2, max_workers=2)
+    executor.start(Base, executable_args=[5], extra_env_vars={"ADDED": 7})
+
+    def use(base: Any) -> tuple[int, str, int]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        return base.value, os.environ["ADDED"], hvd.size()
+
+    assert executor.execute(use) == [(5, "7", 2)] * 2
+    with pytest.raises(NotImplementedError, match="elastic"):
+        executor.run_remote(use)
+    with pytest.raises(NotImplementedError, match="elastic"):
+        executor.execute_single(use)
+    executor.shutdown()
+
+
+def test_a_function_that_raises_ends_the_job_with_its_traceback(ray_cluster: TestCluster) -> None:
+    def fail() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        raise ValueError("always")
+
+    with pytest.raises((WorkerFailedError, LaunchError), match="ValueError: always"):
+        executor_of(min_workers=2, max_workers=2).run(fail)
+
+
+def test_each_gpu_worker_of_an_elastic_job_sees_its_own(ray_cluster: TestCluster) -> None:
+    def devices() -> tuple[str, int]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        return os.environ["CUDA_VISIBLE_DEVICES"], hvd.local_rank()
+
+    found = executor_of(min_workers=2, max_workers=2, use_gpu=True).run(devices)
+    assert sorted(visible.split(",")[local_rank] for visible, local_rank in found) == ["0", "1"]
+
+
+def test_too_few_resources_are_waited_for_no_longer_than_said(ray_cluster: TestCluster) -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=9, elastic_timeout=3)
+    executor.start()
+    with pytest.raises(LaunchError, match="minimum number of slots"):
+        executor.run(print)
+
+
+def test_a_callback_that_raises_ends_the_job(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    def enough(info: dict[str, Any]) -> None:
+        raise KeyError("enough")
+
+    executor = executor_of(min_workers=2, max_workers=2)
+    with pytest.raises(KeyError, match="enough"):
+        executor.run(train, args=[str(tmp_path), 1000], callbacks=[enough])

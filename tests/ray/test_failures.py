@@ -1,0 +1,202 @@
+"""What goes wrong on a Ray cluster; after each of it no actor and no placement group is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_clusters import TestCluster, await_nothing_left, left_on_ray
+
+from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
+from hvd_cluster.ray import RayExecutor
+
+pytestmark = pytest.mark.slow
+
+#: Seconds within which a death must have become an error, on a busy machine.
+NOTICE_S = 40.0
+
+
+def executor_of(num_workers: int, **arguments: Any) -> RayExecutor:
+    return RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=num_workers, **arguments)
+
+
+def train(folder: str, seconds: float = 100.0) -> int:
+    """Reduce again and again; leaves a file with the process's id at the third step."""
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    deadline_s = time.monotonic() + seconds
+    step = 0
+    while time.monotonic() < deadline_s:
+        hvd.allreduce(torch.ones(4), name="step")
+        step += 1
+        if step == 3:
+            Path(folder, str(hvd.rank())).write_text(str(os.getpid()))
+        time.sleep(0.05)
+    return step
+
+
+def in_thread(executor: RayExecutor, *args: Any) -> tuple[threading.Thread, list[Exception]]:
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            executor.run(train, args=args)
+        except Exception as error:  # noqa: BLE001 - the test looks at whatever it is
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, errors
+
+
+def await_files(folder: Path, count: int, timeout_s: float = 60.0) -> list[int]:
+    deadline_s = time.monotonic() + timeout_s
+    while len(files := [file for file in folder.iterdir() if file.name.isdigit() and file.read_text()]) < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return [int(file.read_text()) for file in sorted(files)]
+
+
+def test_an_actor_that_is_killed_fails_the_call_and_the_executor_starts_again(
+    ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    executor = executor_of(2)
+    executor.start()
+    thread, errors = in_thread(executor, str(tmp_path))
+    pids = await_files(tmp_path, 2)
+    os.kill(pids[1], signal.SIGKILL)
+    thread.join(NOTICE_S)
+    assert isinstance(errors[0], WorkerFailedError)
+    assert "Rank 1 on host" in str(errors[0])
+    assert "was killed" in str(errors[0])
+    assert errors[0].rank == 1
+    with pytest.raises(LaunchError, match=r"Call start\(\) first"):
+        executor.run(os.getpid)
+    assert await_nothing_left() == []
+    executor.start()
+    assert len(executor.run(os.getpid)) == 2
+    executor.shutdown()
+
+
+def test_a_worker_that_exits_is_told_with_its_code(ray_cluster: TestCluster) -> None:
+    with executor_of(2) as executor, pytest.raises(WorkerFailedError, match="exited with code 3") as raised:
+        executor.run(lambda: sys.exit(3) if os.environ["RANK"] == "1" else None)
+    assert (raised.value.rank, raised.value.exit_code) == (1, 3)
+
+
+def test_one_that_raises_while_others_wait_for_it_is_the_cause(ray_cluster: TestCluster) -> None:
+    def uneven() -> None:
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise ValueError("only here")
+        hvd.allreduce(torch.ones(1))
+
+    executor = executor_of(2)
+    executor.start()
+    with pytest.raises(WorkerFailedError, match="ValueError: only here") as raised:
+        executor.run(uneven)
+    assert raised.value.rank == 1
+
+
+def test_a_node_that_dies_in_mid_training_fails_the_call(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    third = ray_cluster.add_node(resources={"third": 1})
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), num_hosts=3)
+    executor.start()
+    thread, errors = in_thread(executor, str(tmp_path))
+    await_files(tmp_path, 3)
+    ray_cluster.kill_node(third)
+    thread.join(NOTICE_S)
+    assert isinstance(errors[0], WorkerFailedError)
+    assert await_nothing_left() == []
+    ray_cluster.await_dead(third)
+
+
+def test_a_placement_group_that_is_pending_is_removed(ray_cluster: TestCluster) -> None:
+    first = executor_of(4)
+    first.start()
+    second = RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=2), num_workers=2)
+    with pytest.raises(StartTimeoutError, match="needs 2 CPUs; the cluster has 4, 0 free"):
+        second.start()
+    assert first.run(lambda: os.environ["SIZE"] if "SIZE" in os.environ else os.environ["WORLD_SIZE"]) == ["4"] * 4
+    first.shutdown()
+
+
+def test_two_executors_at_once_are_two_worlds(ray_cluster: TestCluster) -> None:
+    def total(base: float) -> tuple[float, int]:
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        return hvd.allreduce(torch.tensor(base), op=hvd.Sum).item(), hvd.size()
+
+    found: dict[float, Any] = {}
+    with executor_of(2) as one, executor_of(2) as two:
+        threads = [
+            threading.Thread(target=lambda e=e, b=b: found.update({b: e.run(total, args=[b])}))
+            for e, b in ((one, 1.0), (two, 10.0))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {1.0: [(2.0, 2)] * 2, 10.0: [(20.0, 2)] * 2}
+
+
+def test_results_that_overflow_the_object_store_still_arrive(ray_cluster: TestCluster) -> None:
+    size = 150 * 2**20  # the store of a node has 100 MB
+    with executor_of(1) as executor:
+        found = executor.run(lambda: b"x" * size)
+    assert [len(result) for result in found] == [size]
+
+
+DRIVER = """\
+import sys, time
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+from hvd_cluster.ray import RayExecutor
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2)
+executor.start()
+def work():
+    open(sys.argv[2] + "/" + __import__("os").environ["RANK"], "w").write(str(__import__("os").getpid()))
+    time.sleep(100)
+executor.run(work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_dies_or_is_interrupted_leaves_nothing(
+    ray_cluster: TestCluster, tmp_path: Path, number: signal.Signals
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.replace("sys.argv[2]", repr(str(tmp_path))))
+    driver = subprocess.Popen([sys.executable, script, ray_cluster.address], stderr=subprocess.PIPE, text=True)
+    try:
+        pids = await_files(tmp_path, 2)
+        assert len(left_on_ray()) == 3
+        driver.send_signal(number)
+        _, errors = driver.communicate(timeout=NOTICE_S)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert await_nothing_left() == []
+    deadline_s = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    assert driver.returncode != 0
+    assert number != signal.SIGINT or "KeyboardInterrupt" in errors

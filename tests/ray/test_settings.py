@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
+from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var
+
+
+def test_settings_have_horovods_defaults() -> None:
+    settings = RayExecutor.create_settings()
+    assert (settings.timeout_s, settings.start_timeout, settings.placement_group_timeout_s) == (30, 30, 100)
+    assert (settings.nics, settings.verbose, settings.elastic) == (None, 1, False)
+    assert (MiniSettings().timeout_s, MiniSettings().placement_group_timeout_s) == (300, 100)
+    elastic = ElasticRayExecutor.create_settings(min_np=2, max_np=4, verbose=0, cooldown_range=(1, 2))
+    assert (elastic.min_num_proc, elastic.max_num_proc, elastic.elastic_timeout) == (2, 4, 600)
+    assert (elastic.verbose, elastic.cooldown_range, elastic.elastic) == (0, (1, 2), True)
+
+
+def test_the_text_of_an_ssh_key_is_written_for_this_user_alone(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    settings = RayExecutor.create_settings(ssh_identity_file=str(file), ssh_str="secret")
+    assert settings.ssh_identity_file == str(file)
+    assert file.read_text() == "secret"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("make", "unknown", "near"),
+    [
+        (RayExecutor, {"cpus_per_slot": 2}, "cpus_per_worker"),
+        (RayExecutor, {"num_slots": 2}, "num_workers"),
+        (RayExecutor, {"min_np": 2}, "min_workers"),
+        (RayExecutor, {"use_gpus": True}, "use_gpu"),
+        (RayExecutor.create_settings, {"timeout": 3}, "timeout_s"),
+        (ElasticRayExecutor.create_settings, {"elastic_timeout_s": 3}, "elastic_timeout"),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
+    make: Any, unknown: dict[str, Any], near: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"{next(iter(unknown))} \(did you mean {near}\?\)"):
+        make(**unknown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        ({"max_workers": 2}, ["min_workers is not"]),
+        ({"min_workers": 0}, ["min_workers=0 must be >= 1"]),
+        ({"min_workers": 1, "num_workers": 1}, ["min_workers makes the job elastic"]),
+        ({"num_workers": 1, "gpus_per_worker": 1}, ["use_gpu is not"]),
+        ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0.5}, ["cannot share a GPU"]),
+        ({"num_workers": 2, "num_hosts": 2}, ["exclude each other"]),
+        ({"min_workers": 3, "max_workers": 2, "gpus_per_worker": 2}, ["less than min_workers", "use_gpu is not"]),
+    ],
+)
+def test_contradictions_are_named_all_at_once(arguments: dict[str, Any], texts: list[str]) -> None:
+    with pytest.raises(ValueError, match=".") as raised:
+        RayExecutor(RayExecutor.create_settings(), **arguments)
+    assert all(text in str(raised.value) for text in texts)
+
+
+def test_nics_become_the_variable_of_the_interface(caplog: pytest.LogCaptureFixture) -> None:
+    assert nics_to_env_var(None) == {}
+    assert nics_to_env_var("eth1") == {"HOROVOD_GLOO_IFACE": "eth1"}
+    assert nics_to_env_var({"eth0", "eth1"}) == {"HOROVOD_GLOO_IFACE": "eth0"}
+    assert "only eth0 is used" in caplog.text
+
+
+def test_the_number_of_workers_may_not_be_left_open(tmp_path: Path) -> None:
+    assert RayExecutor(num_workers=2).num_workers == 2
+    with pytest.raises(ValueError, match=r"call start\(\) first"):
+        RayExecutor(num_workers=2).run(print)

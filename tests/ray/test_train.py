@@ -1,0 +1,122 @@
+"""hvd inside Ray Train and Ray Tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_clusters import TestCluster
+
+pytestmark = pytest.mark.slow
+
+
+def loop(config: dict[str, Any]) -> None:
+    """Train a little, report each epoch with a checkpoint from rank 0; die once if ``config`` says so."""
+    import os
+    import tempfile
+
+    import ray.train
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    start = 0
+    if (found := ray.train.get_checkpoint()) is not None:
+        with found.as_directory() as folder:
+            saved = torch.load(Path(folder, "model.pt"))
+        model.load_state_dict(saved["model"])
+        start = saved["epoch"] + 1
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=config["lr"]))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    x = torch.full((4, 2), float(hvd.rank() + 1))
+    for epoch in range(start, 3):
+        optimizer.zero_grad()
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        if config.get("die") and epoch == 1 and start == 0 and hvd.rank() == 1:
+            os._exit(1)
+        mean = hvd.allreduce(loss.detach()).item()
+        world = ray.train.get_context()
+        metrics = {"epoch": epoch, "loss": mean, "ranks": [hvd.rank(), world.get_world_rank()], "size": hvd.size()}
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if hvd.rank() == 0:
+                torch.save({"model": model.state_dict(), "epoch": epoch}, Path(folder, "model.pt"))
+                checkpoint = ray.train.Checkpoint.from_directory(folder)
+            ray.train.report(metrics, checkpoint=checkpoint)
+
+
+def test_a_ray_train_run_reports_metrics_and_checkpoints(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import torch
+    from ray.train import RunConfig, ScalingConfig
+
+    from hvd_cluster.ray.train import HorovodTrainer
+
+    def fit(name: str, **more: Any) -> Any:
+        run_config = RunConfig(storage_path=str(tmp_path), name=name, **more.pop("run", {}))
+        trainer = HorovodTrainer(
+            loop,
+            train_loop_config={"lr": 0.01, **more},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=run_config,
+        )
+        return trainer.fit()
+
+    def weights(result: Any) -> torch.Tensor:
+        with result.checkpoint.as_directory() as folder:
+            weight: torch.Tensor = torch.load(Path(folder, "model.pt"))["model"]["weight"]
+        return weight
+
+    undisturbed = fit("undisturbed")
+    assert (undisturbed.metrics["epoch"], undisturbed.metrics["size"]) == (2, 2)
+    assert undisturbed.metrics["ranks"][0] == undisturbed.metrics["ranks"][1]
+
+    from ray.train import FailureConfig
+
+    # A worker dies; Ray Train starts a new group of workers, which is a new world.
+    disturbed = fit("disturbed", die=True, run={"failure_config": FailureConfig(max_failures=1)})
+    assert torch.equal(weights(disturbed), weights(undisturbed))
+    assert disturbed.metrics["loss"] == undisturbed.metrics["loss"]
+
+
+def trial(config: dict[str, Any]) -> None:
+    """A Tune trial whose workers are those of an executor in the trial's own placement group."""
+    from ray import tune
+
+    from hvd_cluster.ray import RayExecutor
+
+    def train(lr: float) -> None:
+        import torch
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.ray import ray_logger
+
+        hvd.init()
+        for step in range(3):
+            total = hvd.allreduce(torch.tensor(lr * step), op=hvd.Sum)
+            if hvd.rank() == 0:
+                ray_logger.log({"score": total.item(), "size": hvd.size()})
+
+    with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2, cpus_per_worker=0.5) as executor:
+        executor.run(train, args=[config["lr"]], callbacks=[tune.report])
+
+
+def test_several_trials_of_tune_have_an_executor_each(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    from ray import tune
+
+    bundles = [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}]
+    tuner = tune.Tuner(
+        tune.with_resources(trial, tune.PlacementGroupFactory(bundles)),
+        param_space={"lr": tune.grid_search([1.0, 10.0])},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    assert sorted(result.metrics["score"] for result in results) == [4.0, 40.0]
+    assert {result.metrics["size"] for result in results} == {2}
