@@ -143,12 +143,12 @@ def test_an_elastic_executor_with_a_discovery_of_its_own(ray_cluster: TestCluste
     executor = ElasticRayExecutor(settings, override_discovery=False, env_vars={"ADDED": "yes"})
     executor.start()
     job = Job(lambda callbacks: executor.run(lambda: train(str(tmp_path), 150), callbacks), tmp_path)
-    job.wait_for(lambda workers: any(size == 4 for _, _, size in workers.values()))
-    job.wait_for(lambda workers: any(size == 2 for _, _, size in workers.values()))
-    job.wait_for(lambda workers: any(size == 4 for _, _, size in workers.values()))
+    for expected in (4, 2, 4):  # a node leaves and comes back; the first world may already lack it
+        job.wait_for(lambda workers, expected=expected: any(size == expected for _, _, size in workers.values()))
     results = job.end()
     assert all(result["mean"] == sum(range(150)) for result in results)
-    assert changes(results[0]["sizes"])[:3] == [4, 2, 4]
+    assert {2, 4} == set(results[0]["sizes"])
+    assert len(changes(results[0]["sizes"])) >= 3
 
 
 def test_executables_are_made_on_every_worker_of_an_elastic_job(ray_cluster: TestCluster) -> None:
@@ -195,11 +195,11 @@ def test_each_gpu_worker_of_an_elastic_job_sees_its_own(ray_cluster: TestCluster
     assert sorted(visible.split(",")[local_rank] for visible, local_rank in found) == ["0", "1"]
 
 
-def test_too_few_resources_are_waited_for_no_longer_than_said(ray_cluster: TestCluster) -> None:
+def test_too_few_resources_are_waited_for_no_longer_than_said(ray_cluster: TestCluster, tmp_path: Path) -> None:
     executor = RayExecutor(RayExecutor.create_settings(), min_workers=9, elastic_timeout=3)
     executor.start()
     with pytest.raises(LaunchError, match="minimum number of slots"):
-        executor.run(print)
+        executor.run(train, args=[str(tmp_path)])
 
 
 def test_a_callback_that_raises_ends_the_job(ray_cluster: TestCluster, tmp_path: Path) -> None:

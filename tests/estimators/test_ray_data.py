@@ -1,0 +1,123 @@
+"""Ray Datasets in and out of an estimator, on a cluster of two nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray_clusters import TestCluster
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators import RayBackend, TorchEstimator, TorchModel
+from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+
+TRUE = np.array([1.0, -2.0, 3.0, 0.5], dtype="float32")
+ROWS = 403  # no multiple of anything
+
+
+def rows() -> list[dict[str, Any]]:
+    x = np.random.default_rng(0).standard_normal((ROWS, 4)).astype("float32")
+    return [{"id": i, "x": one, "y": float(one @ TRUE)} for i, one in enumerate(x)]
+
+
+def estimator(store: Path, **params: Any) -> TorchEstimator:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    given: dict[str, Any] = {
+        "model": net,
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.05),
+        "loss": torch.nn.MSELoss(),
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "num_proc": 2,
+        "epochs": 3,
+        "batch_size": 16,
+        "random_seed": 1,
+        "verbose": 0,
+        "store": str(store),
+    }
+    return TorchEstimator(**{**given, **params})
+
+
+def test_a_fit_of_a_dataset_trains_what_a_fit_of_the_same_rows_elsewhere_does(
+    ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import ray
+
+    data = ray.data.from_items(rows(), override_num_blocks=5)
+    assert kind_of(data) is Frame.RAY
+    assert column_names(data) == ["id", "x", "y"]
+    model = estimator(tmp_path / "ray").fit(data)
+    assert list((tmp_path / "ray").rglob("*.parquet")) == []  # what was written for the fit is gone
+
+    plain = rows()
+    columns = {"x": pa.FixedSizeListArray.from_arrays(np.concatenate([row["x"] for row in plain]), 4)}
+    table = pa.table({**columns, "y": [row["y"] for row in plain]})
+    local = estimator(tmp_path / "local").fit(table)
+    assert model.getHistory()[-1]["padding_rows"] == local.getHistory()[-1]["padding_rows"]
+    # The row groups differ, so the order of an epoch does; what is learnt does not.
+    assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
+    assert local.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
+
+    scored = model.transform(data)
+    assert scored.columns() == ["id", "x", "y", "y__output"]
+    found = sorted(scored.take_all(), key=lambda row: row["id"])
+    assert len(found) == ROWS
+    x = torch.tensor(np.stack([row["x"] for row in plain]))
+    expected = model.getModel()(x).detach().squeeze(1).numpy()
+    assert [row["y__output"] for row in found] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_dataset_gives_the_same_weights_with_a_validation_part(
+    ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    import ray
+
+    data = ray.data.from_items(rows(), override_num_blocks=7).map(lambda row: {**row, "held": row["id"] % 5 == 0})
+    models: list[TorchModel] = [estimator(tmp_path / str(turn), validation="held").fit(data) for turn in range(2)]
+    first, second = (model.getModel().state_dict() for model in models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [record["validation"] for record in models[0].getHistory()] == [
+        record["validation"] for record in models[1].getHistory()
+    ]
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_trained_on_is_named(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import ray
+
+    data = ray.data.from_items([{"x": [1.0] * 4, "y": None if i == 3 else 1.0} for i in range(8)])
+    with pytest.raises(DataError, match="'y'.*null|null.*'y'"):
+        estimator(tmp_path).fit(data)
+    with pytest.raises(ValueError, match="z"):
+        estimator(tmp_path, feature_cols=["z"]).fit(data)
+    empty = ray.data.range(4).map(lambda row: {"x": [1.0] * 4, "y": 1.0}).filter(lambda row: False)
+    with pytest.raises((DataError, ValueError), match="no rows|does not exist|missing"):
+        estimator(tmp_path).fit(empty)
+
+
+@pytest.mark.slow
+def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame(rows())
+    backend = RayBackend(verbose=0)
+    assert backend.num_processes() == 4  # a worker for each free CPU
+    model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
+    assert len(model.getHistory()[-1]["samples_per_s"]) == 2
+    assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.spark("local")
+def test_a_spark_dataframe_reaches_ray_workers_through_the_store(
+    spark: Any, ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    frame = spark.createDataFrame([(row["x"].tolist(), row["y"]) for row in rows()], ["x", "y"])
+    model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
+    assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)

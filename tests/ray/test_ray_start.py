@@ -1,0 +1,122 @@
+"""A cluster that ``ray start`` made: a head, a second node process, token authentication on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ray_clusters import ray_folder
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
+
+TOKEN = "0123456789abcdef" * 4
+
+DRIVER = """\
+import sys
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.ray import RayExecutor
+def work():
+    import torch
+    import hvd_cluster.torch as hvd
+    hvd.init()
+    return hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum).item(), hvd.local_size(), hvd.cross_size()
+try:
+    with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_hosts=2, num_workers_per_host=2) as executor:
+        print(executor.run(work))
+except LaunchError as error:
+    sys.exit(f"LaunchError: {error}")
+"""
+
+
+@dataclass
+class Started:
+    address: str
+    environment: dict[str, str]
+
+    def drive(self, script: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a driver that joins this cluster."""
+        variables = {**self.environment, "RAY_ADDRESS": self.address, "OMP_NUM_THREADS": "1", **env}
+        return subprocess.run(
+            [sys.executable, script],
+            env={name: value for name, value in variables.items() if value is not None},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    home = tmp_path_factory.mktemp("home")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with ray_folder() as folder:
+        environment = {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        ray = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=2", "--object-store-memory=100000000"]
+        ray += ["--block"]
+        head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            with (home / "log").open("wb") as log:
+                nodes.append(subprocess.Popen([*ray, *head], env=environment, stdout=log, stderr=log))
+                address = f"{_own_address()}:{port}"
+                _await_port(port)
+                nodes.append(subprocess.Popen([*ray, f"--address={address}"], env=environment, stdout=log, stderr=log))
+                yield Started(address, environment)
+        finally:
+            for node in reversed(nodes):
+                node.terminate()
+            for node in nodes:
+                try:
+                    node.wait(30)
+                except subprocess.TimeoutExpired:
+                    node.kill()
+                    node.wait()
+
+
+def _own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("10.255.255.255", 9))
+        return str(probe.getsockname()[0])
+
+
+def _await_port(port: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection((_own_address(), port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+
+
+def test_workers_on_both_nodes_of_a_cluster_with_tokens(started: Started, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    done = started.drive(script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "[(6.0, 2, 2), (6.0, 2, 2), (6.0, 2, 2), (6.0, 2, 2)]" in done.stdout
+
+
+@pytest.mark.parametrize("env", [{"RAY_AUTH_TOKEN": None}, {"RAY_AUTH_TOKEN": "f" * 64}])
+def test_a_driver_without_the_right_token_is_told_how_to_get_in(
+    started: Started, tmp_path: Path, env: dict[str, str | None]
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    done = started.drive(script, **env, HOME=str(tmp_path))
+    assert done.returncode != 0
+    assert "LaunchError: " in done.stderr
+    for way in ("~/.ray/auth_token", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        assert way in done.stderr
+    assert TOKEN not in done.stderr + done.stdout
