@@ -11,9 +11,26 @@ SECRET_BYTES = 32
 _MAC_BYTES = 32
 
 
-def new_secret() -> bytes:
-    """A fresh secret of 32 random bytes for one job."""
-    return secrets.token_bytes(SECRET_BYTES)
+def new_secret(*, encrypted: bool = False) -> bytes:
+    """A fresh secret of 32 random bytes for one job.
+
+    Args:
+        encrypted: the job's connections are to be encrypted too; behind the 32 bytes comes the certificate for that.
+
+    Raises:
+        LaunchError: no certificate can be made here.
+    """
+    secret = secrets.token_bytes(SECRET_BYTES)
+    if not encrypted:
+        return secret
+    from hvd_cluster.rendezvous.tls import new_certificate
+
+    return secret + new_certificate()
+
+
+def certificate_of(secret: bytes) -> bytes:
+    """The certificate, with its key, for a job's connections; empty where they are signed only."""
+    return secret[SECRET_BYTES:] if secret[SECRET_BYTES:].startswith(b"-----BEGIN") else b""
 
 
 def sign(secret: bytes, label: str, content: bytes) -> bytes:

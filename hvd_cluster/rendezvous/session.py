@@ -4,7 +4,8 @@ Both ends prove that they know the secret before either accepts a message: each 
 each answers with an HMAC-SHA256 over both (a mutual challenge and response, ISO/IEC 9798-4 style). The two directions
 then use keys of their own, derived from the secret and both challenges, and every message carries an HMAC over its
 sequence number and its bytes. So a recorded message can neither be replayed, reordered, reflected nor moved to another
-connection. Messages are signed, not encrypted.
+connection. Messages are signed; where the secret holds a certificate, all of this goes through TLS
+(:mod:`hvd_cluster.rendezvous.tls`).
 
 On the wire a message is ``length (8 bytes, big endian) | HMAC-SHA256 (32 bytes) | payload``.
 """
@@ -14,8 +15,13 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
+from typing import TYPE_CHECKING
 
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.secret import certificate_of
+
+if TYPE_CHECKING:
+    from hvd_cluster.rendezvous.tls import TlsLayer
 
 _MAGIC = b"hvdc/1\r\n"
 _CHALLENGE_BYTES = 32
@@ -51,18 +57,27 @@ class Session:
         self._num_received = 0
         self._proof_expected = b""
         #: Bytes to write to the peer; whoever writes them removes them.
-        self.outgoing = bytearray(_MAGIC + self._challenge)
+        self.outgoing = bytearray()
         #: True once the peer has proved that it knows the secret.
         self.established = False
+        self._tls: TlsLayer | None = None
+        if certificate := certificate_of(secret):
+            from hvd_cluster.rendezvous.tls import TlsLayer
+
+            self._tls = TlsLayer(certificate, accepts=accepts)
+        self._emit(_MAGIC + self._challenge)
 
     def seal(self, message: bytes | bytearray | memoryview) -> None:
         """Sign ``message`` and append it to :attr:`outgoing`."""
         if not self.established:
             raise AuthenticationError("a message was sent before the peer proved that it knows the secret")
-        self.outgoing += _LENGTH.pack(len(message))
-        self.outgoing += _mac(self._send_key, self._num_sent, message)
-        self.outgoing += message
+        header = _LENGTH.pack(len(message)) + _mac(self._send_key, self._num_sent, message)
         self._num_sent += 1
+        if self._tls is None:  # without a copy of the message in between
+            self.outgoing += header
+            self.outgoing += message
+        else:
+            self._emit(header + message)
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Take bytes that arrived; return the messages that they complete.
@@ -70,7 +85,7 @@ class Session:
         Raises:
             AuthenticationError: the peer does not know the secret, or a message was altered. Close the connection.
         """
-        self._incoming += data
+        self._incoming += data if self._tls is None else self._decrypted(self._tls, data)
         if not self.established and not self._shake_hands():
             return []
         messages: list[bytes] = []
@@ -93,6 +108,18 @@ class Session:
         del self._incoming[:start]
         return messages
 
+    def _emit(self, data: bytes) -> None:
+        if self._tls is None:
+            self.outgoing += data
+        else:
+            self._tls.write(data)
+            self.outgoing += self._tls.pending()
+
+    def _decrypted(self, tls: TlsLayer, data: bytes | memoryview) -> bytes:
+        plain = tls.feed(data)
+        self.outgoing += tls.pending()  # its handshake
+        return plain
+
     def _shake_hands(self) -> bool:
         hello_bytes = len(_MAGIC) + _CHALLENGE_BYTES
         if not self._send_key:
@@ -111,7 +138,7 @@ class Session:
             self._send_key = hmac.digest(self._secret, mine + both, "sha256")
             self._receive_key = hmac.digest(self._secret, other + both, "sha256")
             self._proof_expected = hmac.digest(self._receive_key, b"proof", "sha256")
-            self.outgoing += hmac.digest(self._send_key, b"proof", "sha256")
+            self._emit(hmac.digest(self._send_key, b"proof", "sha256"))
         if len(self._incoming) < _MAC_BYTES:
             return False
         proof = bytes(self._incoming[:_MAC_BYTES])

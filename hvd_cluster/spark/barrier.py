@@ -14,9 +14,11 @@ from typing import Any
 import hvd_cluster
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
+from hvd_cluster.rendezvous.secret import certificate_of
 from hvd_cluster.spark import greeting, host, messages
 from hvd_cluster.spark.crew import Crew
 from hvd_cluster.spark.driver_line import DriverLine
+from hvd_cluster.spark.encryption import OPEN_TENSORS_TEXT, gloo_variables
 from hvd_cluster.spark.greeting import Greeting
 from hvd_cluster.spark.peers import Peers, reach
 from hvd_cluster.spark.plan import Plan, Versions, sign
@@ -114,8 +116,11 @@ def _take_part(
         peers = Peers(client, len(placements))
         with _telling(driver, mine):
             packed = receive(call)
-            crew = Crew(topologies, mine, job, packed, driver)
-            outcomes = crew.run(peers)
+            certificate = certificate_of(job.secret) if len({one.seat.host_key for one in placements}) > 1 else b""
+            with gloo_variables(certificate) as variables:
+                if certificate and not variables and mine[0].rank == 0:
+                    driver.tell(messages.Warned(OPEN_TENSORS_TEXT))
+                outcomes = Crew(topologies, mine, job, packed, driver, variables).run(peers)
         if mine[0].rank == 0:  # the store goes with this task
             peers.wait_for_ends(driver.stop_requested.is_set)
     return {one.seat.index: outcome for one, outcome in zip(mine, outcomes, strict=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
@@ -32,6 +32,7 @@ class Crew:
         job: what they are part of.
         call: the packed call.
         driver: hears their output, their progress and how they end.
+        env: variables of this host for them; the job's own go on top.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Crew:
         job: Plan,
         call: bytes,
         driver: DriverLine,
+        env: Mapping[str, str],
     ) -> None:
         self._topologies = topologies
         self._placements = placements
         self._job = job
         self._call = call
         self._driver = driver
+        self._env = dict(env)
         self._changed = threading.Event()
         self._workers: list[WorkerProcess] = []
         self._outcomes: dict[int, Outcome] = {}
@@ -78,7 +81,7 @@ class Crew:
 
     def _start(self, topology: Topology, placement: Placement, peers: Peers) -> None:
         tell = self._driver.tell
-        env = {**task_environment(placement.seat.gpus), **placement.device_env(), **self._job.env}
+        env = {**self._env, **task_environment(placement.seat.gpus), **placement.device_env(), **self._job.env}
         try:
             worker = WorkerProcess(
                 topology,

@@ -18,7 +18,7 @@ from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.spark import messages, preflight, task
+from hvd_cluster.spark import encryption, messages, preflight, task
 from hvd_cluster.spark.listener import Listener
 from hvd_cluster.spark.plan import Plan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
@@ -74,7 +74,7 @@ class Job:
         self._executable = executable
         self._print_line = print_line
         self._on_event = on_event
-        self._secret = new_secret()
+        self._secret = new_secret(encrypted=encryption.is_wanted(session.conf))
         self._id = uuid.uuid4().hex[:12]
         self._tag = f"horovod.spark.run.{self._id}"
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()

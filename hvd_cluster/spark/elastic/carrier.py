@@ -16,8 +16,10 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.agent import Agent
 from hvd_cluster.launch.machine import notice_vanishing
+from hvd_cluster.rendezvous.secret import certificate_of
 from hvd_cluster.spark.devices import task_environment, task_gpus
 from hvd_cluster.spark.driver_line import reach_driver
+from hvd_cluster.spark.encryption import gloo_variables
 from hvd_cluster.spark.plan import Versions, disagreements
 
 
@@ -62,8 +64,12 @@ def perform(context: Any, versions: dict[str, str], offer: bytes, slot: int) -> 
     env: dict[str, str | None] = {**task_environment(gpus)}
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
+    with (
+        gloo_variables(certificate_of(job.secret)) as variables,
+        contextlib.suppress(EOFError, OSError, AuthenticationError),
+        contextlib.closing(channel),
+    ):
         # Another attempt of this task is another host: what is known of this one does not hold for it.
         name = f"{here}/task-{slot}-{secrets.token_hex(3)}"
-        Agent(channel, env, owns_devices=bool(gpus)).serve(name, job.secret)
+        Agent(channel, {**env, **variables}, owns_devices=bool(gpus)).serve(name, job.secret)
     return []

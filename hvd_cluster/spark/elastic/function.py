@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.settings import Settings
-from hvd_cluster.spark import preflight, slots
+from hvd_cluster.spark import encryption, preflight, slots
 from hvd_cluster.spark.arguments import (
     check_profile,
     interface_names,
@@ -32,6 +33,8 @@ from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
 from hvd_cluster.spark.elastic.roster import Roster
 from hvd_cluster.spark.session import Session, active
+
+logger = logging.getLogger(__name__)
 
 
 def run_elastic(
@@ -125,7 +128,10 @@ def run_elastic(
 
 def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: float, on_line: OnLine) -> list[Outcome]:
     """The job from end to end; nothing of it is left when this returns or raises."""
-    secret = new_secret()
+    encrypted = encryption.is_wanted(session.conf)
+    if encrypted and not session.is_local:
+        logger.warning("unless torch has Gloo's TLS, %s", encryption.OPEN_TENSORS_TEXT)
+    secret = new_secret(encrypted=encrypted)
     failures = Failures(int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES))
     rings: list[Callable[[], None]] = []
 
