@@ -178,6 +178,7 @@ def test_a_rank_that_never_comes_is_an_error_that_says_how_long_was_waited() -> 
     assert second == "stayed away"
 
 
+@pytest.mark.slow
 def test_the_timeline_holds_a_lane_for_each_rank_and_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
 

@@ -90,7 +90,7 @@ def recorded(launcher: str, rank: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "lsf"])
+@pytest.mark.parametrize("launcher", ["slurm", pytest.param("lsf", marks=pytest.mark.slow)])
 def test_ranks_on_several_hosts_meet_in_a_folder_that_they_share(launcher: str, tmp_path: Path) -> None:
     processes = []
     for rank in range(2):

@@ -19,6 +19,9 @@ from enum import Enum
 
 #: Seconds for which a worker that is ready waits for others that are still starting.
 PATIENCE_S = 10.0
+#: Seconds that workers get to start where slots suffice, whatever the timeout for too few: a busy machine may take long
+#: to import torch.
+START_S = 60.0
 #: Seconds that a member gets to notice that its world is broken; one that hangs would hold up all others.
 LEAVE_S = 300.0
 
@@ -226,7 +229,8 @@ def _short(
 ) -> Decision:
     """Too few workers: wait for more, but not for ever, and not at all where none can come."""
     slots = sum(view.hosts.values())
-    if view.short_for_s > view.timeout_s:
+    are_starting = slots >= needed and any(worker.phase is Phase.STARTING for worker in view.workers)
+    if view.short_for_s > (max(view.timeout_s, START_S) if are_starting else view.timeout_s):
         return Decision(
             step=Step.RAISE,
             stop=stop,

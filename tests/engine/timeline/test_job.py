@@ -34,7 +34,9 @@ def train(victim: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("victim", [0, 2], ids=["the rank that writes", "another rank"])
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["the rank that writes", "another rank"]
+)
 def test_after_kill_9_the_timeline_is_complete_and_has_every_rank(tmp_path: Path, victim: int) -> None:
     path = tmp_path / "timeline.json"
     with pytest.raises(WorkerFailedError):

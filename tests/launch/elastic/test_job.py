@@ -105,7 +105,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return Job(tmp_path_factory.mktemp("undisturbed"), "localhost:1,127.0.0.1:1", "-np", "2", pause_s=0.0).end()
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_replaced_changes_nothing(rank: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--blacklist-cooldown-range", "1", "1")
     job.kill(rank)

@@ -99,6 +99,15 @@ def test_too_few_workers_wait_and_then_give_up() -> None:
     assert "Timed out waiting for minimum number of slots" in over.text
 
 
+def test_workers_that_start_on_slots_that_suffice_get_a_minute() -> None:
+    starting = {"hosts": {"a": 2}, "generation": -1, "timeout_s": 2.0}
+    workers = [("a", W, None), ("a", S, None)]
+    assert decide(view(workers, **starting, short_for_s=59)).step is Step.WAIT
+    assert decide(view(workers, **starting, short_for_s=61)).step is Step.RAISE
+    # Where slots are missing nobody starts, and the timeout holds.
+    assert decide(view(workers, **starting | {"hosts": {"a": 1}}, short_for_s=3)).step is Step.RAISE
+
+
 def test_a_job_whose_hosts_all_failed_for_good_ends_at_once() -> None:
     gone: dict[str, Any] = {"blacklisted": frozenset("ab")}
     assert decide(view([], {}, **gone)).step is Step.RAISE
