@@ -80,3 +80,23 @@ def of_iterator(items: Callable[[], Iterator[Any]], structure: Callable[..., Any
         **{name: tf.TensorSpec(shape, tf.dtypes.as_dtype(dtype)) for name, (dtype, shape) in fields.items()}
     )
     return tf.data.Dataset.from_generator(items, output_signature=signature)
+
+
+def of_batches(items: Callable[[], Iterator[Any]], example: Any, prefetch: int = 0) -> Any:
+    """A ``tf.data.Dataset`` of batches of arrays, in any nest of tuples and dicts.
+
+    Args:
+        items: begins an iteration.
+        example: one of its items; others have the same nest, dtypes and shapes, but for the number of rows.
+        prefetch: batches that TensorFlow takes in advance; 0 lets it choose.
+
+    Raises:
+        MissingExtraError: TensorFlow is not installed.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
+    signature = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), example)
+    dataset = tf.data.Dataset.from_generator(items, output_signature=signature)
+    return dataset.prefetch(prefetch or tf.data.AUTOTUNE)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.backend import Backend as Backend
     from hvd_cluster.estimators.backend import LocalBackend as LocalBackend
     from hvd_cluster.estimators.backend import SparkBackend as SparkBackend
+    from hvd_cluster.estimators.keras_estimator import KerasEstimator as KerasEstimator
+    from hvd_cluster.estimators.keras_model import KerasModel as KerasModel
     from hvd_cluster.estimators.lightning_estimator import LightningEstimator as LightningEstimator
     from hvd_cluster.estimators.ray_backend import RayBackend as RayBackend
     from hvd_cluster.estimators.torch_estimator import TorchEstimator as TorchEstimator
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
 _HOMES = {
     "Backend": "backend",
+    "KerasEstimator": "keras_estimator",
+    "KerasModel": "keras_model",
     "LightningEstimator": "lightning_estimator",
     "LocalBackend": "backend",
     "RayBackend": "ray_backend",
@@ -34,7 +38,17 @@ _HOMES = {
     "TorchModel": "torch_model",
 }
 
-__all__ = ["Backend", "LightningEstimator", "LocalBackend", "RayBackend", "SparkBackend", "TorchEstimator", "TorchModel"]
+__all__ = [
+    "Backend",
+    "KerasEstimator",
+    "KerasModel",
+    "LightningEstimator",
+    "LocalBackend",
+    "RayBackend",
+    "SparkBackend",
+    "TorchEstimator",
+    "TorchModel",
+]
 
 
 def __getattr__(name: str) -> Any:

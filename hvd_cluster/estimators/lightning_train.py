@@ -19,7 +19,7 @@ from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.lightning_data import TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning_spec import LightningSpec
 from hvd_cluster.estimators.readers import Readers
-from hvd_cluster.estimators.run_files import RunFiles
+from hvd_cluster.estimators.run_files import RunFiles, local_folder
 from hvd_cluster.estimators.snapshot import Snapshot
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.train import choose_device
@@ -38,7 +38,7 @@ def train(spec: LightningSpec) -> TrainResult:
         DataError: the run's checkpoint is of other data, or it cannot be written.
         HorovodInternalError: another worker has died.
     """
-    with entered(spec) as hvd, _folder(spec) as folder:
+    with entered(spec) as hvd, local_folder(spec) as folder:
         return _train(spec, hvd, folder)
 
 
@@ -133,17 +133,6 @@ def _pack(model: torch.nn.Module, trainer: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save({"model": on_cpu(model.state_dict()), "optimizers": optimizers}, buffer)
     return buffer.getvalue()
-
-
-@contextlib.contextmanager
-def _folder(spec: LightningSpec) -> Iterator[str]:
-    """A local folder for what callbacks and loggers write: the run's own where it is local."""
-    if spec.store_on_driver or not spec.store.saving_runs:
-        with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
-            yield folder
-        return
-    with spec.store.get_local_output_dir_fn(spec.run_id)() as folder:
-        yield folder
 
 
 @contextlib.contextmanager

@@ -40,6 +40,18 @@ class FittedModel(Stage, Model):
     def _portable_model(self) -> Any:
         """The model as it travels: on the CPU."""
 
+    def _pickled_model(self) -> bytes:
+        """The model for the tasks of a cluster; unpickling it gives what ``framework`` calls."""
+        pickled: bytes = cloudpickle.dumps(self._portable_model())
+        return pickled
+
+    def _input_shapes(self) -> Any:
+        """Shape of each feature's batch, -1 for the rows; None: as stored."""
+        return self._value("input_shapes") if "input_shapes" in self.param_rows else None
+
+    def log_to_mlflow(self, mlflow: Any) -> None:
+        """Log the model to the active run of ``mlflow``, in the flavour of its framework; the history is there."""
+
     def _default_dtype(self) -> str:
         """torch's name of the dtype of features, for models that were put together by hand."""
         return "float32"
@@ -107,7 +119,7 @@ class FittedModel(Stage, Model):
             from hvd_cluster.estimators import ray_data
 
             predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
-            return ray_data.transform(dataset, scorer, cloudpickle.dumps(self._portable_model()), predict_fn)
+            return ray_data.transform(dataset, scorer, self._pickled_model(), predict_fn)
         named = zip((column.name for column in scorer.columns), self._score(dataset, scorer), strict=True)
         if kind is Frame.ARROW:
             for name, column in named:
@@ -144,7 +156,7 @@ class FittedModel(Stage, Model):
         metadata = self._get_metadata() or {}
         features = tuple(self._value("feature_columns"))
         labels = self._value("label_columns")
-        shapes = self._value("input_shapes") if "input_shapes" in self.param_rows else None
+        shapes = self._input_shapes()
         return Scorer(
             framework=self.framework,
             inputs=Inputs(
@@ -183,7 +195,7 @@ class FittedModel(Stage, Model):
         from hvd_cluster.estimators.spark_rows import spark_type
         from hvd_cluster.spark.session import active
 
-        blob = cloudpickle.dumps(self._portable_model())
+        blob = self._pickled_model()
         # Never freed by us: the result is lazy, and may be asked for at any time.
         parcel, _ = active(dataset.sparkSession).ship(blob)
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]

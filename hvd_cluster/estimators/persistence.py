@@ -107,6 +107,7 @@ def _split(stage: Stage, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dic
     for param, value in values.items():
         if not saved.get(param.name, True):
             continue
+        value = stage._as_saved(param.name, value)
         if isinstance(value, Store):  # its folder, not the credentials that it may hold
             value = value.prefix
         (plain if _survives_json(value) else hidden)[param.name] = value

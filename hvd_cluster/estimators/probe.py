@@ -80,7 +80,7 @@ def probe(
                 )
         except _Refused as refusal:
             refusals.append(refusal)
-    raise DataError(f"{max(refusals, key=lambda refusal: refusal.progress)}\n{_shapes_text(inputs, batch, schema)}")
+    raise DataError(f"{max(refusals, key=lambda refusal: refusal.progress)}\n{shapes_text(inputs, batch, schema)}")
 
 
 def floating_dtype(model: torch.nn.Module) -> str:
@@ -206,7 +206,8 @@ def _repeat(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     return {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in batch.items()}
 
 
-def _shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) -> str:
+def shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) -> str:
+    """What the columns are, a line for each."""
     lines = []
     for index, name in enumerate((*inputs.feature_cols, *inputs.label_cols)):
         role = "feature" if index < len(inputs.feature_cols) else "label"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,3 +104,14 @@ def read(store: Store, run_id: str, suffix: str = "") -> bytes | None:
     """A checkpoint, or None."""
     path = path_of(store, run_id, suffix)
     return None if path is None or not store.exists(path) else store.read(path)
+
+
+@contextlib.contextmanager
+def local_folder(spec: FitSpec) -> Iterator[str]:
+    """A local folder for what callbacks and loggers of a framework write: the run's own where the store is local."""
+    if spec.store_on_driver or not spec.store.saving_runs:
+        with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
+            yield folder
+        return
+    with spec.store.get_local_output_dir_fn(spec.run_id)() as folder:
+        yield folder

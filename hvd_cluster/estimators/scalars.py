@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hvd_cluster.estimators.history import flat
-from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.spec import FitSpec
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def scalar_log(spec: TrainSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """A function that writes one epoch's record; None where TensorBoard or a local log folder is missing."""
     folder = spec.store.get_logs_path(spec.run_id)
     # TensorBoard's writer knows local files only.

@@ -76,6 +76,10 @@ class Stage(Params, MLWritable, MLReadable):
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.param_rows[name].key)
 
+    def _as_saved(self, name: str, value: Any) -> Any:
+        """The form in which a saved stage keeps the value of a param; ``_set`` takes it back."""
+        return value
+
     def write(self) -> MLWriter:
         """A writer as Spark ML has them: ``stage.write().overwrite().save(path)``."""
         from hvd_cluster.estimators.persistence import StageWriter

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -58,6 +60,13 @@ class TorchModel(FittedModel):
     def _default_dtype(self) -> str:
         floating = (p.dtype for p in self._value("model").parameters() if p.dtype.is_floating_point)
         return str(next(floating, torch.float32)).removeprefix("torch.")
+
+    def log_to_mlflow(self, mlflow: Any) -> None:
+        """Log the model to the active run of ``mlflow``, as "model" in its PyTorch flavour."""
+        log = mlflow.pytorch.log_model
+        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # until MLflow 3
+        # Named here: MLflow would load the model in a process of its own to find out what it imports.
+        log(self._portable_model(), **{name: "model"}, pip_requirements=[f"torch=={torch.__version__}"])
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")

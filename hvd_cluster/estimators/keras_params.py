@@ -1,0 +1,48 @@
+"""The params that KerasEstimator and KerasModel have beside those of all estimators and models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_cluster.estimators import values
+from hvd_cluster.estimators.params import Row
+from hvd_cluster.estimators.values import whole
+
+
+def named(value: Any) -> dict[str, Any]:
+    """A dict with names as keys."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a dict of names")
+    return dict(value)
+
+
+_CUSTOM_OBJECTS = Row(
+    "custom_objects", {}, "name -> class or function of your own that the model is made of", named, optional=False
+)
+
+KERAS_ROWS = (
+    Row("model", None, "the Keras model to train, compiled or not; the one given is left as it is"),
+    Row("optimizer", None, "a Keras optimizer or its name; None: that of the compiled model"),
+    Row("loss", None, "as for model.compile(); None: that of the compiled model"),
+    Row("metrics", [], "as for model.compile(); empty: those of the compiled model"),
+    Row("loss_weights", None, "weight of each label column's loss; None: as for model.compile()", values.numbers),
+    Row("callbacks", [], "list of Keras callbacks, which run on every rank", values.items),
+    _CUSTOM_OBJECTS,
+    Row("checkpoint_callback", None, "a ModelCheckpoint, whose file goes to the run's folder; see BestModelCheckpoint"),
+    Row(
+        "backend_env",
+        {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"},
+        "environment variables of the workers",
+        named,
+        optional=False,
+    ),
+    Row(
+        "tensorflow_dataset_prefetch_buffer_size",
+        0,
+        "batches that tf.data takes in advance, on Keras's TensorFlow backend; 0 lets it choose",
+        whole(0),
+        optional=False,
+    ),
+)
+
+KERAS_MODEL_ROWS = (_CUSTOM_OBJECTS,)

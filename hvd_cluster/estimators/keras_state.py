@@ -1,0 +1,80 @@
+"""Weights of a Keras model and variables of its optimizer, as bytes that hold nothing but arrays."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from hvd_cluster.errors import DataError
+
+
+def capture(model: Any, rate_factor: float = 1.0) -> bytes:
+    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker; ``.npz``."""
+    arrays = {f"weight.{index}": as_array(variable) for index, variable in enumerate(_weights(model))}
+    for index, variable in enumerate(_optimizer(model).variables):
+        value = as_array(variable)
+        arrays[f"optimizer.{index}"] = value / rate_factor if is_rate(variable) else value
+        if is_rate(variable):
+            arrays[f"exact.{index}"] = value
+    arrays["rate_factor"] = np.float64(rate_factor)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def restore(model: Any, state: bytes, run_id: str, rate_factor: float = 1.0) -> None:
+    """Put the state back, the learning rate ``rate_factor`` times that of one worker.
+
+    Raises:
+        DataError: it is the state of another model or optimizer.
+    """
+    import keras
+
+    optimizer = _optimizer(model)
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    with np.load(io.BytesIO(state)) as arrays:
+        weights = _weights(model)
+        pairs = [(variable, arrays.get(f"weight.{index}")) for index, variable in enumerate(weights)]
+        same_factor = float(arrays["rate_factor"]) == rate_factor
+        for index, variable in enumerate(optimizer.variables):
+            value = arrays.get(f"optimizer.{index}")
+            if is_rate(variable) and value is not None:
+                value = arrays[f"exact.{index}"] if same_factor else value * rate_factor
+            pairs.append((variable, value))
+        shapes = [(tuple(variable.shape), None if value is None else value.shape) for variable, value in pairs]
+        num_arrays = sum(name.startswith(("weight.", "optimizer.")) for name in arrays)
+        if num_arrays != len(pairs) or any(mine != theirs for mine, theirs in shapes):
+            raise DataError(f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id")
+        for variable, value in pairs:
+            variable.assign(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+
+
+def rate_of(model: Any) -> float:
+    """The optimizer's learning rate of now."""
+    return float(as_array(_optimizer(model).learning_rate))
+
+
+def _weights(model: Any) -> list[Any]:
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+    return list(model.weights)
+
+
+def _optimizer(model: Any) -> Any:
+    return model.optimizer
+
+
+def is_rate(variable: Any) -> bool:
+    """Whether a variable of an optimizer is its learning rate."""
+    return bool(variable.path.rpartition("/")[2] == "learning_rate")
+
+
+def as_array(variable: Any) -> Any:
+    """The value of a variable or tensor of Keras, as NumPy has it in files."""
+    import keras
+
+    value = keras.ops.convert_to_numpy(variable)
+    return value.astype(np.float32) if value.dtype.name == "bfloat16" else value  # NumPy's files do not know it

@@ -1,0 +1,37 @@
+"""The GPU that Keras computes on, whichever backend it runs on."""
+
+from __future__ import annotations
+
+import keras
+
+
+def use_device(gpu: int | None) -> None:
+    """Have Keras compute on one GPU of this host, or on the CPU.
+
+    It works before the backend has computed anything, and has no effect later.
+
+    Args:
+        gpu: index among the visible ones; None for the CPU.
+    """
+    backend = keras.config.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        visible = tf.config.list_physical_devices("GPU")
+        chosen = [] if gpu is None else [visible[gpu]]
+        if tf.config.get_visible_devices("GPU") != chosen:
+            tf.config.set_visible_devices(chosen, "GPU")
+        for device in chosen:
+            tf.config.experimental.set_memory_growth(device, True)
+    elif backend == "torch":
+        import torch
+
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+        elif torch.cuda.is_available():
+            keras.device("cpu:0").__enter__()
+    elif backend == "jax":
+        import jax
+
+        device = jax.devices("cpu")[0] if gpu is None else jax.local_devices(backend="gpu")[gpu]
+        jax.config.update("jax_default_device", device)  # type: ignore[no-untyped-call]
