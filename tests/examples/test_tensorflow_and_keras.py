@@ -56,5 +56,6 @@ def test_model_fit_in_either_spelling(tmp_path: Path, backend: str) -> None:
     assert accuracy_of(script, cwd=tmp_path, KERAS_BACKEND=backend, PYTHONPATH=path) > 0.7
 
 
+@pytest.mark.slow
 def test_an_elastic_fit(tmp_path: Path) -> None:
     assert accuracy_of(ROOT / "examples/keras_digits_elastic.py", cwd=tmp_path) > 0.8
