@@ -12,6 +12,12 @@ from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
 
+#: Variables of a topology that differ from worker to worker.
+_OF_ONE_WORKER = [
+    *(f"HOROVOD_{scope}{what}" for scope in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
+    *("HOROVOD_HOSTNAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+]
+
 
 class Coordinator:
     """Collects where workers are, and tells each its place. Ranks of one node must follow each other.
@@ -74,10 +80,8 @@ class Coordinator:
             secret=secret,
             job_id=uuid.uuid4().hex[:12],
         ).to_env()
-        own = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS", "HOROVOD_HOSTNAME", "RANK", "WORLD")
-        own += ("LOCAL_", "GROUP_")
-        shared = {name: value for name, value in shared.items() if not name.startswith(own)}
-        return {**shared, **self.settings.environment}
+        own = set(_OF_ONE_WORKER)
+        return {**{name: value for name, value in shared.items() if name not in own}, **self.settings.environment}
 
     def close(self) -> None:
         """Close the store."""

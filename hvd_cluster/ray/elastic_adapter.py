@@ -89,7 +89,8 @@ class ElasticAdapter(Adapter):
         loop = CallbackLoop(callbacks)
         on_line = printer(None, None, with_timestamp=False, verbose=int(settings.verbose))
         with contextlib.ExitStack() as stack:
-            fleet = stack.enter_context(NodeFleet(new_secret(), self._resources, order, loop.put))
+            fleet = NodeFleet(new_secret(), self._resources, order, loop.put)
+            stack.callback(fleet.close)
             fleet.open(others=True)
             driver = ElasticDriver(spec, fleet, on_line, ignore_event)
             stack.callback(driver.close)

@@ -51,7 +51,7 @@ class HorovodBackend(Backend):
     #: Each worker sees the GPUs of all workers of its node, so that ``set_device(local_rank())`` picks its own.
     share_cuda_visible_devices = True
 
-    def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """The workers are up, and have not begun."""
         size = len(worker_group)
         where = worker_group.execute(_where)
@@ -73,7 +73,7 @@ class HorovodBackend(Backend):
             )
             worker_group.execute_single(rank, _settle, topology.placed(nodes), backend_config)
 
-    def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """The run is over, or its workers are replaced."""
         worker_group.execute_single(0, _stop_serving)
 

@@ -154,7 +154,7 @@ class BaseHorovodWorker:
 
         return perform(executable, Topology.from_env(), keep=keep)
 
-    def _finished(self, outcome: Any) -> Any:
+    def _finished(self, outcome: Outcome) -> Outcome:
         """``outcome``, when the driver has been sent all output, and told that there is something to fetch."""
         if self._line is not None:
             self._line.catch_up()
