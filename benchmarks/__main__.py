@@ -21,6 +21,7 @@ NAMES = [
     "scaling_model",
     "autotune",
     "startup",
+    "ray_overhead",
     "commit",
     "gpu_overhead",
     "reader",
