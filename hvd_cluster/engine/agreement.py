@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from hvd_cluster.engine.negotiation import Close, Decision, Entry, Negotiator, Recall, Tune, Up
+from hvd_cluster.engine.messages import Close, Decision, Entry, Recall, Tune, Up
+from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Signature
 from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hvd_cluster.engine.negotiation import Run
+from hvd_cluster.engine.messages import Run
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.shared_memory.segment import Group, Segment, share

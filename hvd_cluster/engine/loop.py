@@ -17,7 +17,8 @@ from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
 from hvd_cluster.engine.mailbox import Mailbox
-from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse, Tune
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, Tune
+from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
 from hvd_cluster.engine.stall import Message as StallMessage

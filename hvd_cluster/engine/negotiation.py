@@ -23,140 +23,29 @@ from dataclasses import dataclass, field
 
 from hvd_cluster.engine.disagreement import explain, not_with_join
 from hvd_cluster.engine.fusion import plan_buckets
+from hvd_cluster.engine.messages import (
+    Bucket,
+    CachedReport,
+    Close,
+    Decision,
+    Define,
+    Entry,
+    Forget,
+    JoinDone,
+    Joined,
+    Leaving,
+    Refuse,
+    Report,
+    Run,
+    Tune,
+    Up,
+    Witness,
+)
 from hvd_cluster.engine.signature import Key, Kind, Signature
 from hvd_cluster.engine.tree import Place
 
 #: A node that has nothing to say still tells its parent after so many messages how far it has read the log.
 _ACKNOWLEDGE_EVERY = 512
-
-
-@dataclass(frozen=True)
-class Witness:
-    """One rank's word for what a request looks like."""
-
-    rank: int
-    signature: Signature
-
-
-@dataclass(frozen=True)
-class Report:
-    """Up: every member of the sender's subtree has submitted this request, or has joined."""
-
-    key: Key
-    #: One witness, or two whose signatures differ.
-    witnesses: tuple[Witness, ...]
-    #: Some member of the subtree has joined and would send zeros.
-    joined: bool = False
-
-
-@dataclass(frozen=True)
-class CachedReport:
-    """Up: the same, for a request that the log has defined, when all agree with the definition."""
-
-    id: int
-    #: A rank that can vouch for it, for error messages.
-    rank: int
-    joined: bool = False
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Up: every rank of the sender's subtree has joined."""
-
-    #: The one that joined last, as far as the order of messages tells.
-    last_rank: int
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """Up: a rank of the sender's subtree shuts down in good order."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Up:
-    """One message to the parent."""
-
-    #: How many log messages the sender had applied.
-    num_applied: int
-    items: tuple[Report | CachedReport | Joined | Leaving, ...]
-
-
-@dataclass(frozen=True)
-class Define:
-    """Log: this id stands for this request from here on."""
-
-    id: int
-    key: Key
-    signature: Signature
-
-
-@dataclass(frozen=True)
-class Forget:
-    """Log: do not use this id for new reports."""
-
-    id: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """Log: carry out these requests now, as one bucket."""
-
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """Log: fail this request on every rank that submitted it, and go on."""
-
-    key: Key
-    text: str
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Log: vote anew for what was voted for in an older epoch; only where ranks vote through shared memory."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Tune:
-    """Log: use these from here on."""
-
-    #: Most bytes of one bucket.
-    fusion_threshold_bytes: int
-    #: Milliseconds that requests wait for company.
-    cycle_time_ms: float
-
-
-@dataclass(frozen=True)
-class JoinDone:
-    """Log: all ranks have joined; nobody is joined any more."""
-
-    last_rank: int
-
-
-@dataclass(frozen=True)
-class Close:
-    """Log: the world ends here, in good order; what stands before is still carried out."""
-
-    rank: int
-
-
-Entry = Define | Forget | Run | Refuse | Recall | Tune | JoinDone | Close
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Carry out together: the keys and signatures of one :class:`Run`."""
-
-    requests: tuple[tuple[Key, Signature], ...]
-
-
-#: What :meth:`Negotiator.apply` tells the engine to do, in this order.
-Decision = Bucket | Refuse | Recall | Tune | JoinDone | Close
 
 
 @dataclass

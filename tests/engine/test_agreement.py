@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_cluster.engine.agreement import Agreement
-from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse
+from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory import ballot as ballot_module
 from hvd_cluster.engine.shared_memory.ballot import Ballot

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.engine.negotiation import Bucket, Close, Decision, JoinDone, Negotiator, Refuse
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse
+from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.signature import Key, Kind, ReduceOp, Signature, TensorMeta
 from hvd_cluster.engine.tree import plan
 

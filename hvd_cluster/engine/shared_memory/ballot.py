@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from hvd_cluster.engine.negotiation import Close, Define, Entry, Forget, JoinDone, Recall, Run
+from hvd_cluster.engine.messages import Close, Define, Entry, Forget, JoinDone, Recall, Run
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Semaphores
 
 #: Ids share a slot of the table when they differ by this; an id that finds its slot taken is reported, not voted for.
