@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
-MATRIX := petastorm mxnet
+MATRIX := petastorm spark35 mxnet py310 py312 py313
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -44,14 +44,36 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, mxnet beside its own numpy
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, Spark 3.5, mxnet beside its own numpy, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
 	@$(PYTEST) tests/data/petastorm -m "slow and not spark"
 
+# That pyspark leaves sockets to the garbage collector, and imports distutils.
+SPARK35 := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning -W "ignore:distutils Version"
+matrix-spark35: .venv-spark35/.ready
+	@failed=0; \
+	for kind in local local-cluster; do \
+		PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-spark35/bin/python -m pytest tests/spark \
+			tests/estimators/test_spark_estimator.py -m "spark and not slow" --spark-master=$$kind $(SPARK35) || failed=1; \
+	done; \
+	exit $$failed
+
 matrix-mxnet: .venv-mxnet/.ready
 	@OMP_NUM_THREADS=1 .venv-mxnet/bin/python -m pytest tests/mxnet
+
+# Other Pythons: the wheel, and the tests that need no torch. `pytest` and not `python -m pytest`, which would import the
+# checkout instead.
+TORCHLESS := tests/test_topology.py tests/test_settings.py tests/test_errors.py tests/launch/test_placement.py \
+	tests/engine/test_negotiation.py tests/engine/test_fusion.py tests/engine/test_tree.py tests/engine/test_parts.py \
+	tests/oldpaths tests/rendezvous/test_session.py
+
+$(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
+	@rm -rf .venv-$*/dist
+	@$(PY) -m build --wheel --no-isolation --outdir .venv-$*/dist . >/dev/null
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-$*/dist/*.whl
+	@.venv-$*/bin/pytest $(TORCHLESS)
 
 .venv-%/.ready: tests/matrix/%.txt
 	@for python in $$(sed -n 's/^# python: //p' $<); do \
