@@ -15,8 +15,8 @@ _GLOO = "GLOO_DEVICE_TRANSPORT"
 
 #: What a user should know where tensors are not encrypted although all else is.
 OPEN_TENSORS_TEXT = (
-    "the launcher's connections are encrypted, as those of Spark are, but tensors between hosts are not: this torch was "
-    "built without Gloo's TLS (USE_GLOO_WITH_OPENSSL), and NCCL has none; keep that traffic in a private network"
+    "the launcher's connections are encrypted, as those of Spark are, but tensors between hosts are not: this torch "
+    "was built without Gloo's TLS (USE_GLOO_WITH_OPENSSL), and NCCL has none; keep that traffic in a private network"
 )
 
 

@@ -130,7 +130,7 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
     """The job from end to end; nothing of it is left when this returns or raises."""
     encrypted = encryption.is_wanted(session.conf)
     if encrypted and not session.is_local:
-        logger.warning("unless torch has Gloo's TLS, %s", encryption.OPEN_TENSORS_TEXT)
+        logger.warning("if torch has no TLS for Gloo, as its wheels have none: %s", encryption.OPEN_TENSORS_TEXT)
     secret = new_secret(encrypted=encrypted)
     failures = Failures(int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES))
     rings: list[Callable[[], None]] = []
