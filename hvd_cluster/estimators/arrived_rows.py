@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,11 +20,18 @@ import torch
 from hvd_cluster.data import traveling_parts
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.part_plan import PartPlan
+from hvd_cluster.launch import progress
 from hvd_cluster.settings import Settings
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.rows import Rows
 
+logger = logging.getLogger(__name__)
+
+_CHANGED_TEXT = (
+    "Spark gave other rows, or another order of them, when they were asked for again: training begins anew. A shuffle "
+    "or a random function makes the order differ; write the DataFrame to Parquet first, or give the fit a store"
+)
 #: Bytes that go over the network at a time.
 _PIECE_BYTES = 16 * 1024 * 1024
 
@@ -41,6 +49,10 @@ class Arriving:
         """``train_fn`` for workers that find the rows on their machines."""
         return _TrainOnArrived(train_fn, self.plan, self.lanes)
 
+    def release(self) -> None:
+        """Let go of what was kept for another start of the workers."""
+        self.rows.frame.unpersist()
+
 
 @dataclass(frozen=True)
 class _TrainOnArrived:
@@ -54,16 +66,22 @@ class _TrainOnArrived:
         hvd.init()
         try:
             folder = Settings.from_env().rows_dir
-            dataset = gathered(folder, self.plan, self.lanes, hvd)
-            result = self.train_fn(dataclasses.replace(spec, dataset=dataset))
+            dataset, digest = gathered(folder, self.plan, self.lanes, hvd)
+            if hvd.rank() == 0:
+                progress.report(data_digest=digest)
+            resume = spec.resume
+            if resume is not None and digest != spec.data_digest:
+                logger.warning("%s", _CHANGED_TEXT)
+                resume = None
+            result = self.train_fn(dataclasses.replace(spec, dataset=dataset, resume=resume))
             hvd.barrier()  # nobody's files go while another one reads them
             return result
         finally:
             hvd.shutdown()
 
 
-def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> Dataset:
-    """The data set of the rows that came to all workers.
+def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> tuple[Dataset, str]:
+    """The data set of the rows that came to all workers, and what tells it from others; the same on every rank.
 
     Args:
         folder: of this worker's own rows. Files of other machines are copied into the folder of one worker of this
@@ -89,7 +107,8 @@ def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> Dataset:
             _broadcast(place, files, owner, Path(inbox) if copies else None, hvd)
     hvd.barrier()
     reports = {name: report for _, _, _, some in owners for name, report in some.items()}
-    return traveling_parts.assembled(plan, reports.values(), folder_of, lanes)
+    dataset = traveling_parts.assembled(plan, reports.values(), folder_of, lanes)
+    return dataset, traveling_parts.digest(reports)
 
 
 def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Any) -> None:

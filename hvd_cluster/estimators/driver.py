@@ -45,11 +45,14 @@ class DriverRun:
         Raises:
             WorkerFailedError: the user's own exception, or a death after as many starts as are allowed.
         """
-        received = ReceivedFiles(self.store, spec.run_id)
+        received, digest = ReceivedFiles(self.store, spec.run_id), ""
 
         def hear(rank: int, fields: dict[str, Any]) -> None:
+            nonlocal digest
             if "checkpoint" in fields:
                 received.hear(fields)
+            elif "data_digest" in fields:
+                digest = fields["data_digest"]
             elif "record" in fields:
                 self.epochs.hear([fields["record"]])
             else:
@@ -59,7 +62,7 @@ class DriverRun:
         with self._watched(spec, hear):
             while True:
                 try:
-                    return run_on(self.backend, self.train_fn, (self._resumed(spec),), hear, self.rows)
+                    return run_on(self.backend, self.train_fn, (self._resumed(spec, digest),), hear, self.rows)
                 except WorkerFailedError as error:
                     if not restarts.is_worth_another_start(error, made, self.max_restarts):
                         error.args = (str(error) + restarts.gave_up_text(made),)
@@ -75,11 +78,11 @@ class DriverRun:
                     )
                     check(self.backend)  # an executor that died takes a while to be replaced
 
-    def _resumed(self, spec: Any) -> Any:
+    def _resumed(self, spec: Any, digest: str) -> Any:
         """The spec with the checkpoint, where workers cannot fetch it themselves."""
         if not spec.store_on_driver:
             return spec
-        return dataclasses.replace(spec, resume=run_files.read(self.store, spec.run_id))
+        return dataclasses.replace(spec, resume=run_files.read(self.store, spec.run_id), data_digest=digest)
 
     @contextlib.contextmanager
     def _watched(self, spec: Any, hear: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:

@@ -107,7 +107,11 @@ class DistributedEstimator(Stage, Estimator):
             if kind is Frame.SPARK and self._value("store") is None:
                 from hvd_cluster.estimators.spark_feed import feed
 
-                yield Prepared(*feed(dataset, store, **given))
+                sample, arriving = feed(dataset, store, **given)
+                try:
+                    yield Prepared(sample, arriving)
+                finally:
+                    arriving.release()
                 return
             data = dataset
             if kind is Frame.RAY:

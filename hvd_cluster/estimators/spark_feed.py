@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark import StorageLevel
+
 from hvd_cluster.data import schema_spark, traveling_parts
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.local_arrow import write_arrow
@@ -56,7 +58,8 @@ def feed(
         allow_ragged=allow_ragged,
     )
     parts = selected.coalesce(num_proc * partitions_per_process)
-    rows = map_batches(parts, _Packed(plan), traveling_parts.SCHEMA)
+    # Kept, so that workers that start again get the same bytes.
+    rows = map_batches(parts, _Packed(plan), traveling_parts.SCHEMA).persist(StorageLevel.DISK_ONLY)
     receiver = f"{traveling_parts.__name__}:{traveling_parts.received.__name__}"
     return sample, Arriving(plan, num_proc, Rows(rows, "part", receiver))
 

@@ -64,9 +64,12 @@ class TorchModel(FittedModel):
     def log_to_mlflow(self, mlflow: Any) -> None:
         """Log the model to the active run of ``mlflow``, as "model" in its PyTorch flavour."""
         log = mlflow.pytorch.log_model
-        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # until MLflow 3
+        accepted = inspect.signature(log).parameters
+        given = {"name" if "name" in accepted else "artifact_path": "model"}  # the latter until MLflow 3
+        if "serialization_format" in accepted:
+            given["serialization_format"] = "pickle"  # the other one traces the model, and needs an example
         # Named here: MLflow would load the model in a process of its own to find out what it imports.
-        log(self._portable_model(), **{name: "model"}, pip_requirements=[f"torch=={torch.__version__}"])
+        log(self._portable_model(), pip_requirements=[f"torch=={torch.__version__}"], **given)
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")

@@ -43,7 +43,7 @@ class MlflowTracker(NoTracker):
                 self._client.log_metric(self.run_id, name, float(value), step=record["epoch"])
 
     def finish(self, model: Any) -> None:
-        with self._mlflow.start_run(run_id=self.run_id, nested=True, log_system_metrics=False):
+        with self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
             model.log_to_mlflow(self._mlflow)
 
 

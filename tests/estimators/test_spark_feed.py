@@ -49,12 +49,12 @@ def estimator(loss=F.mse_loss, **params):
 
 @pytest.fixture
 def data(spark):
-    """A vector column, a number, and what they come to; in five partitions."""
+    """A vector column, a number, and what they come to. No shuffle: its order would be another one in each fit."""
     from pyspark.ml.feature import VectorAssembler
 
     rng = np.random.default_rng(7)
     values = rng.normal(size=(ROWS, 5)).tolist()
-    frame = spark.createDataFrame(values, ["x0", "x1", "x2", "a", "noise"]).repartition(5)
+    frame = spark.createDataFrame(values, ["x0", "x1", "x2", "a", "noise"])
     frame = frame.selectExpr("*", "x0 - 2 * x1 + 0.5 * x2 + a + 0.1 * noise AS y")
     return VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="features").transform(frame)
 
