@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.ray.adapter import Adapter, Callback
+from hvd_cluster.ray.client import ClientAdapter, is_client
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings, MiniSettings, refuse_unknown, store_key
@@ -75,6 +76,9 @@ class RayExecutor:
             raise ValueError("; ".join(wrong))
         self.settings = self.create_settings() if settings is None else settings
         self.num_workers = num_workers
+        values: list[Any] = [self.settings, num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu]
+        values += [gpus_per_worker, use_current_placement_group, min_workers, max_workers, reset_limit, cooldown_range]
+        self._arguments = dict(zip(_ARGUMENTS, [*values, elastic_timeout, override_discovery], strict=True))
         resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
         self.adapter: Adapter
         if min_workers is not None:
@@ -154,6 +158,8 @@ class RayExecutor:
             WorkerFailedError: ``executable_cls`` raised; the text begins with the user's traceback.
             LaunchError: the workers cannot be started, or cannot work together.
         """
+        if is_client():
+            self.adapter = ClientAdapter(self._arguments)
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:

@@ -38,14 +38,15 @@ FOREIGN_VARIABLES = (
     "RAY_",
     "GRPC_",
     "COVERAGE",
+    "CRC32C_",
 )
 #: Threads of these packages serve a whole process, not one call.
 FOREIGN_THREADS = ("py4j", "pyspark", "grpc", "tqdm", "pytest_timeout", "torch._inductor", "ray.")
 #: Processes that outlive one call by design: Spark's Python daemons and JVMs, multiprocessing's trackers, Ray's nodes
-#: and the workers that it keeps for the next task; an actor of ours is none of them.
+#: and the workers that it keeps for the next task (the fixture ``ray_cluster`` looks for actors of ours).
 FOREIGN_PROCESSES = (
     *("pyspark.daemon", "pyspark/daemon.py", "java", "resource_tracker", "forkserver"),
-    *("site-packages/ray/", "ray::IDLE", "ray::SPILL_SpillWorker", "ray::RESTORE"),
+    *("site-packages/ray/", "-m ray.", "ray::"),
 )
 FOREIGN_FILES = (
     "spark-",

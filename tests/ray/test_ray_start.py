@@ -39,6 +39,8 @@ except LaunchError as error:
 @dataclass
 class Started:
     address: str
+    #: For Ray Client.
+    client_address: str
     environment: dict[str, str]
 
     def drive(self, script: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
@@ -57,13 +59,14 @@ class Started:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     home = tmp_path_factory.mktemp("home")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, client_port = one.getsockname()[1], other.getsockname()[1]
     with ray_folder() as folder:
         environment = {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         ray = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=2", "--object-store-memory=100000000"]
         ray += ["--block"]
         head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        head += [f"--ray-client-server-port={client_port}"]
         nodes: list[subprocess.Popen[bytes]] = []
         try:
             with (home / "log").open("wb") as log:
@@ -71,7 +74,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
                 address = f"{_own_address()}:{port}"
                 _await_port(port)
                 nodes.append(subprocess.Popen([*ray, f"--address={address}"], env=environment, stdout=log, stderr=log))
-                yield Started(address, environment)
+                yield Started(address, f"ray://{_own_address()}:{client_port}", environment)
         finally:
             for node in reversed(nodes):
                 node.terminate()
@@ -120,3 +123,43 @@ def test_a_driver_without_the_right_token_is_told_how_to_get_in(
     for way in ("~/.ray/auth_token", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         assert way in done.stderr
     assert TOKEN not in done.stderr + done.stdout
+
+
+CLIENT = """\
+import ray
+ray.init()
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.ray import RayExecutor
+class Base:
+    def __init__(self, value):
+        self.value = value
+def work(base):
+    import torch
+    import hvd_cluster.torch as hvd
+    from hvd_cluster.ray import ray_logger
+    hvd.init()
+    ray_logger.log({"rank": hvd.rank()})
+    return hvd.allreduce(torch.tensor(float(base.value + hvd.rank())), op=hvd.Sum).item()
+def fail():
+    raise ValueError("a bad batch")
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2)
+executor.start(Base, executable_args=[10])
+logged = []
+print("results", executor.execute(work, callbacks=[logged.append]), sorted(info["rank"] for info in logged))
+print("references", ray.get(executor.run_remote(lambda: 7)), executor.execute_single(lambda base: base.value))
+try:
+    executor.run(fail)
+except WorkerFailedError as error:
+    print("failure", str(error).splitlines()[0], "ValueError: a bad batch" in str(error))
+executor.shutdown()
+"""
+
+
+def test_an_executor_of_a_ray_client_lives_in_the_cluster(started: Started, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(CLIENT)
+    done = started.drive(script, RAY_ADDRESS=started.client_address)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "results [21.0, 21.0] [0, 1]" in done.stdout
+    assert "references [7, 7] 10" in done.stdout
+    assert "failure Traceback (most recent call last): True" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +12,50 @@ from ray_clusters import TestCluster
 pytestmark = pytest.mark.slow
 
 
-def loop(config: dict[str, Any]) -> None:
-    """Train a little, report each epoch with a checkpoint from rank 0; die once if ``config`` says so."""
-    import os
-    import tempfile
+def training_loop() -> Callable[[dict[str, Any]], None]:
+    """A function that is none of this module, which Ray's workers could not import."""
 
-    import ray.train
-    import torch
+    def loop(config: dict[str, Any]) -> None:
+        """Train a little, report each epoch with a checkpoint from rank 0; die once if ``config`` says so."""
+        import os
+        import tempfile
+        from pathlib import Path
 
-    import hvd_cluster.torch as hvd
+        import ray.train
+        import torch
 
-    hvd.init()
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    start = 0
-    if (found := ray.train.get_checkpoint()) is not None:
-        with found.as_directory() as folder:
-            saved = torch.load(Path(folder, "model.pt"))
-        model.load_state_dict(saved["model"])
-        start = saved["epoch"] + 1
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=config["lr"]))
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    x = torch.full((4, 2), float(hvd.rank() + 1))
-    for epoch in range(start, 3):
-        optimizer.zero_grad()
-        loss = (model(x) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        if config.get("die") and epoch == 1 and start == 0 and hvd.rank() == 1:
-            os._exit(1)
-        mean = hvd.allreduce(loss.detach()).item()
-        world = ray.train.get_context()
-        metrics = {"epoch": epoch, "loss": mean, "ranks": [hvd.rank(), world.get_world_rank()], "size": hvd.size()}
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint = None
-            if hvd.rank() == 0:
-                torch.save({"model": model.state_dict(), "epoch": epoch}, Path(folder, "model.pt"))
-                checkpoint = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report(metrics, checkpoint=checkpoint)
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        start = 0
+        if (found := ray.train.get_checkpoint()) is not None:
+            with found.as_directory() as folder:
+                saved = torch.load(Path(folder, "model.pt"))
+            model.load_state_dict(saved["model"])
+            start = saved["epoch"] + 1
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=config["lr"]))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        x = torch.full((4, 2), float(hvd.rank() + 1))
+        for epoch in range(start, 3):
+            optimizer.zero_grad()
+            loss = (model(x) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            if config.get("die") and epoch == 1 and start == 0 and hvd.rank() == 1:
+                os._exit(1)
+            mean = hvd.allreduce(loss.detach()).item()
+            world = ray.train.get_context()
+            metrics = {"epoch": epoch, "loss": mean, "ranks": [hvd.rank(), world.get_world_rank()], "size": hvd.size()}
+            with tempfile.TemporaryDirectory() as folder:
+                checkpoint = None
+                if hvd.rank() == 0:
+                    torch.save({"model": model.state_dict(), "epoch": epoch}, Path(folder, "model.pt"))
+                    checkpoint = ray.train.Checkpoint.from_directory(folder)
+                ray.train.report(metrics, checkpoint=checkpoint)
+
+    return loop
 
 
 def test_a_ray_train_run_reports_metrics_and_checkpoints(ray_cluster: TestCluster, tmp_path: Path) -> None:
@@ -60,7 +67,7 @@ def test_a_ray_train_run_reports_metrics_and_checkpoints(ray_cluster: TestCluste
     def fit(name: str, **more: Any) -> Any:
         run_config = RunConfig(storage_path=str(tmp_path), name=name, **more.pop("run", {}))
         trainer = HorovodTrainer(
-            loop,
+            training_loop(),
             train_loop_config={"lr": 0.01, **more},
             scaling_config=ScalingConfig(num_workers=2),
             run_config=run_config,
@@ -84,26 +91,31 @@ def test_a_ray_train_run_reports_metrics_and_checkpoints(ray_cluster: TestCluste
     assert disturbed.metrics["loss"] == undisturbed.metrics["loss"]
 
 
-def trial(config: dict[str, Any]) -> None:
-    """A Tune trial whose workers are those of an executor in the trial's own placement group."""
-    from ray import tune
+def trainable() -> Callable[[dict[str, Any]], None]:
+    """Likewise."""
 
-    from hvd_cluster.ray import RayExecutor
+    def trial(config: dict[str, Any]) -> None:
+        """A Tune trial whose workers are those of an executor in the trial's own placement group."""
+        from ray import tune
 
-    def train(lr: float) -> None:
-        import torch
+        from hvd_cluster.ray import RayExecutor
 
-        import hvd_cluster.torch as hvd
-        from hvd_cluster.ray import ray_logger
+        def train(lr: float) -> None:
+            import torch
 
-        hvd.init()
-        for step in range(3):
-            total = hvd.allreduce(torch.tensor(lr * step), op=hvd.Sum)
-            if hvd.rank() == 0:
-                ray_logger.log({"score": total.item(), "size": hvd.size()})
+            import hvd_cluster.torch as hvd
+            from hvd_cluster.ray import ray_logger
 
-    with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2, cpus_per_worker=0.5) as executor:
-        executor.run(train, args=[config["lr"]], callbacks=[tune.report])
+            hvd.init()
+            for step in range(3):
+                total = hvd.allreduce(torch.tensor(lr * step), op=hvd.Sum)
+                if hvd.rank() == 0:
+                    ray_logger.log({"score": total.item(), "size": hvd.size()})
+
+        with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2, cpus_per_worker=0.5) as executor:
+            executor.run(train, args=[config["lr"]], callbacks=[tune.report])
+
+    return trial
 
 
 def test_several_trials_of_tune_have_an_executor_each(ray_cluster: TestCluster, tmp_path: Path) -> None:
@@ -111,7 +123,7 @@ def test_several_trials_of_tune_have_an_executor_each(ray_cluster: TestCluster, 
 
     bundles = [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}]
     tuner = tune.Tuner(
-        tune.with_resources(trial, tune.PlacementGroupFactory(bundles)),
+        tune.with_resources(trainable(), tune.PlacementGroupFactory(bundles)),
         param_space={"lr": tune.grid_search([1.0, 10.0])},
         tune_config=tune.TuneConfig(metric="score", mode="max"),
         run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),

@@ -1,0 +1,154 @@
+"""An executor for a process that is only a Ray Client (``ray.init("ray://...")``): it lives in an actor of the cluster.
+
+Workers call their driver and the driver calls them, which a client outside of the cluster's network cannot be part of.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch.call import unpack
+from hvd_cluster.ray.adapter import Adapter, Callback
+from hvd_cluster.ray.session import load_ray
+from hvd_cluster.ray.static import packed
+
+#: Seconds between two looks at what workers have logged.
+_LOOK_S = 0.5
+
+
+def is_client() -> bool:
+    """Whether this process talks to its cluster through Ray Client."""
+    if "ray" not in sys.modules:
+        return False
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+class ClientAdapter(Adapter):
+    """Passes every call on to an executor in the cluster. Its workers' lines come with Ray's own prefix before ours.
+
+    Args:
+        arguments: those of ``RayExecutor``.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = dict(arguments)
+        self._actor: Any = None
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.shutdown()
+        executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
+        actor_class = load_ray().remote(_Elsewhere)
+        # A thread for the call, and one to ask meanwhile what workers have logged.
+        self._actor = actor_class.options(num_cpus=0, max_concurrency=2).remote(cloudpickle.dumps(self._arguments))
+        self._result(self._actor.start.remote(executable, extra_env_vars))
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
+        return self._call("execute", packed(fn), callbacks)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> list[Any]:
+        return self._call("run", packed(fn, args, kwargs), callbacks)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        refs: list[Any] = self._result(self._started().run_remote.remote(packed(fn, args, kwargs)))
+        return refs
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        return self._result(self._started().execute_single.remote(packed(fn)))
+
+    def shutdown(self) -> None:
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            try:
+                self._result(actor.shutdown.remote())
+            finally:
+                load_ray().kill(actor)
+
+    def _started(self) -> Any:
+        if self._actor is None:
+            raise ValueError("the executor has no workers: call start() first")
+        return self._actor
+
+    def _call(self, method: str, call: bytes, callbacks: Sequence[Callback] | None) -> list[Any]:
+        ray, actor = load_ray(), self._started()
+        ref = getattr(actor, method).remote(call, bool(callbacks))
+        try:
+            while callbacks:
+                done, _ = ray.wait([ref], timeout=_LOOK_S)
+                for info in self._result(actor.logged.remote()):
+                    for callback in callbacks:
+                        callback(info)
+                if done:
+                    break
+            results: list[Any] = self._result(ref)
+        except WorkerFailedError:
+            raise
+        except BaseException:  # an interrupt, or a callback that raised: what the workers do now belongs to nobody
+            self._actor = None
+            ray.kill(actor)
+            raise
+        return results
+
+    def _result(self, ref: Any) -> Any:
+        """What the executor in the cluster returned; its exceptions as it raised them, without Ray's wrapping."""
+        ray = load_ray()
+        try:
+            return ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, BaseException):
+                raise cause from cause.__cause__
+            raise
+
+
+class _Elsewhere:
+    """In the cluster: the executor, and what its workers have logged."""
+
+    def __init__(self, arguments: bytes) -> None:
+        from hvd_cluster.ray.executor import RayExecutor
+
+        self._executor = RayExecutor(**cloudpickle.loads(arguments))
+        self._logged: collections.deque[dict[str, Any]] = collections.deque()
+
+    def start(self, executable: bytes | None, env: Mapping[str, Any] | None) -> None:
+        make: Any = None if executable is None else unpack(executable)
+        self._executor.start(executable_cls=make, extra_env_vars=env)
+
+    def execute(self, call: bytes, logs: bool) -> list[Any]:
+        return self._executor.execute(unpack(call), [self._logged.append] if logs else None)
+
+    def run(self, call: bytes, logs: bool) -> list[Any]:
+        return self._executor.run(unpack(call), callbacks=[self._logged.append] if logs else None)
+
+    def run_remote(self, call: bytes) -> list[Any]:
+        return self._executor.run_remote(unpack(call))
+
+    def execute_single(self, call: bytes) -> Any:
+        return self._executor.execute_single(unpack(call))
+
+    def logged(self) -> list[dict[str, Any]]:
+        return [self._logged.popleft() for _ in range(len(self._logged))]
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
