@@ -6,6 +6,7 @@ import enum
 import os
 from typing import Any
 
+from hvd_cluster.data.materialize import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 
 
@@ -45,13 +46,16 @@ def column_names(data: Any) -> list[str]:
     """The names of all columns, in order; without reading a row.
 
     Raises:
-        DataError: no Parquet can be read at the path.
+        DataError: no Parquet can be read at the path, or a Ray Dataset has no rows.
     """
     kind = kind_of(data)
     if kind is Frame.ARROW:
         return list(data.column_names)
     if kind is Frame.RAY:
-        return [str(name) for name in data.columns()]
+        names = data.columns()
+        if names is None:  # nobody has ever seen a row of it
+            raise DataError(NO_ROWS_TEXT)
+        return [str(name) for name in names]
     if kind is Frame.PARQUET:
         return _parquet_columns(os.fspath(data))
     return [str(name) for name in data.columns]

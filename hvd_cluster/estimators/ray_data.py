@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hvd_cluster.data.materialize import OnPart, RemoteParts
+from hvd_cluster.data.materialize import NO_ROWS_TEXT, OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring import Scorer, ShippedModel, content_key, score_batches
 
@@ -162,4 +162,4 @@ def _arrow_schema(dataset: Any) -> Any:
         return schema
     for batch in dataset.limit(1).iter_batches(batch_size=1, batch_format="pyarrow"):
         return plain(batch).schema
-    raise DataError("the Dataset has no rows: check the filters and joins that made it")
+    raise DataError(NO_ROWS_TEXT)

@@ -14,6 +14,8 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import RayBackend, TorchEstimator, TorchModel
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 
+pytestmark = pytest.mark.slow
+
 TRUE = np.array([1.0, -2.0, 3.0, 0.5], dtype="float32")
 ROWS = 403  # no multiple of anything
 
@@ -72,7 +74,6 @@ def test_a_fit_of_a_dataset_trains_what_a_fit_of_the_same_rows_elsewhere_does(
     assert [row["y__output"] for row in found] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_the_same_dataset_gives_the_same_weights_with_a_validation_part(
     ray_cluster: TestCluster, tmp_path: Path
 ) -> None:
@@ -87,7 +88,6 @@ def test_the_same_dataset_gives_the_same_weights_with_a_validation_part(
     ]
 
 
-@pytest.mark.slow
 def test_data_that_cannot_be_trained_on_is_named(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import ray
 
@@ -101,7 +101,6 @@ def test_data_that_cannot_be_trained_on_is_named(ray_cluster: TestCluster, tmp_p
         estimator(tmp_path).fit(empty)
 
 
-@pytest.mark.slow
 def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import pandas as pd
 
@@ -113,7 +112,6 @@ def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path
     assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.spark("local")
 def test_a_spark_dataframe_reaches_ray_workers_through_the_store(
     spark: Any, ray_cluster: TestCluster, tmp_path: Path
