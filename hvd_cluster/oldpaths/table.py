@@ -52,6 +52,12 @@ _BASICS = _from(
     "nccl_built",
 )
 _TORCH_ESTIMATOR = _from("hvd_cluster.estimators", "TorchEstimator", "TorchModel")
+_KERAS_ESTIMATOR = _from("hvd_cluster.estimators", "KerasEstimator", "KerasModel")
+# Horovod's has the name of the one for torch.
+_LIGHTNING_ESTIMATOR = {
+    "TorchEstimator": "hvd_cluster.estimators:LightningEstimator",
+    **_from("hvd_cluster.estimators", "TorchModel"),
+}
 _RUN = {"run": "hvd_cluster:run"}
 
 _NOTIFICATIONS = {"notification_manager": "hvd_cluster.elastic.notification:notifications"}
@@ -113,6 +119,11 @@ TABLE: Mapping[str, Row] = {
     "spark.common.store": Row(
         module="hvd_cluster.data.store", names=_from("hvd_cluster.data.store_families", "HDFSStore", "DBFSLocalStore")
     ),
+    "spark.common.datamodule": Row(module="hvd_cluster.estimators.data_module"),
+    "spark.keras": Row(names=_KERAS_ESTIMATOR),
+    "spark.keras.estimator": Row(names=_KERAS_ESTIMATOR),
+    "spark.lightning": Row(names=_LIGHTNING_ESTIMATOR),
+    "spark.lightning.estimator": Row(names=_LIGHTNING_ESTIMATOR),
     "spark.torch": Row(names=_TORCH_ESTIMATOR),
     "spark.torch.estimator": Row(names=_TORCH_ESTIMATOR),
     "tensorflow": Row(module="hvd_cluster.tensorflow"),
