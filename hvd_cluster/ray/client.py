@@ -6,7 +6,6 @@ Workers call their driver and the driver calls them, which a client outside of t
 from __future__ import annotations
 
 import collections
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,15 +19,6 @@ from hvd_cluster.ray.static import packed
 
 #: Seconds between two looks at what workers have logged.
 _LOOK_S = 0.5
-
-
-def is_client() -> bool:
-    """Whether this process talks to its cluster through Ray Client."""
-    if "ray" not in sys.modules:
-        return False
-    from ray.util.client import ray as client
-
-    return bool(client.is_connected())
 
 
 class ClientAdapter(Adapter):

@@ -10,6 +10,7 @@ from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
 from hvd_cluster.ray.executor import worker_resources, wrong_resources
+from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import ElasticSettings, refuse_unknown
 
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
@@ -97,6 +98,8 @@ class ElasticRayExecutor:
             ValueError: they cannot be used.
             LaunchError: there is no way into the Ray cluster.
         """
+        connect()
+        refuse_client("ElasticRayExecutor")
         self._adapter.start(extra_env_vars=self._env)
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:

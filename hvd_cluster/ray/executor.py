@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.ray.adapter import Adapter, Callback
-from hvd_cluster.ray.client import ClientAdapter, is_client
+from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.resources import WorkerResources
-from hvd_cluster.ray.session import connect
+from hvd_cluster.ray.session import connect, is_client
 from hvd_cluster.ray.settings import ElasticSettings, MiniSettings, refuse_unknown, store_key
 from hvd_cluster.ray.static import StaticAdapter
 from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy

@@ -12,6 +12,7 @@ from hvd_cluster.ray.actor import Ears, Order
 from hvd_cluster.ray.adapter import checked_variables
 from hvd_cluster.ray.executor import packed_strategy, worker_resources, wrong_resources
 from hvd_cluster.ray.fixed import FixedCrew
+from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.static import packed
 
@@ -66,6 +67,8 @@ def run(
     """
     if wrong := [*wrong_num_proc(num_proc), *wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)]:
         raise ValueError("; ".join(wrong))
+    connect()
+    refuse_client("hvd_cluster.ray.run")
     call = packed(fn, args, kwargs)
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
     crew = FixedCrew(

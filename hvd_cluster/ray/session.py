@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from typing import Any
 
@@ -54,6 +55,28 @@ def connect(address: str | None = None) -> Any:
             f"{_THREE_WAYS_IN}"
         ) from error
     return ray
+
+
+def is_client() -> bool:
+    """Whether this process talks to its cluster through Ray Client (``ray.init("ray://...")``)."""
+    if "ray" not in sys.modules:
+        return False
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+def refuse_client(what: str) -> None:
+    """Raise in a process that is only a Ray Client: workers and their driver call each other.
+
+    Raises:
+        LaunchError: it is one.
+    """
+    if is_client():
+        raise LaunchError(
+            f"{what} does not work through Ray Client: use RayExecutor, which moves into the cluster, or run the "
+            "program there (ray job submit)"
+        )
 
 
 def first_line(error: BaseException) -> str:
