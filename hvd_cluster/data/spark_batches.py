@@ -30,4 +30,7 @@ def map_batches(frame: Any, fn: OnBatches, schema: Any) -> Any:
 
 
 def _with_names(fn: OnBatches, names: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-    return fn(batch.rename_columns(names) for batch in batches)
+    from pyarrow import RecordBatch
+
+    # rename_columns() of a batch came with pyarrow 16, after the oldest that we take.
+    return fn(RecordBatch.from_arrays(batch.columns, names=list(names)) for batch in batches)
