@@ -35,6 +35,10 @@ class Backend(ABC):
     def num_processes(self) -> int:
         """The number of workers."""
 
+    def where(self) -> str:
+        """Where the workers run, and how much room there is, for the line that a fit begins with."""
+        return type(self).__name__
+
     def check(self) -> None:  # noqa: B027 - a backend need not know anything beforehand
         """Raise where the workers can be seen to have no place; called before the data is written."""
 
@@ -83,6 +87,9 @@ class LocalBackend(LauncherBackend):
 
         return run
 
+    def where(self) -> str:
+        return "processes of this machine"
+
     def num_processes(self) -> int:
         return self._num_proc or 1
 
@@ -109,6 +116,21 @@ class SparkBackend(LauncherBackend):
 
             self._num_proc = active(self._kwargs.get("spark")).default_parallelism()
         return self._num_proc
+
+    def where(self) -> str:
+        from hvd_cluster.spark.session import active
+
+        return "on Spark: " + active(self._kwargs.get("spark")).slots().describe(self.num_processes())
+
+    @property
+    def driver_is_out_of_reach(self) -> bool:
+        """Whether workers cannot open a connection to this process, as far as can be told: a remote Connect server."""
+        from hvd_cluster.spark import host
+        from hvd_cluster.spark.connect import ConnectSession
+        from hvd_cluster.spark.session import active
+
+        session = active(self._kwargs.get("spark"))
+        return isinstance(session, ConnectSession) and session.driver_hosts()[0] != host.LOOPBACK
 
     def check(self) -> None:
         """Wait until the session has a slot for each worker, as :func:`hvd_cluster.spark.run` does.

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.estimators import reports, restarts, run_files
+from hvd_cluster.estimators import preflight, reports, restarts, run_files
 from hvd_cluster.estimators.backend import Backend, check, run_on
 from hvd_cluster.estimators.epochs import EpochListener
 from hvd_cluster.estimators.progress_bar import ProgressBar
@@ -58,6 +58,7 @@ class DriverRun:
             else:
                 self.bar(rank, fields)
 
+        self.bar.say(preflight.line(self.backend, spec, rows=self.rows))
         made = 0
         with self._watched(spec, hear):
             while True:

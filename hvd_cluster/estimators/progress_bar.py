@@ -35,6 +35,14 @@ class ProgressBar:
             if self._bar is not None:
                 self._bar.close()
 
+    def say(self, text: str) -> None:
+        """Show a line of text, where the bar is shown."""
+        with self._lock:
+            if self._enabled:
+                file = self._file or sys.stderr
+                file.write(f"{text}\n")
+                file.flush()
+
     def __call__(self, rank: int, fields: dict[str, Any]) -> None:
         if rank != 0 or not {"epoch", "epochs", "step", "steps", "loss"} <= fields.keys():
             return

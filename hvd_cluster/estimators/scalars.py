@@ -1,4 +1,8 @@
-"""TensorBoard's scalars of a run, in the store's log folder, where TensorBoard is installed."""
+"""TensorBoard's scalars of a run, in the store's log folder, where TensorBoard is installed.
+
+Its writer knows local files only: for other stores it writes to a folder of this machine, which is copied after each
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +20,29 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A function that writes one epoch's record; None where TensorBoard or a local log folder is missing."""
-    folder = spec.store.get_logs_path(spec.run_id)
-    # TensorBoard's writer knows local files only.
-    writer = _writer(folder) if folder is not None and Path(folder).is_absolute() else None
-    # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
-    if writer is None:
+    """A function that writes one epoch's record; None where TensorBoard or the store's log folder is missing."""
+    if not spec.store.saving_runs or spec.store_on_driver:
         yield None
         return
+    sync = spec.store.sync_fn(spec.run_id)
+    with spec.store.get_local_output_dir_fn(spec.run_id)() as folder:
+        writer = _writer(str(Path(folder, spec.store.get_logs_subdir())))
+        # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
+        if writer is None:
+            yield None
+            return
 
-    def log(record: dict[str, Any]) -> None:
-        for part in ("train", "validation"):
-            for name, value in flat(record.get(part, {})).items():
-                writer.add_scalar(f"{name}/{part}", value, record["epoch"])
-        writer.flush()
+        def log(record: dict[str, Any]) -> None:
+            for part in ("train", "validation"):
+                for name, value in flat(record.get(part, {})).items():
+                    writer.add_scalar(f"{name}/{part}", value, record["epoch"])
+            writer.flush()
+            sync(folder)
 
-    try:
-        yield log
-    finally:
-        writer.close()
+        try:
+            yield log
+        finally:
+            writer.close()
 
 
 def _writer(folder: str) -> Any:

@@ -18,6 +18,8 @@ OnLine = Callable[[int, str, str], None]
 
 #: A longer line is cut into pieces of this size, so that output without newlines cannot fill the memory.
 MAX_LINE_BYTES = 64 * 1024
+#: Lines of a worker that its driver's own output shows, if nobody asks for more.
+MAX_SHOWN_LINES = 10_000
 #: Lines of a worker that its failure report shows.
 TAIL_LINES = 30
 
@@ -128,9 +130,15 @@ class LinePrinter:
 
 
 def printer(stdout: TextIO | None, stderr: TextIO | None, *, with_timestamp: bool, verbose: int) -> OnLine:
-    """What a launcher does with its workers' lines: ``verbose=0`` drops them, unless a stream says where they go."""
-    quiet = verbose == 0 and stdout is None and stderr is None
-    return drop_line if quiet else LinePrinter(stdout, stderr, with_timestamp=with_timestamp)
+    """What a launcher does with its workers' lines: ``verbose=0`` drops them, unless a stream says where they go.
+
+    Of each rank so many lines are shown as a person may want to see; ``verbose=2``, and streams, get them all.
+    """
+    shown_here = stdout is None and stderr is None
+    if verbose == 0 and shown_here:
+        return drop_line
+    max_lines = MAX_SHOWN_LINES if verbose < 2 and shown_here else None
+    return LinePrinter(stdout, stderr, with_timestamp=with_timestamp, max_lines=max_lines)
 
 
 def drop_line(rank: int, stream: str, line: str) -> None:
