@@ -16,9 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "old_client.py"
 @pytest.mark.slow
 @pytest.mark.spark("local")
 @pytest.mark.timeout(300)
-def test_a_client_that_subclasses_backend_estimator_and_model_runs_unchanged(
-    spark_master: str, tmp_path: Path
-) -> None:
+def test_a_client_that_subclasses_backend_estimator_and_model_runs_unchanged(spark_master: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed")
     done = subprocess.run(

@@ -1,3 +1,4 @@
+# ruff: noqa: N802, N815 - the names are those of Spark ML
 """A program over Horovod's paths and extension points, as SynapseML's deep-learning module uses them.
 
 ``old_client.py KIND FOLDER`` writes what it found to FOLDER/result. Nothing in it but its first import is new.
@@ -37,9 +38,7 @@ class DeepBackend(SparkBackend):
         full = {**(self._env or {}), **(env or {})}
         full.pop("CUDA_VISIBLE_DEVICES", None)
         self.calls = getattr(self, "calls", 0) + 1
-        return horovod.spark.run(
-            fn, args=args, kwargs=kwargs or {}, num_proc=self._num_proc, env=full, **self._kwargs
-        )
+        return horovod.spark.run(fn, args=args, kwargs=kwargs or {}, num_proc=self._num_proc, env=full, **self._kwargs)
 
 
 class Perceptron(pl.LightningModule):
