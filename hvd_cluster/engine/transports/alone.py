@@ -44,9 +44,6 @@ class AloneTransport(Transport):
         output.copy_(buffer)
         return Finished()
 
-    def barrier(self) -> Work:
-        return Finished()
-
     def abort(self) -> None:
         """Nothing can be under way."""
 

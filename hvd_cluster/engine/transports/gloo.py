@@ -100,11 +100,6 @@ class GlooTransport(Transport):
         work = self._group.alltoall_base(output, buffer, output_bytes, input_bytes, options)
         return _GlooWork(work, output, buffer)
 
-    def barrier(self) -> Work:
-        # Gloo's own barrier cannot be waited for with a callback; a reduction of one byte can.
-        buffer = torch.zeros(1, dtype=torch.uint8)
-        return self.allreduce(buffer, ReduceOp.SUM)
-
     def abort(self) -> None:
         # Gloo's abort() and shutdown() leave work in flight waiting for its whole timeout, and destroying the
         # group then waits too. Ending its connections wakes it in less than a millisecond; it is done on

@@ -89,9 +89,6 @@ class HierarchicalTransport(Transport):
     ) -> Work:
         return self._flat.alltoall(output, buffer, output_bytes, input_bytes)
 
-    def barrier(self) -> Work:
-        return self._flat.barrier()
-
     def abort(self) -> None:
         if self._between is not None:
             self._between.abort()

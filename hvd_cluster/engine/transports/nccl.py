@@ -91,9 +91,6 @@ class NcclTransport(Transport):
         options = dist.AllToAllOptions()
         return _launched(self._group.alltoall_base(output, buffer, output_bytes, input_bytes, options))
 
-    def barrier(self) -> Work:
-        return self.allreduce(torch.zeros(1, dtype=torch.uint8, device=self.device), ReduceOp.SUM)
-
     def abort(self) -> None:
         with suppress(RuntimeError):  # a communicator that is broken already
             self._group.abort()

@@ -318,10 +318,6 @@ class ShmTransport(Transport):
                     output[target : target + end - begin] = slot[sender, begin - first : end - first]
         return Finished()
 
-    def barrier(self) -> Work:
-        self._meet()
-        return Finished()
-
     def abort(self) -> None:
         """Nothing is under way: collectives run in the thread that would call this."""
 

@@ -100,10 +100,6 @@ class Transport(ABC):
         """Send ``input_bytes[i]`` bytes of ``buffer`` to rank index i, and get ``output_bytes[i]`` from it."""
 
     @abstractmethod
-    def barrier(self) -> Work:
-        """Done once every rank has called it."""
-
-    @abstractmethod
     def abort(self) -> None:
         """Make all work under way fail now, on this rank."""
 
