@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +123,43 @@ def test_a_spark_dataframe_reaches_ray_workers_through_the_store(
     frame = spark.createDataFrame([(row["x"].tolist(), row["y"]) for row in rows()], ["x", "y"])
     model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
     assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
+
+
+KERAS = """\
+import sys
+import keras
+import numpy as np
+import ray
+from hvd_cluster.estimators import KerasEstimator
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+x = np.random.default_rng(0).standard_normal((403, 4)).astype("float32")
+y = x @ np.array([1.0, -2.0, 3.0, 0.5], dtype="float32")
+data = ray.data.from_items([{"x": a, "y": float(b)} for a, b in zip(x, y)], override_num_blocks=5)
+keras.utils.set_random_seed(0)
+net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model = KerasEstimator(
+    model=net, optimizer=keras.optimizers.SGD(0.05), loss="mse", feature_cols=["x"], label_cols=["y"], num_proc=2,
+    epochs=3, batch_size=16, store=sys.argv[2], random_seed=1, verbose=0,
+).fit(data)
+scored = model.transform(data).take_all()
+print("rows", len(scored), "worst", max(abs(row["y__output"] - row["y"]) for row in scored))
+"""
+
+
+@pytest.mark.skipif(find_spec("keras") is None, reason="needs keras")
+def test_a_keras_model_is_fitted_from_a_dataset_and_scores_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    # A process of its own, since a process has one backend of Keras.
+    script = tmp_path / "driver.py"
+    script.write_text(KERAS)
+    done = subprocess.run(
+        [sys.executable, script, ray_cluster.address, str(tmp_path / "store")],
+        env={**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    _, num_rows, _, worst = done.stdout.split()[-4:]
+    assert int(num_rows) == ROWS
+    assert float(worst) < 0.2
