@@ -67,7 +67,7 @@ matrix-mxnet: .venv-mxnet/.ready
 # checkout instead.
 TORCHLESS := tests/test_topology.py tests/test_settings.py tests/test_errors.py tests/launch/test_placement.py \
 	tests/engine/test_negotiation.py tests/engine/test_fusion.py tests/engine/test_tree.py tests/engine/test_parts.py \
-	tests/oldpaths tests/rendezvous/test_session.py
+	tests/oldpaths/test_table.py tests/rendezvous/test_session.py
 
 $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
 	@rm -rf .venv-$*/dist

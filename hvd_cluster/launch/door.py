@@ -36,7 +36,8 @@ class Door:
     def __init__(self, secret: bytes, let_in: Callable[[Hello, Channel], bool], host: str = "0.0.0.0") -> None:
         self._secret = secret
         self._let_in = let_in
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}  # oldest first
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=512)
         #: Where it listens.
@@ -57,10 +58,18 @@ class Door:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = listener.accept()
-                self._strangers.acquire()
+                self._count(sock)
                 thread = threading.Thread(target=self._welcome, args=(sock,), name="hvd-agent", daemon=True)
                 self._threads = [other for other in self._threads if other.is_alive()] + [thread]
                 thread.start()
+
+    def _count(self, stranger: socket.socket) -> None:
+        """One more has to prove itself: the oldest of too many gives way, so that no crowd keeps the door shut."""
+        with self._lock:
+            if len(self._strangers) >= _MOST_STRANGERS:
+                with contextlib.suppress(OSError):
+                    next(iter(self._strangers)).shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+            self._strangers[stranger] = None
 
     def _welcome(self, sock: socket.socket) -> None:
         try:
@@ -76,4 +85,5 @@ class Door:
             if not self._let_in(hello, channel):
                 channel.close()
         finally:
-            self._strangers.release()
+            with self._lock:
+                del self._strangers[sock]

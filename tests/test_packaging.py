@@ -1,0 +1,97 @@
+"""The wheel: pure Python, small, complete; and what a user gets who installs it into an environment of their own."""
+
+from __future__ import annotations
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hvd_cluster import __version__
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ["hvd_cluster", "pyproject.toml", "README.md", "LICENSE"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built by ``python -m build`` from a copy of the sources, so that nothing is left in the checkout."""
+    folder = tmp_path_factory.mktemp("build")
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist")]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (found,) = (folder / "dist").glob("*.whl")
+    return found
+
+
+def test_there_is_one_pure_wheel_below_a_megabyte(wheel: Path) -> None:
+    assert wheel.name == f"hvd_cluster-{__version__}-py3-none-any.whl"
+    assert wheel.stat().st_size < 1_000_000
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = email.message_from_bytes(archive.read(f"hvd_cluster-{__version__}.dist-info/METADATA"))
+        scripts = archive.read(f"hvd_cluster-{__version__}.dist-info/entry_points.txt").decode()
+    ours = {str(file.relative_to(ROOT)) for file in (ROOT / "hvd_cluster").rglob("*.py")}
+    assert ours - names == set()
+    assert {name.split("/")[0] for name in names} == {"hvd_cluster", f"hvd_cluster-{__version__}.dist-info"}
+    assert not any(name.endswith((".so", ".pyd", ".c")) for name in names)
+    assert "hvd_cluster/py.typed" in names
+    assert f"hvd_cluster-{__version__}.dist-info/licenses/LICENSE" in names
+    assert metadata["Requires-Python"] == "<3.14,>=3.10"
+    assert {"spark", "ray", "tensorflow", "lightning", "all"} <= set(metadata.get_all("Provides-Extra"))
+    assert "hvdrun = " in scripts
+    assert "horovodrun = " in scripts
+
+
+def test_every_extra_of_the_extras_is_one(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read(f"hvd_cluster-{__version__}.dist-info/METADATA"))
+    extras = set(metadata.get_all("Provides-Extra"))
+    for requirement in metadata.get_all("Requires-Dist"):
+        if requirement.startswith("hvd-cluster["):
+            named = requirement[len("hvd-cluster[") : requirement.index("]")].split(",")
+            assert set(named) <= extras, requirement
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_installs_into_a_fresh_environment_and_runs_two_workers(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    bin = tmp_path / "venv" / "bin"
+    pins = ["-c", str(ROOT / "constraints.txt")]
+    installed = subprocess.run(
+        [str(bin / "python"), "-m", "pip", "install", "--quiet", *pins, str(wheel)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert installed.returncode == 0, installed.stderr
+    program = (
+        "import torch, hvd_cluster.torch as hvd; hvd.init(); print('sum', hvd.allreduce(torch.ones(1), op=hvd.Sum))"
+    )
+    (tmp_path / "train.py").write_text(program)
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(bin / "hvdrun"), "-np", "2", str(bin / "python"), "train.py"],
+        cwd=tmp_path,
+        env=clean | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum tensor([2.])") == 2
