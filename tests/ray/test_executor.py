@@ -262,3 +262,40 @@ def test_run_starts_and_ends_workers_for_one_call(ray_cluster: TestCluster) -> N
     assert found == [5, 6]
     assert sorted(out.getvalue().splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
     assert sorted(events) == [(0, {"done": 0}), (1, {"done": 1})]
+
+
+@pytest.mark.slow
+def test_a_program_may_start_and_place_workers_by_itself(ray_cluster: TestCluster) -> None:
+    import ray
+
+    from hvd_cluster.ray import BaseHorovodWorker
+    from hvd_cluster.ray.coordinator import Coordinator
+
+    actor_class = ray.remote(BaseHorovodWorker)
+    workers = [actor_class.options(num_cpus=1).remote(world_rank=rank, world_size=2) for rank in range(2)]
+    coordinator = Coordinator(RayExecutor.create_settings())
+    for rank, worker in enumerate(workers):
+        hostname, node_id = ray.get([worker.hostname.remote(), worker.node_id.remote()])
+        coordinator.register(hostname, node_id, rank)
+    places = coordinator.finalize_registration()
+    shared = coordinator.establish_rendezvous()
+    try:
+        for rank, worker in enumerate(workers):
+            ray.get(worker.update_env_vars.remote({**shared, **places[rank]}))
+            ray.get(worker.start_executable.remote(Counter, rank, step=10))
+
+        def total(counter: Any) -> float:
+            import torch
+
+            import hvd_cluster.torch as hvd
+
+            hvd.init()
+            return hvd.allreduce(torch.tensor(float(counter.up())), op=hvd.Sum).item()
+
+        assert ray.get([worker.execute.remote(total) for worker in workers]) == [21.0, 21.0]
+        assert ray.get(workers[1].env_vars.remote())["HOROVOD_RANK"] == "1"
+        assert ray.get(workers[0].get_gpu_ids.remote()) == []
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+        coordinator.close()

@@ -43,7 +43,8 @@ def training_loop() -> Callable[[dict[str, Any]], None]:
             loss = (model(x) ** 2).mean()
             loss.backward()
             optimizer.step()
-            if config.get("die") and epoch == 1 and start == 0 and hvd.rank() == 1:
+            if "died" in config and epoch == 1 and hvd.rank() == 1 and not Path(config["died"]).exists():
+                Path(config["died"]).touch()
                 os._exit(1)
             mean = hvd.allreduce(loss.detach()).item()
             world = ray.train.get_context()
@@ -86,7 +87,8 @@ def test_a_ray_train_run_reports_metrics_and_checkpoints(ray_cluster: TestCluste
     from ray.train import FailureConfig
 
     # A worker dies; Ray Train starts a new group of workers, which is a new world.
-    disturbed = fit("disturbed", die=True, run={"failure_config": FailureConfig(max_failures=1)})
+    disturbed = fit("disturbed", died=str(tmp_path / "died"), run={"failure_config": FailureConfig(max_failures=1)})
+    assert (tmp_path / "died").exists()
     assert torch.equal(weights(disturbed), weights(undisturbed))
     assert disturbed.metrics["loss"] == undisturbed.metrics["loss"]
 
