@@ -120,6 +120,66 @@ class PetastormDataModule(DataModule):
         )
 
 
+class NVTabularDataModule(DataModule):
+    """Always raises: NVTabular is not supported.
+
+    Raises:
+        NotImplementedError: names what takes its place.
+    """
+
+    short_name = "nvtabular"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "NVTabularDataModule is not supported: leave data_module out and name the continuous and the categorical "
+            "columns in feature_cols (categories as integers, for embeddings), or subclass "
+            "horovod.spark.common.datamodule.DataModule around a loader of NVTabular's successor, Merlin"
+        )
+
+    def train_data(self) -> Iterable[Any]:
+        raise NotImplementedError
+
+    def val_data(self) -> Iterable[Any] | None:
+        raise NotImplementedError
+
+
+def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: int) -> dict[str, Any]:
+    """What a data module is made with on one rank."""
+    data = spec.dataset
+    held_out = data.validation.rows if data.validation is not None else 0
+    return {
+        "train_dir": _folder(spec, data.train.row_groups[0].path),
+        "val_dir": _folder(spec, data.validation.row_groups[0].path) if data.validation is not None else None,
+        "num_train_epochs": spec.epochs,
+        "has_val": bool(held_out),
+        "train_batch_size": spec.batch_size,
+        "val_batch_size": spec.val_batch_size,
+        "shuffle": spec.shuffle,
+        "transform_fn": spec.transformation_fn,
+        "inmemory_cache_all": spec.inmemory_cache_all,
+        "cur_shard": rank,
+        "shard_count": size,
+        "schema_fields": list(data.schema.names),
+        "storage_options": None,
+        "steps_per_epoch_train": train_steps,
+        "steps_per_epoch_val": val_steps,
+        "verbose": spec.verbose > 0,
+        "seed": spec.seed,
+        "label_cols": list(spec.inputs.label_cols),
+        **spec.data_module_args,
+    }
+
+
+def steps_of(spec: FitSpec, size: int) -> tuple[int, int]:
+    """Batches of a training and of a validation epoch, the same on every rank."""
+    data = spec.dataset
+    held_out = data.validation.rows if data.validation is not None else 0
+    return (
+        spec.train_steps_per_epoch or max(1, data.train.rows // (spec.batch_size * size)),
+        spec.validation_steps_per_epoch or -(-held_out // (spec.val_batch_size * size)),
+    )
+
+
 class DataModuleReaders(Readers):
     """Batches of a data module, made into what workers train on.
 
@@ -127,33 +187,10 @@ class DataModuleReaders(Readers):
     """
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
-        data = spec.dataset
-        held_out = data.validation.rows if data.validation is not None else 0
         self._inputs: Inputs = spec.inputs
-        self.train_steps = spec.train_steps_per_epoch or max(1, data.train.rows // (spec.batch_size * size))
+        self.train_steps, self._val_steps = steps_of(spec, size)
         self.padding_rows = 0
-        self._val_steps = spec.validation_steps_per_epoch or -(-held_out // (spec.val_batch_size * size))
-        self._module = spec.data_module(
-            train_dir=_folder(spec, data.train.row_groups[0].path),
-            val_dir=_folder(spec, data.validation.row_groups[0].path) if data.validation is not None else None,
-            num_train_epochs=spec.epochs,
-            has_val=bool(held_out),
-            train_batch_size=spec.batch_size,
-            val_batch_size=spec.val_batch_size,
-            shuffle=spec.shuffle,
-            transform_fn=spec.transformation_fn,
-            inmemory_cache_all=spec.inmemory_cache_all,
-            cur_shard=rank,
-            shard_count=size,
-            schema_fields=list(data.schema.names),
-            storage_options=None,
-            steps_per_epoch_train=self.train_steps,
-            steps_per_epoch_val=self._val_steps,
-            verbose=spec.verbose > 0,
-            seed=spec.seed,
-            label_cols=list(spec.inputs.label_cols),
-            **spec.data_module_args,
-        )
+        self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
         self._opened = contextlib.ExitStack()
         self._opened.enter_context(self._module)
         self._train: Iterator[Any] = iter(())

@@ -44,9 +44,18 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         self._reports = Reports(course.spec, course.hvd.rank())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Seed the rank, so that a resumed run draws what an undisturbed one draws."""
+        """Begin to measure."""
+        self._course.watch = self._course.batches.watch = Watch()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Seed the rank in each epoch, so that a resumed run draws what an undisturbed one draws.
+
+        Not before: what Keras draws when it makes its iterator, at the beginning of a fit, is no part of an epoch.
+        """
+        if batch > 0:
+            return
         course = self._course
-        course.watch = course.batches.watch = Watch()
+        epoch = len(course.history)
         random_state.seed_all(course.spec.seed, epoch, course.hvd.rank())
         for index, generator in enumerate(seed_generators(self.model)):
             words = np.random.SeedSequence([course.spec.seed, epoch, course.hvd.rank(), index]).generate_state(2)

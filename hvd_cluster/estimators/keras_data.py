@@ -50,10 +50,10 @@ def structured(arrays: Sequence[Any], keys: Sequence[str] | None) -> Any:
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
-def flat(outputs: Any) -> list[Any]:
-    """A model's outputs as a list, whether it returned one, or a list, tuple or dict of them."""
+def flat(outputs: Any, keys: Sequence[str] | None = None) -> list[Any]:
+    """A model's outputs as a list, whether it returned one, or a list or tuple of them, or a dict with ``keys``."""
     if isinstance(outputs, Mapping):
-        return list(outputs.values())
+        return [outputs[key] for key in keys or outputs]
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import cloudpickle
@@ -21,7 +22,8 @@ from hvd_cluster.estimators.scoring import Framework
 def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs of a Keras model as a list of tensors on the CPU."""
     given = structured([feature.numpy() for feature in features], keys_of(getattr(model, "_inputs_struct", None)))
-    return [torch.from_numpy(np.array(output)) for output in flat(model.predict_on_batch(given))]
+    outputs = flat(model.predict_on_batch(given), keys_of(getattr(model, "_outputs_struct", None)))
+    return [torch.from_numpy(np.array(output)) for output in outputs]
 
 
 @with_params(MODEL_ROWS, KERAS_MODEL_ROWS)
@@ -59,3 +61,11 @@ class KerasModel(KerasStage, FittedModel):
 
     def _input_shapes(self) -> Any:
         return (self._get_metadata() or {}).get("input_shapes")
+
+    def log_to_mlflow(self, mlflow: Any) -> None:
+        """Log the model to the active run of ``mlflow``, as "model" in its Keras flavour."""
+        import keras
+
+        log = mlflow.keras.log_model
+        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # until MLflow 3
+        log(self._value("model"), **{name: "model"}, pip_requirements=[f"keras=={keras.__version__}"])

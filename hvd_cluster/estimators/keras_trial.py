@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,19 +43,23 @@ def try_model(
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what Keras
             complained of.
     """
-    inputs = _with_dtypes(model, inputs, batch)
+    structure = getattr(model, "_inputs_struct", None)
+    keys = keys_of(structure)
+    if keys is not None and set(keys) == set(inputs.feature_cols):
+        inputs = replace(inputs, feature_cols=keys)
+    inputs = _with_dtypes(flat(structure) if structure is not None else [], inputs, batch)
     try:
         columns = KerasColumns(
             inputs=inputs,
             label_shapes=(None,) * len(inputs.label_cols),
-            input_keys=keys_of(getattr(model, "_inputs_struct", None)),
+            input_keys=keys,
         )
         # The features alone: how the labels are shaped depends on the outputs.
         features = [tensor.numpy() for tensor in inputs.features(batch, torch.device("cpu"))]
         raw = model(structured(features, columns.input_keys), training=False)
     except Exception as error:  # the user's own model, which may raise anything
         raise _refused("the model does not take the feature columns", error, inputs, batch, schema) from error
-    outputs = flat(raw)
+    outputs = flat(raw, keys_of(raw))
     shapes = tuple(tuple(output.shape[1:]) for output in outputs)
     if len(outputs) != len(inputs.label_cols):
         text = (
@@ -77,8 +81,8 @@ def try_model(
     return KerasFindings(columns, shapes)
 
 
-def _with_dtypes(model: Any, inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> Inputs:
-    """The inputs in the dtypes and shapes that a functional model says, and others as stored but for Keras's floats."""
+def _with_dtypes(known: Sequence[Any], inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> Inputs:
+    """The inputs in the dtypes and shapes of a functional model's ``known`` ones; else as stored, in Keras's floats."""
     floating = keras.config.floatx()
     # JAX has no int64 unless it is told to.
     whole = "int32" if keras.config.backend() == "jax" else "int64"
@@ -89,7 +93,6 @@ def _with_dtypes(model: Any, inputs: Inputs, batch: Mapping[str, torch.Tensor]) 
 
     dtypes = tuple(stored(name) for name in inputs.feature_cols)
     shapes: tuple[tuple[int, ...], ...] | None = None
-    known = getattr(model, "inputs", None) or []
     if len(known) == len(inputs.feature_cols):
         said = [str(one.dtype) for one in known]
         dtypes = tuple(name if name in vars(torch) else dtype for name, dtype in zip(said, dtypes, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 
 from hvd_cluster.estimators import random_state
 from hvd_cluster.estimators.fingerprint import Fingerprint
-from hvd_cluster.estimators.lightning_data import TrainBatches
 from hvd_cluster.estimators.lightning_spec import LightningSpec
 from hvd_cluster.estimators.means import Means
 from hvd_cluster.estimators.reports import Reports
 from hvd_cluster.estimators.run_files import RunFiles
 from hvd_cluster.estimators.snapshot import Snapshot
+from hvd_cluster.estimators.watch import Watch
 from hvd_cluster.lightning.installed import submodule
 
 _callbacks: Any = submodule("callbacks")
@@ -31,7 +32,10 @@ class Epochs(_callbacks.Checkpoint):
     def __init__(self, spec: LightningSpec, hvd: Any, history: list[dict[str, Any]]) -> None:
         super().__init__()
         self.history = history
-        self.batches: TrainBatches | None = None
+        #: Of the epoch that goes on.
+        self.watch = Watch()
+        #: Rows that an epoch goes through a second time; whoever makes the batches knows.
+        self.padding_rows = 0
         self._spec = spec
         self._hvd = hvd
         self._reports = Reports(spec, hvd.rank())
@@ -39,18 +43,22 @@ class Epochs(_callbacks.Checkpoint):
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
 
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that goes on."""
+        return len(self.history)
+
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Seed the rank, so that a resumed run draws what an undisturbed one draws."""
-        random_state.seed_all(self._spec.seed, len(self.history), self._hvd.rank())
+        random_state.seed_all(self._spec.seed, self.epoch, self._hvd.rank())
+        self.watch = Watch()
         self._means = Means([], pl_module.device)
         self._has_loss = False
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add the loss up, and report now and then."""
-        assert self.batches is not None
-        watch, steps = self.batches.watch, len(self.batches)
-        rows = len(next(iter(batch.values())))
-        assert watch is not None
+        watch, steps = self.watch, int(trainer.num_training_batches)
+        rows = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else self._spec.batch_size
         watch.rows += rows
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
@@ -60,7 +68,7 @@ class Epochs(_callbacks.Checkpoint):
             self._means.add(loss, [], rows)
         if self._reports.is_due(last=batch_idx + 1 == steps):
             self._reports.step(
-                epoch=len(self.history),
+                epoch=self.epoch,
                 epochs=self._spec.epochs,
                 step=batch_idx + 1,
                 steps=steps,
@@ -71,9 +79,7 @@ class Epochs(_callbacks.Checkpoint):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the record of the epoch, and save the run."""
-        assert self.batches is not None
-        watch = self.batches.watch
-        assert watch is not None
+        watch = self.watch
         speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
         gathered = self._hvd.allgather(speeds, name="hvd_cluster.speeds")
         logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -82,12 +88,12 @@ class Epochs(_callbacks.Checkpoint):
         if self._has_loss and "loss" not in parts["train"]:
             parts["train"]["loss"] = means["loss"]
         record = {
-            "epoch": len(self.history),
+            "epoch": self.epoch,
             "train": parts["train"],
             "samples_per_s": gathered[:, 0].tolist(),
             "data_wait_share": gathered[:, 1].tolist(),
             "seconds": watch.seconds,
-            "padding_rows": self.batches.readers.padding_rows,
+            "padding_rows": self.padding_rows,
             "logged": logged,
         }
         if self._spec.validation_is_there:

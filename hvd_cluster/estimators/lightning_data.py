@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,29 +12,38 @@ from hvd_cluster.estimators.readers import Readers
 from hvd_cluster.estimators.watch import Watch
 
 
-@dataclass
+class Standing(Protocol):
+    """Knows where a fit stands."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that goes on."""
+
+    @property
+    def watch(self) -> Watch:
+        """Its clock."""
+
+
+@dataclass(frozen=True)
 class TrainBatches:
     """The training batches of the epoch that the fit stands at."""
 
     readers: Readers
-    #: Says which epoch that is.
-    epoch: Callable[[], int]
+    standing: Standing
     #: torch's name of the dtype that floating columns get.
     floating_dtype: str
-    #: Of the epoch that goes on.
-    watch: Watch | None = None
 
     def __len__(self) -> int:
         return self.readers.train_steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         # Asked for when the first batch is: a Trainer makes its first iterator before it has begun.
-        self.watch = Watch()
-        for batch in self.watch.timed(self.readers.train_batches(self.epoch())):
+        standing = self.standing
+        for batch in standing.watch.timed(self.readers.train_batches(standing.epoch)):
             yield floating(batch, self.floating_dtype)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ValidationBatches:
     """The validation batches: as many on every rank, so that modules may reduce what they like in each step."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.estimators.checkpoint import on_cpu
+from hvd_cluster.estimators.data_module import arguments, steps_of
 from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.lightning_data import TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning_spec import LightningSpec
@@ -52,15 +53,12 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
         found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
     epochs = Epochs(spec, hvd, found.history if found is not None else [])
-    readers = Readers.of(spec, hvd.rank(), hvd.size())
-    epochs.batches = TrainBatches(readers, lambda: len(epochs.history), spec.floating_dtype)
     trainer = _trainer(spec, hvd, folder, epochs)
-    validation = ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None
     with _unpacked(found) as checkpoint:
         options: dict[str, Any] = {"ckpt_path": checkpoint}
         if checkpoint is not None and "weights_only" in inspect.signature(trainer.fit).parameters:
             options["weights_only"] = False  # it is this run's own, with whatever hyperparameters the module has
-        trainer.fit(module, epochs.batches, validation, **options)
+        trainer.fit(module, **_data(spec, hvd, epochs), **options)
     state = b""
     if hvd.rank() == 0:
         _load_best(trainer, module)
@@ -69,6 +67,21 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
             spec.store.sync_fn(spec.run_id)(folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=epochs.history)
+
+
+def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> dict[str, Any]:
+    """What brings the batches, as arguments of ``Trainer.fit``: the user's own LightningDataModule, or our readers."""
+    from hvd_cluster.lightning.installed import lightning
+
+    kind = spec.data_module
+    if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
+        return {"datamodule": kind(**arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size())))}
+    readers = Readers.of(spec, hvd.rank(), hvd.size())
+    epochs.padding_rows = readers.padding_rows
+    return {
+        "train_dataloaders": TrainBatches(readers, epochs, spec.floating_dtype),
+        "val_dataloaders": ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None,
+    }
 
 
 def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any) -> Any:

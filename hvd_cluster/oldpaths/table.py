@@ -56,8 +56,10 @@ _KERAS_ESTIMATOR = _from("hvd_cluster.estimators", "KerasEstimator", "KerasModel
 # Horovod's has the name of the one for torch.
 _LIGHTNING_ESTIMATOR = {
     "TorchEstimator": "hvd_cluster.estimators:LightningEstimator",
-    **_from("hvd_cluster.estimators", "TorchModel"),
+    **_from("hvd_cluster.estimators", "LightningEstimator", "TorchModel"),
 }
+_DATA_MODULES = _from("hvd_cluster.estimators.data_module", "PetastormDataModule", "NVTabularDataModule")
+_LOADERS = _from("hvd_cluster.data.loaders", "BaseDataLoader", "AsyncDataLoaderMixin")
 _RUN = {"run": "hvd_cluster:run"}
 
 _NOTIFICATIONS = {"notification_manager": "hvd_cluster.elastic.notification:notifications"}
@@ -76,6 +78,8 @@ TABLE: Mapping[str, Row] = {
     ),
     "common.process_sets": Row(module="hvd_cluster.engine.process_sets"),
     "common.util": Row(names=_from("hvd_cluster.engine.basics", "gloo_built", "mpi_built")),
+    "data": Row(names=_LOADERS),
+    "data.data_loader_base": Row(names=_LOADERS),
     "keras": Row(module="hvd_cluster.keras"),
     "keras.callbacks": Row(module="hvd_cluster.keras.callbacks"),
     "keras.elastic": Row(module="hvd_cluster.keras.elastic"),
@@ -120,11 +124,23 @@ TABLE: Mapping[str, Row] = {
         module="hvd_cluster.data.store", names=_from("hvd_cluster.data.store_families", "HDFSStore", "DBFSLocalStore")
     ),
     "spark.common.datamodule": Row(module="hvd_cluster.estimators.data_module"),
+    "spark.common.params": Row(
+        names={
+            "EstimatorParams": "hvd_cluster.estimators.estimator:DistributedEstimator",
+            "ModelParams": "hvd_cluster.estimators.model:FittedModel",
+        }
+    ),
+    "spark.common.util": Row(module="hvd_cluster.estimators.prepared_data"),
+    "spark.torch.datamodule": Row(names=_from("hvd_cluster.estimators.data_module", "PetastormDataModule")),
+    "spark.data_loaders.pytorch_data_loaders": Row(module="hvd_cluster.data.petastorm.loaders"),
     "spark.keras": Row(names=_KERAS_ESTIMATOR),
+    "spark.keras.datamodule": Row(names=_DATA_MODULES),
     "spark.keras.estimator": Row(names=_KERAS_ESTIMATOR),
     "spark.lightning": Row(names=_LIGHTNING_ESTIMATOR),
+    "spark.lightning.datamodule": Row(module="hvd_cluster.estimators.lightning_datamodule"),
     "spark.lightning.estimator": Row(names=_LIGHTNING_ESTIMATOR),
     "spark.torch": Row(names=_TORCH_ESTIMATOR),
+    "spark.torch.datamodule": Row(names=_DATA_MODULES),
     "spark.torch.estimator": Row(names=_TORCH_ESTIMATOR),
     "tensorflow": Row(module="hvd_cluster.tensorflow"),
     "tensorflow.compression": Row(module="hvd_cluster.tensorflow.compression"),

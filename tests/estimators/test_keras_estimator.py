@@ -152,3 +152,354 @@ def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(driver,
     assert found["scores"] < 1e-5
     assert found["type"] == "float32"
     assert found["run"].startswith("keras_")
+
+
+def test_a_fit_makes_the_steps_of_a_plain_loop(driver, frame, tmp_path):
+    """Several outputs, weights of losses and of rows, and steps of whole batches that the reader gives."""
+    fit, build = estimator, dense
+
+    def fn(workers, frame, folder):
+        import keras
+
+        from hvd_cluster.data.materialize import materialize
+        from hvd_cluster.data.reader import ParquetReader
+        from hvd_cluster.data.store import Store
+
+        given = {"label_cols": ["y", "w"], "loss": ["mse", "mae"], "loss_weights": [1.0, 0.5], "sample_weight_col": "w"}
+        fitted = fit(workers(2), build(outputs=2, compile=False), optimizer=keras.optimizers.Adam(0.01), **given).fit(
+            frame
+        )
+        loop = build(outputs=2, compile=False)
+        loop.compile(keras.optimizers.Adam(0.01), ["mse", "mae"], loss_weights=[1.0, 0.5])
+        data = materialize(frame, Store.create(folder), columns=["x", "a", "y", "w"], num_proc=1, seed=5)
+        reader = ParquetReader(
+            data.train, data.schema, data.store, batch_size=16, seed=5, shuffle=True, remainder="pad"
+        )
+        for epoch in range(2):
+            for batch in reader.epoch(epoch):
+                x, a, y, w = (batch[name].numpy().astype("float32") for name in ("x", "a", "y", "w"))
+                loop.train_on_batch((x, a[:, None]), (y[:, None], w[:, None]), sample_weight=(w, w))
+        pairs = zip(fitted.getModel().get_weights(), loop.get_weights(), strict=True)
+        scored = fitted.transform(frame)
+        return max(float(abs(a - b).max()) for a, b in pairs), [name for name in scored if name.endswith("__output")]
+
+    apart, outputs = driver(fn, frame, str(tmp_path))
+    assert apart < 1e-5
+    assert outputs == ["y__output", "w__output"]
+
+
+def test_a_run_that_is_resumed_ends_with_the_weights_of_an_undisturbed_one(driver, frame, tmp_path):
+    fit, build, apart = estimator, dense, difference
+
+    def fn(workers, frame, folder):
+        def fitted(store, run_id, epochs, **params):
+            params = {"store": f"{folder}/{store}", "run_id": run_id, "epochs": epochs, **params}
+            # Weights and masks of the dropout are drawn from what the model and the run have been given.
+            return fit(workers(2), build(dropout=0.3), **params).fit(frame)
+
+        straight = fitted("a", "one", 4)
+        first = fitted("b", "two", 2)
+        resumed = fitted("b", "two", 4)
+        refused = []
+        for act in (
+            lambda: fit(workers(2), build(), store=f"{folder}/b", run_id="two").fit(frame[:100]),
+            lambda: fit(workers(2), build(outputs=2), label_cols=["y", "w"], store=f"{folder}/b", run_id="two").fit(
+                frame
+            ),
+        ):
+            try:
+                act()
+            except ValueError as error:
+                refused.append(str(error))
+        return {
+            "moved": apart(first, resumed),
+            "apart": apart(straight, resumed),
+            "losses": [each.getHistory()["loss"] for each in (straight, resumed)],
+            "steps": int(resumed.getModel().optimizer.iterations),
+            "refused": refused,
+        }
+
+    found = driver(fn, frame, str(tmp_path))
+    assert found["moved"] > 1e-3
+    assert found["apart"] == 0
+    assert found["losses"][0] == found["losses"][1]
+    assert found["steps"] == 4 * 13
+    assert "203 rows and has 100" in found["refused"][0]
+    assert "another model or optimizer" in found["refused"][1]
+
+
+def test_the_learning_rate_is_scaled_by_the_workers_and_returned_as_it_was(driver, frame):
+    fit, build = estimator, dense
+
+    def fn(workers, frame):
+        import keras
+
+        import hvd_cluster.keras as hvd
+
+        class Mine(keras.optimizers.schedules.LearningRateSchedule):
+            def __call__(self, step):
+                return 0.1
+
+            def get_config(self):
+                return {}
+
+        class Watch(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                logs["rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+        decay = keras.optimizers.schedules.ExponentialDecay(0.1, 13, 0.5, staircase=True)
+        warm = hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1)
+        found = []
+        for optimizer, callbacks in (
+            (keras.optimizers.SGD(0.05), []),
+            (keras.optimizers.SGD(decay), []),
+            (keras.optimizers.SGD(0.05), [warm]),
+        ):
+            model = fit(
+                workers(2), build(compile=False), optimizer=optimizer, loss="mse", scale_lr=True,
+                callbacks=[*callbacks, Watch()],
+            ).fit(frame)  # fmt: skip
+            left = float(keras.ops.convert_to_numpy(keras.Variable(model.getModel().optimizer.learning_rate)))
+            found.append([model.getHistory()["rate"], left])
+        try:
+            fit(
+                workers(2),
+                build(compile=False),
+                optimizer=keras.optimizers.SGD(Mine()),
+                loss="mse",
+                custom_objects={"Mine": Mine},
+                scale_lr=True,
+            ).fit(frame)
+        except ValueError as error:
+            found.append("set scale_lr=False" in str(error))
+        return found
+
+    constant, decayed, warm, refused = driver(fn, frame)
+    assert constant == [pytest.approx([0.1, 0.1]), pytest.approx(0.05)]
+    # After 13 and 26 steps.
+    assert decayed == [pytest.approx([0.1, 0.05]), pytest.approx(0.025)]
+    assert warm[0] == pytest.approx([0.1, 0.1])
+    assert refused is True
+
+
+def test_callbacks_see_the_same_numbers_on_all_ranks_and_stop_all_of_them(driver, frame, tmp_path):
+    fit, build = estimator, dense
+
+    def fn(workers, frame, folder):
+        import keras
+
+        class Writes(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                from pathlib import Path
+
+                import hvd_cluster.keras as hvd
+
+                Path(folder, f"{hvd.rank()}.{epoch}").write_text(f"{logs['loss']} {logs['val_loss']}")
+
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)
+        model = fit(workers(2), build(), validation=0.3, epochs=9, callbacks=[stop, Writes()]).fit(frame)
+        return model.getHistory()
+
+    history = driver(fn, frame, str(tmp_path))
+    assert len(history["loss"]) == 2
+    for epoch in (0, 1):
+        assert len({(tmp_path / f"{rank}.{epoch}").read_text() for rank in (0, 1)}) == 1
+        assert (tmp_path / f"0.{epoch}").read_text() == f"{history['loss'][epoch]} {history['val_loss'][epoch]}"
+
+
+def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame, tmp_path):
+    fit, build = estimator, dense
+
+    def fn(workers, frame, folder):
+        import keras
+        import numpy as np
+
+        import hvd_cluster.keras as hvd
+
+        best = hvd.callbacks.BestModelCheckpoint(monitor="val_loss")
+        model = fit(
+            workers(2), build(lr=0.6), validation="v", epochs=5, checkpoint_callback=best, store=folder, run_id="one"
+        ).fit(frame)
+        held_out = frame[frame["v"]]
+        x, a = np.stack(held_out["x"]), held_out["a"].to_numpy("float32")[:, None]
+        numbers = model.getModel().evaluate((x, a), held_out["y"].to_numpy()[:, None], verbose=0, return_dict=True)
+        saved = keras.models.load_model(f"{folder}/runs/one/checkpoint.keras")
+        same = all((a == b).all() for a, b in zip(saved.get_weights(), model.getModel().get_weights(), strict=True))
+        return model.getHistory()["val_loss"], numbers["loss"], bool(same)
+
+    losses, loss, same = driver(fn, frame, str(tmp_path))
+    assert min(losses) < losses[-1]
+    assert loss == pytest.approx(min(losses), rel=1e-4)
+    assert same
+
+
+def test_layers_losses_and_compressors_of_the_users_own_travel(driver, frame, tmp_path):
+    fit = estimator
+
+    def fn(workers, frame, folder):
+        import keras
+
+        import hvd_cluster.keras as hvd
+        from hvd_cluster.estimators import KerasEstimator, KerasModel
+
+        class Twice(keras.layers.Layer):
+            def call(self, x):
+                return 2 * x
+
+        def loss(y, p):
+            return keras.ops.mean(keras.ops.abs(y - p), axis=-1)
+
+        # Not built: its weights are made on the driver, when it is tried.
+        model = keras.Sequential([Twice(), keras.layers.Dense(1)])
+        params = {"feature_cols": ["x"], "optimizer": "sgd", "loss": loss, "custom_objects": {"Twice": Twice}}
+        compression = hvd.Compression.fp16
+        before = fit(None, model, num_proc=None, gradient_compression=compression, **params)
+        before.save(f"{folder}/estimator")
+        after = KerasEstimator.load(f"{folder}/estimator").setBackend(workers(2))
+        fitted = after.fit(frame)
+        fitted.save(f"{folder}/model")
+        again = KerasModel.load(f"{folder}/model")
+        same = again.transform(frame).equals(fitted.transform(frame))
+        return [same, sorted(again.getCustomObjects()), again.getRunId() == fitted.getRunId(), model.built]
+
+    assert driver(fn, frame, str(tmp_path)) == [True, ["Twice"], True, False]
+
+
+def test_what_a_fitted_model_saves_loads_without_this_package(driver, frame, tmp_path):
+    fit = estimator
+
+    def fn(workers, frame, folder):
+        fit(workers(2), scale_lr=True).fit(frame).getModel().save(f"{folder}/model.keras")
+        import subprocess
+        import sys
+
+        code = (
+            "import sys; sys.modules['hvd_cluster'] = None; import keras\n"
+            f"model = keras.models.load_model({folder!r} + '/model.keras')\n"
+            "print(type(model.optimizer).__name__, int(model.optimizer.iterations), model.loss)"
+        )
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert driver(fn, frame, str(tmp_path)).split() == ["SGD", "26", "mse"]
+
+
+def test_a_model_may_take_and_return_dicts(driver, frame):
+    fit = estimator
+
+    def fn(workers, frame):
+        import keras
+
+        keras.utils.set_random_seed(1)
+        x, a = keras.Input((2, 2), name="x"), keras.Input((), dtype="int32", name="c")
+        embedded = keras.layers.Embedding(3, 2)(a)
+        both = keras.layers.Concatenate()([keras.layers.Flatten()(x), embedded])
+        outputs = {"one": keras.layers.Dense(1, name="one")(both), "three": keras.layers.Dense(3, name="three")(both)}
+        model = keras.Model({"x": x, "c": a}, outputs)
+        losses = {"one": "mse", "three": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        model.compile("adam", losses)
+        fitted = fit(workers(2), model, feature_cols=["x", "c"], label_cols=["y", "c"], epochs=1).fit(frame)
+        scored = fitted.transform(frame)
+        return [len(scored["c__output"][0]), str(scored["y__output"].dtype), sorted(fitted.getHistory())[-1]]
+
+    assert driver(fn, frame)[:2] == [3, "float32"]
+
+
+def test_mistakes_are_named_before_anything_starts(driver, frame):
+    fit, build = estimator, dense
+
+    def fn(workers, frame):
+        import keras
+
+        runs, texts = workers(2).runs, []
+        for act in (
+            lambda: fit(workers(2), 3),
+            lambda: fit(workers(2), build(compile=False)),
+            lambda: fit(workers(2), label_cols=["y", "w"]),
+            lambda: fit(workers(2), feature_cols=["a", "x"]),
+            lambda: fit(workers(2), loss=lambda y, p: keras.ops.zeros((3, 4, 5)) + y),
+            lambda: fit(workers(2), checkpoint_every_steps=3),
+        ):
+            try:
+                act().fit(frame)
+            except ValueError as error:
+                texts.append(str(error))
+        return texts, workers(2).runs - runs
+
+    texts, runs = driver(fn, frame)
+    model, compiled, outputs, swapped, loss, steps = texts
+    assert "Model parameter is required: give a keras.Model" in model
+    assert "optimizer is required" in compiled
+    assert "loss is required" in compiled
+    assert "the model returns 1 output(s) for 2 label column(s)" in outputs
+    assert "the model does not take the feature columns" in swapped
+    assert "feature 'a': batch of shape (rows)" in swapped
+    assert "the loss or a metric does not take its output and label" in loss
+    assert "use checkpoint_every_epochs" in steps
+    assert runs == 0
+
+
+@pytest.mark.slow
+def test_two_workers_reach_the_accuracy_of_one_process_on_the_digits(driver):
+    fit = estimator
+
+    def fn(workers):
+        import keras
+        import numpy as np
+        import pandas as pd
+        from sklearn.datasets import load_digits
+
+        def net():
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential(
+                [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")]
+            )
+            model.compile(keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy", metrics=["accuracy"])
+            return model
+
+        digits = load_digits()
+        data = pd.DataFrame({"x": list((digits.data / 16).astype("float32")), "digit": digits.target})
+        train, test = data[:1400], data[1400:]
+        columns = {"feature_cols": ["x"], "label_cols": ["digit"]}
+        model = fit(workers(2), net(), epochs=20, batch_size=16, **columns).fit(train)
+        alone = net()
+        alone.fit(np.stack(train["x"]), train["digit"].to_numpy(), batch_size=32, epochs=20, verbose=0)
+        truth = test["digit"].to_numpy()
+        ours = np.mean(np.stack(model.transform(test)["digit__output"]).argmax(axis=1) == truth)
+        theirs = np.mean(alone.predict(np.stack(test["x"]), verbose=0).argmax(axis=1) == truth)
+        return float(ours), float(theirs)
+
+    ours, theirs = driver(fn)
+    assert ours > 0.9
+    assert ours > theirs - 0.02
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(driver, frame, tmp_path):
+    fit, build, apart = estimator, dense, difference
+
+    def fn(workers, frame, folder, env):
+        import os
+        import signal
+        from pathlib import Path
+
+        import keras
+
+        from hvd_cluster.estimators import LocalBackend
+
+        class Dies(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                import hvd_cluster.keras as hvd
+
+                flag = Path(folder, "died")
+                if hvd.rank() == 1 and epoch == 2 and not flag.exists():
+                    flag.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        def fitted(store, **params):
+            fresh = LocalBackend(2, env=env, verbose=0)
+            return fit(fresh, build(dropout=0.3), epochs=4, store=f"{folder}/{store}", **params).fit(frame)
+
+        disturbed = fitted("a", callbacks=[Dies()])
+        return Path(folder, "died").exists(), apart(disturbed, fitted("b")), len(disturbed.getHistory()["loss"])
+
+    assert driver(fn, frame, str(tmp_path), ENVIRONMENT) == (True, 0, 4)

@@ -328,3 +328,26 @@ def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(fr
     assert (tmp_path / "died").exists()
     assert difference(disturbed, fitted(tmp_path / "b")) == 0
     assert len(disturbed.getHistory()) == 4
+
+
+def test_data_modules_of_the_users_own_bring_the_batches(frame, two_workers):
+    from hvd_cluster.estimators.data_module import NVTabularDataModule
+    from hvd_cluster.estimators.data_module import PetastormDataModule as Plain
+    from hvd_cluster.estimators.lightning_datamodule import PetastormDataModule
+
+    class Doubled(PetastormDataModule):
+        def train_dataloader(self):
+            assert self.kwargs["loader_num_epochs"] == 3
+            return super().train_dataloader()
+
+    own = {"train_steps_per_epoch": 11, "validation": 0.2, "max_restarts": 0}
+    models = [
+        estimator(two_workers, data_module=module, loader_num_epochs=3, **own).fit(frame)
+        for module in (None, Plain, Doubled)
+    ]
+    for other in models[1:]:
+        assert len(other.getHistory()) == 2
+        assert other.getHistory()[1]["train"]["loss"] < other.getHistory()[0]["train"]["loss"]
+        assert other.getHistory()[1]["validation"]["loss"] > 0
+    with pytest.raises(WorkerFailedError, match="leave data_module out"):
+        estimator(two_workers, data_module=NVTabularDataModule, **own).fit(frame)

@@ -1,0 +1,121 @@
+"""``horovod.data`` and the loaders over petastorm's readers."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hvd_cluster.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
+from hvd_cluster.data.petastorm import loaders, make_batch_reader
+from hvd_cluster.errors import DataError
+
+
+class Numbers(BaseDataLoader):
+    """0, 1, ..., each doubled on its way out."""
+
+    def __init__(self, count: int, fails_at: int = -1) -> None:
+        self.count, self.fails_at, self.made = count, fails_at, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _iterate(self) -> Iterator[int]:
+        for number in range(self.count):
+            if number == self.fails_at:
+                raise KeyError("the data is broken")
+            self.made += 1
+            yield number
+
+    def _process_batch(self, batch: int) -> int:
+        return 2 * batch
+
+
+class AsyncNumbers(AsyncDataLoaderMixin, Numbers):
+    """The same in advance."""
+
+
+@pytest.mark.parametrize("size", [0, 1, 64])
+def test_batches_come_in_order_and_again(size: int) -> None:
+    loader = AsyncNumbers(size, False, 5)
+    assert list(Numbers(5)) == list(loader) == list(loader) == [0, 2, 4, 6, 8]
+    assert len(loader) == 5
+
+
+def test_no_more_is_loaded_in_advance_than_may_wait() -> None:
+    loader = AsyncNumbers(3, True, 1_000_000)
+    batches = iter(loader)
+    assert [next(batches) for _ in range(2)] == [0, 2]
+    # Those taken, those that wait, and the one that waits to wait.
+    assert loader.made <= 2 + 3 + 1
+    loader.close_async_loader()
+    assert len(list(batches)) <= 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "hvd-async-loader"]
+
+
+def test_an_iteration_that_is_left_ends_its_thread() -> None:
+    for batch in AsyncNumbers(2, False, 1_000_000):
+        assert batch == 0
+        break
+    assert not [thread for thread in threading.enumerate() if thread.name == "hvd-async-loader"]
+
+
+def test_what_is_raised_while_loading_is_raised_where_the_batch_is_wanted() -> None:
+    batches = iter(AsyncNumbers(8, False, 5, fails_at=2))
+    assert [next(batches), next(batches)] == [0, 2]
+    with pytest.raises(KeyError, match="the data is broken"):
+        next(batches)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    pq.write_table(pa.table({"id": np.arange(20), "x": np.arange(20) / 2}), tmp_path / "rows.parquet")
+    return tmp_path.as_uri()
+
+
+def ids(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize("kind", ["PytorchDataLoader", "PytorchAsyncDataLoader"])
+def test_a_loader_begins_anew_in_each_epoch(url: str, kind: str) -> None:
+    with make_batch_reader(url, shuffle_row_groups=False) as reader:
+        own = {"async_loader_queue_size": 2} if "Async" in kind else {}
+        loader = getattr(loaders, kind)(reader=reader, batch_size=8, **own)
+        assert ids(loader) == ids(loader) == list(range(20))
+        with pytest.raises(TypeError, match="limit_step_per_epoch"):
+            len(loader)
+
+
+@pytest.mark.parametrize("kind", ["PytorchInfiniteDataLoader", "PytorchInfiniteAsyncDataLoader"])
+def test_an_infinite_loader_goes_on_where_the_last_epoch_ended(url: str, kind: str) -> None:
+    with make_batch_reader(url, shuffle_row_groups=False, num_epochs=None) as reader:
+        loader = getattr(loaders, kind)(reader=reader, batch_size=5, limit_step_per_epoch=3)
+        assert len(loader) == 3
+        assert ids(loader) == list(range(15))
+        assert ids(loader) == [*range(15, 20), *range(10)]
+
+
+@pytest.mark.parametrize("kind", ["PytorchInmemDataLoader", "PytorchInmemAsyncDataLoader"])
+def test_a_loader_in_memory_reads_once(url: str, kind: str) -> None:
+    reader = make_batch_reader(url, shuffle_row_groups=False)
+    loader = getattr(loaders, kind)(reader=reader, batch_size=10, num_epochs=None, limit_step_per_epoch=2)
+    for _ in range(3):
+        assert ids(loader) == list(range(20))
+
+
+def test_a_limit_that_makes_no_sense_is_refused(url: str) -> None:
+    with make_batch_reader(url) as reader, pytest.raises(DataError, match="limit_step_per_epoch is 0"):
+        loaders.PytorchDataLoader(reader, 5, limit_step_per_epoch=0)
+
+
+def test_old_paths_lead_here() -> None:
+    root = importlib.import_module("hvd_cluster.data.data_loader_base")
+    assert root.AsyncDataLoaderMixin is AsyncDataLoaderMixin
