@@ -26,6 +26,8 @@ NAMES = [
     "gpu_overhead",
     "reader",
     "data_wait",
+    "transform",
+    "fit_overhead",
 ]
 
 

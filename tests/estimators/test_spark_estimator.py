@@ -63,6 +63,16 @@ def data(spark, rows):
     return spark.createDataFrame(records, StructType([StructField(*field) for field in fields])).repartition(3)
 
 
+class Classes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, features):
+        return self.layer(features)
+
+
 def estimator(store=None, net=None, **params):
     net = net or Net()
     given = {
@@ -226,9 +236,68 @@ def test_any_column_may_have_dots_and_backticks_in_its_name(spark, data, own):
         assert row["c__output"] == pytest.approx(row["id.`x`"] if own else row["a.b"])
 
 
-def test_a_spark_frame_needs_a_store(data):
-    with pytest.raises(ValueError, match="store is required with a Spark DataFrame"):
-        estimator().fit(data)
+@pytest.mark.spark("local", "connect")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
+def test_a_validation_split_fits_in_parallel_and_takes_spark_mls_names(spark, data, tmp_path):
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+
+    net = Classes()
+    fit = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.05),
+        loss=F.cross_entropy,
+        featuresCol="features",
+        labelCol="c",
+        output_cols=["probability", "prediction", "logit"],
+        output_kinds=["probability", "argmax", "columns"],
+        num_proc=1,
+        batch_size=16,
+        verbose=0,
+        store=str(tmp_path),
+        random_seed=3,
+    )
+    grid = ParamGridBuilder().addGrid(fit.epochs, [1, 8]).build()
+    judge = MulticlassClassificationEvaluator(predictionCol="prediction", labelCol="c", metricName="accuracy")
+    search = TrainValidationSplit(
+        estimator=fit, estimatorParamMaps=grid, evaluator=judge, parallelism=2, trainRatio=0.7, seed=3
+    )
+    found = search.fit(data)
+    assert len(found.bestModel.getHistory()) == 8
+    assert max(found.validationMetrics) > 0.5
+    scored = found.transform(data)
+    types = {field.name: field.dataType.simpleString() for field in scored.schema.fields}
+    assert types["probability"] == "vector"
+    assert types["prediction"] == "double"
+    assert [types[f"logit_{index}"] for index in range(3)] == ["float"] * 3
+    for row in scored.limit(5).collect():
+        logits = torch.tensor([row[f"logit_{index}"] for index in range(3)])
+        assert row["probability"].toArray() == pytest.approx(torch.softmax(logits, dim=0).numpy(), abs=1e-5)
+        assert row["prediction"] == float(logits.argmax())
+
+
+@pytest.mark.spark("local", "connect")
+def test_a_stream_is_scored_batch_by_batch(spark, data, tmp_path):
+    net = Net().eval()
+    model = TorchModel(
+        model=net,
+        feature_columns=["features", "a"],
+        label_columns=["y", "c"],
+        _metadata={"feature_dtypes": ("float32", "float32"), "output_types": ("float32", "vector")},
+    )
+    data.select("id", "features", "a").repartition(3).write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema(data.select("id", "features", "a").schema).parquet(str(tmp_path / "in"))
+
+    def score(batch, number):
+        model.transform(batch).select("id", "y__output").write.mode("append").parquet(str(tmp_path / "out"))
+
+    query = stream.writeStream.foreachBatch(score).trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path / "progress")).start().awaitTermination(100)
+    streamed = {row["id"]: row["y__output"] for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    at_once = {row["id"]: row["y__output"] for row in model.transform(data).collect()}
+    assert len(streamed) == ROWS
+    assert streamed == pytest.approx(at_once)
 
 
 def test_too_few_slots_are_told_before_the_data_is_written(data, tmp_path):

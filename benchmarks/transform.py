@@ -1,0 +1,61 @@
+"""Rows that `TorchModel.transform` scores on a local Spark session, against an RDD map that calls the model row by row
+(as Horovod's does): the same rows and model, in turns; both count the rows that come out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import Table, row
+from benchmarks.spark_session import session
+from hvd_cluster.estimators import TorchModel
+
+TURNS = 5
+ROWS = 20_000
+FEATURES = 20
+
+
+def model() -> TorchModel:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    metadata = {"feature_dtypes": ("float32",), "output_types": ("vector",), "output_shapes": ((10,),)}
+    return TorchModel(model=net.eval(), feature_columns=["x"], label_columns=["c"], _metadata=metadata)
+
+
+def by_batches(fitted: TorchModel, frame: Any) -> int:
+    return int(fitted.transform(frame).selectExpr("count(c__output)").first()[0])
+
+
+def by_rows(fitted: TorchModel, frame: Any) -> int:
+    """What a program without Arrow does: the model goes to the tasks, and is called for each row."""
+    shared = frame.sparkSession.sparkContext.broadcast(fitted.getModel())
+
+    def score(rows: Any) -> Any:
+        net = shared.value
+        for each in rows:
+            with torch.no_grad():
+                yield net(torch.tensor(each["x"], dtype=torch.float32).unsqueeze(0)).flatten().tolist()
+
+    return int(frame.rdd.mapPartitions(score).count())
+
+
+def measure() -> Table:
+    fitted = model()
+    with session(2) as spark:
+        values = np.random.default_rng(0).normal(size=(ROWS, FEATURES)).tolist()
+        frame = spark.createDataFrame([(each,) for each in values], "x array<double>").repartition(2).cache()
+        frame.count()
+        contenders: dict[str, Callable[[TorchModel, Any], int]] = {"ours": by_batches, "peer": by_rows}
+        times: dict[str, list[float]] = {name: [] for name in contenders}
+        for turn in range(TURNS + 1):
+            for name, contender in contenders.items():
+                began_s = time.perf_counter()
+                assert contender(fitted, frame) == ROWS
+                if turn:  # the first turn starts Python workers and ships the model
+                    times[name].append(time.perf_counter() - began_s)
+    return Table("transform", "RDD map", [row(f"{ROWS:,} rows of {FEATURES} numbers, 2 cores", times)])

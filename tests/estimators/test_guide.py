@@ -1,0 +1,33 @@
+"""The program that docs/estimators.md consists of."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).parents[2] / "docs" / "estimators.md"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_blocks_of_the_guide_run_one_after_the_other(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 5
+    (tmp_path / "guide.py").write_text("\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, "guide.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "validation_loss" in done.stdout
+    assert "2,000" in done.stderr or "1,600" in done.stderr
+    assert "processes of this machine" in done.stderr

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators import TorchEstimator
+from hvd_cluster.estimators import prepared_data as util
+
+
+def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
+    net = torch.nn.Linear(4, 1)
+    given = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.05), "loss": F.mse_loss, "verbose": 0}
+    fit = TorchEstimator(model=net, feature_cols=["x"], label_cols=["y"], store=tmp_path, backend=one_worker, **given)
+    with util.prepare_data(1, tmp_path, frame, ["y"], ["x", "a"], validation="v") as index:
+        train_rows, val_rows, metadata, row_bytes = util.get_dataset_properties(index)
+        assert (train_rows, val_rows) == (int((~frame["v"]).sum()), int(frame["v"].sum()))
+        assert metadata["x"] == {"shape": 4, "dtype": "float32", "intermediate_format": "list"}
+        assert row_bytes >= 20
+        assert util.get_simple_meta_from_parquet(tmp_path, ["y"], ["x"], dataset_idx=index)[:2] == (
+            train_rows,
+            val_rows,
+        )
+        util.check_shape_compatibility(metadata, ["x"], ["y"], [[-1, 2, 2]], [[-1, 1]])
+        with pytest.raises(ValueError, match=r"column 'x' has 4 numbers a row, but input_shapes says \[-1, 5\]"):
+            util.check_shape_compatibility(metadata, ["x"], ["y"], [[-1, 5]])
+        models = [fit.fit_on_parquet(dataset_idx=index) for _ in range(2)]
+        assert all("validation" in model.getHistory()[0] for model in models)
+    assert list(tmp_path.rglob("*.parquet")) == []
+    with pytest.raises(KeyError):
+        util.get_dataset_properties(index)
+
+
+def test_small_helpers(frame):
+    assert util.to_list(None, 2) is None
+    assert util.to_list(3, 2) == util.to_list([3], 2) == [3, 3]
+    with pytest.raises(ValueError, match="2 entries was given where 3 are needed"):
+        util.to_list([1, 2], 3)
+    util.check_validation("v", frame)
+    with pytest.raises(ValueError, match="'nothing' does not exist"):
+        util.check_validation("nothing", frame)
+    with pytest.raises(DataError, match="must be >= 0"):
+        util.check_validation(1.5)
+    assert util.host_hash() != util.host_hash("salt")
