@@ -101,7 +101,8 @@ class SparkBackend(LauncherBackend):
         num_proc: how many; as many as the session runs tasks at once if not given.
         env: variables for the workers. Beside these they have the environment of their executor, not the driver's.
         kwargs: further arguments of :func:`hvd_cluster.spark.run`, such as ``spark`` (the session), ``stdout``,
-            ``stderr``, ``verbose``, ``start_timeout`` or ``prefix_output_with_timestamp``.
+            ``stderr``, ``verbose``, ``start_timeout``, ``workers_per_task``, ``resource_profile`` or
+            ``prefix_output_with_timestamp``.
     """
 
     def _launch(self) -> Callable[..., list[Any]]:
@@ -112,24 +113,31 @@ class SparkBackend(LauncherBackend):
     def num_processes(self) -> int:
         """The number of workers; asks the session once where it was not given, which may start a small Spark job."""
         if self._num_proc is None:
-            from hvd_cluster.spark.session import active
+            from hvd_cluster.spark.preflight import infer_num_tasks
 
-            self._num_proc = active(self._kwargs.get("spark")).default_parallelism()
+            self._num_proc = infer_num_tasks(self._session(), self._per_task) * self._per_task
         return self._num_proc
 
     def where(self) -> str:
+        slots = self._session().slots(self._kwargs.get("resource_profile"))
+        return "on Spark: " + slots.describe(self.num_processes() // self._per_task)
+
+    @property
+    def _per_task(self) -> int:
+        return int(self._kwargs.get("workers_per_task", 1))
+
+    def _session(self) -> Any:
         from hvd_cluster.spark.session import active
 
-        return "on Spark: " + active(self._kwargs.get("spark")).slots().describe(self.num_processes())
+        return active(self._kwargs.get("spark"))
 
     @property
     def driver_is_out_of_reach(self) -> bool:
         """Whether workers cannot open a connection to this process, as far as can be told: a remote Connect server."""
         from hvd_cluster.spark import host
         from hvd_cluster.spark.connect import ConnectSession
-        from hvd_cluster.spark.session import active
 
-        session = active(self._kwargs.get("spark"))
+        session = self._session()
         return isinstance(session, ConnectSession) and session.driver_hosts()[0] != host.LOOPBACK
 
     def check(self) -> None:
@@ -141,10 +149,10 @@ class SparkBackend(LauncherBackend):
         """
         from hvd_cluster.settings import Settings
         from hvd_cluster.spark.preflight import wait_for_slots
-        from hvd_cluster.spark.session import active
 
         timeout_s = Settings.from_env(spark_start_timeout_s=self._kwargs.get("start_timeout")).spark_start_timeout_s
-        wait_for_slots(active(self._kwargs.get("spark")), self.num_processes(), timeout_s)
+        num_tasks = self.num_processes() // self._per_task
+        wait_for_slots(self._session(), num_tasks, timeout_s, self._kwargs.get("resource_profile"))
 
 
 def check(backend: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -267,3 +268,29 @@ def test_arguments_that_cannot_be_right_are_all_named(arguments: dict[str, Any],
 def test_the_old_names_of_the_bounds_still_work(spark: Any) -> None:
     with pytest.warns(DeprecationWarning, match="max_np is deprecated, use max_num_proc"):
         assert hvd_cluster.spark.run_elastic(lambda: os.environ["HOROVOD_ELASTIC"], num_proc=1, max_np=1) == ["1"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark("local-cluster", "connect")
+@pytest.mark.timeout(1200)
+def test_twenty_kills_in_a_row_change_nothing(
+    spark: Any, spark_master: str, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    chance = random.Random(7)
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rank, step = chance.randrange(2), chance.randrange(1, 10)
+        kind = chance.choice(["worker", "task", "executor" if spark_master == "local-cluster" else "task"])
+
+        def harm(watcher: Watcher, rank: int = rank, step: int = step, kind: str = kind) -> None:
+            pid = watcher.pid_of(rank, step)
+            if kind == "worker":
+                os.kill(pid, signal.SIGKILL)
+                return
+            task = psutil.Process(watcher.workers()[pid][3])
+            executor = next((one for one in task.parents() if one.name() == "java"), task)
+            (executor if kind == "executor" else task).send_signal(signal.SIGKILL)
+
+        results = run_disturbed(folder, harm, num_proc=2)
+        assert is_undisturbed(results, undisturbed), (number, kind, rank, step)
