@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.train.backend import Backend, BackendConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.torch import TorchTrainer
 
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, export, join_address
 
+#: Ray has two of that name; its release and a setting decide which of them is in force, and TorchTrainer follows them.
+_DataParallelTrainer: Any = TorchTrainer.__bases__[0]
 #: Of the worker of rank 0, which the job's rendezvous lives and dies with.
 _held: list[Any] = []
 
@@ -105,7 +107,7 @@ def _settle(topology: Topology, config: HorovodConfig) -> None:
     export({**topology.to_env(), **interface, **timeout})
 
 
-class HorovodTrainer(DataParallelTrainer):
+class HorovodTrainer(_DataParallelTrainer):
     """A Ray Train run whose workers form a world of hvd's.
 
     Args:
