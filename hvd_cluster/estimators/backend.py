@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.estimators.values import whole
+
+if TYPE_CHECKING:
+    from hvd_cluster.spark.session import Session
 
 OnEvent = Callable[[int, dict[str, Any]], None]
 
@@ -126,7 +129,7 @@ class SparkBackend(LauncherBackend):
     def _per_task(self) -> int:
         return int(self._kwargs.get("workers_per_task", 1))
 
-    def _session(self) -> Any:
+    def _session(self) -> Session:
         from hvd_cluster.spark.session import active
 
         return active(self._kwargs.get("spark"))

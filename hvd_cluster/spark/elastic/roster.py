@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pickle
 import threading
@@ -76,7 +77,7 @@ class Roster(HostDiscovery):
     def start(self) -> None:
         """Put the tasks on offer."""
         for slot in range(self._num_tasks):
-            thread = self._session.thread(lambda slot=slot: self._keep(slot), self._tag)  # type: ignore[misc]
+            thread = self._session.thread(functools.partial(self._keep, slot), self._tag)
             with self._changed:
                 self._num_threads += 1
             thread.start()
