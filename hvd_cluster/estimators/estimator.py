@@ -17,20 +17,18 @@ from typing import TYPE_CHECKING, Any
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders, tracking
 from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check
+from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.epochs import EpochListener
 from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.metadata import Metadata
 from hvd_cluster.estimators.progress_bar import ProgressBar
-from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.stage import Estimator, Stage
-from hvd_cluster.launch.call import pack
+from hvd_cluster.estimators.stage import Estimator
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Params that name columns.
-_LISTS_OF_COLUMNS = ("feature_cols", "label_cols", "continuous_cols", "categorical_cols")
 #: Rows of the batch that the model and the loss are tried on.
 _PROBE_ROWS = 8
 
@@ -56,15 +52,11 @@ class Prepared:
     rows: Any = None
 
 
-class DistributedEstimator(Stage, Estimator):
+class DistributedEstimator(ColumnRoles, Estimator):
     """Base of the estimators; a framework brings the abstract methods."""
 
     #: First part of the run ids that are made up.
     run_prefix = "run"
-
-    @abstractmethod
-    def _mistakes(self) -> list[str]:
-        """What is wrong with the params of this framework, each with its remedy; empty if nothing."""
 
     @abstractmethod
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> Any:
@@ -236,18 +228,6 @@ class DistributedEstimator(Stage, Estimator):
         """The function from row to row that the readers apply."""
         return self._value("transformation_fn")  # type: ignore[no-any-return]
 
-    def _inputs(self, dataset: Dataset) -> Inputs:
-        """The columns of ``dataset`` by what they are for; dtypes are settled by the trial."""
-        labels, weight_col = tuple(self._value("label_cols")), self._value("sample_weight_col")
-        others = {*labels, weight_col}
-        return Inputs(
-            feature_cols=tuple(
-                self._value("feature_cols") or [name for name in dataset.schema.names if name not in others]
-            ),
-            label_cols=labels,
-            sample_weight_col=weight_col,
-        )
-
     def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
         """A few rows to try the model on, as the reader yields them."""
         reader = ParquetReader(
@@ -297,63 +277,6 @@ class DistributedEstimator(Stage, Estimator):
             f"run_id={run_id!r} to go on from there."
         )
 
-    def _feature_columns(self, names: list[str]) -> list[str]:
-        """``feature_cols``, or all columns that serve no other purpose."""
-        if self._value("feature_cols") is not None:
-            return list(self._value("feature_cols"))
-        others = {*(self._value("label_cols") or []), self._value("sample_weight_col"), self._value("validation")}
-        return [name for name in names if name not in others]
-
-    def _columns(self, names: list[str]) -> list[str]:
-        """Every column that workers read, once."""
-        weight = [self._value("sample_weight_col")] if self._value("sample_weight_col") else []
-        more = [name for one in ("continuous_cols", "categorical_cols") for name in self._value(one) or []]
-        return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight, *more]))
-
-    def _check(self, names: list[str]) -> None:
-        """Raise for everything that is wrong with the params and the columns, all at once."""
-        wrong = [
-            f"{row.name}=None: give a value; the default is {row.default!r}"
-            for row in self.param_rows.values()
-            if not row.optional and self._value(row.name) is None
-        ]
-        if self._value("backend") is not None and self._value("num_proc") is not None:
-            wrong.append('At most one of parameters "backend" and "num_proc" may be specified')
-        if not self._value("label_cols"):
-            wrong.append("label_cols is required: name the column that the model is to predict")
-        if self._value("data_module") is None:
-            wrong += [
-                f"{name} is for a data_module of your own: give that, or name the columns in feature_cols"
-                for name in ("continuous_cols", "categorical_cols")
-                if self._value(name) is not None
-            ]
-        wrong += self._mistakes()
-        named = [name for one in _LISTS_OF_COLUMNS for name in self._value(one) or []]
-        named += [
-            self._value(name) for name in ("sample_weight_col", "validation") if isinstance(self._value(name), str)
-        ]
-        missing = [name for name in dict.fromkeys(named) if name not in names]
-        if missing:
-            wrong.append(missing_columns_text(missing, names))
-        elif self._value("label_cols") and not self._feature_columns(names):
-            wrong.append("feature_cols: no column is left for the model's input")
-        if wrong:
-            raise ValueError("\n".join(wrong))
-
-    def _read_columns(self, names: list[str]) -> list[str]:
-        """Every column that is read from the data: those for workers, and the one that marks validation rows."""
-        marks = [self._value("validation")] if isinstance(self._value("validation"), str) else []
-        return [*self._columns(names), *marks]
-
-    def _check_picklable(self) -> None:
-        """Name what cannot travel to the workers, before anything is written."""
-
-        def fit(**params: Any) -> None: ...
-
-        fit.__qualname__ = f"{type(self).__name__}.fit"
-        objects = {name: self._value(name) for name, row in self.param_rows.items() if row.saved and name != "store"}
-        pack(fit, kwargs=objects)
-
     def _get_or_create_backend(self) -> Any:
         """The ``backend`` param, or a SparkBackend of ``num_proc`` workers. Subclasses may bring their own."""
         return self._value("backend") or SparkBackend(self._value("num_proc"), verbose=self._value("verbose"))
@@ -380,20 +303,6 @@ class DistributedEstimator(Stage, Estimator):
             return
         with tempfile.TemporaryDirectory(prefix="hvd_cluster-fit-") as folder:
             yield Store.create(Path(folder))
-
-
-def as_group(value: Any, count: int) -> tuple[Any, ...]:
-    """One thing for each label column: a single one stands for all."""
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,) * count
-
-
-def wrong_counts(lists: dict[str, Any], count: int, of: str) -> list[str]:
-    """A complaint for each of ``lists`` (None is fine) that has not one entry for each of ``count`` columns."""
-    return [
-        f"{name} has {len(value)} entries for {count} {of}: give one for each"
-        for name, value in lists.items()
-        if isinstance(value, (list, tuple)) and len(value) != count
-    ]
 
 
 def _resumed_text(run_id: str, finished: int, epochs: int) -> str:

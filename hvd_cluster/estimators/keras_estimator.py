@@ -9,7 +9,8 @@ import cloudpickle
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.estimator import DistributedEstimator, wrong_counts
+from hvd_cluster.estimators.column_roles import wrong_counts
+from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.keras_model import KerasModel
 from hvd_cluster.estimators.keras_params import KERAS_ROWS
 from hvd_cluster.estimators.keras_parcel import KerasParcel, compilation_of

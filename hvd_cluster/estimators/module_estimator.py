@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.estimators.estimator import DistributedEstimator, as_group, wrong_counts
+from hvd_cluster.estimators.column_roles import as_group, wrong_counts
+from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.optimizer_state import OptimizerState
 from hvd_cluster.estimators.spec import MakeObjective
 from hvd_cluster.estimators.torch_model import TorchModel
