@@ -9,9 +9,9 @@ from typing import Any
 from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
-from hvd_cluster.ray.executor import worker_resources, wrong_resources
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import ElasticSettings, refuse_unknown
+from hvd_cluster.ray.spec import worker_resources, wrong_resources
 
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
 

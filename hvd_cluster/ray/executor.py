@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
-from hvd_cluster.ray.resources import WorkerResources
-from hvd_cluster.ray.session import connect, is_client
-from hvd_cluster.ray.settings import ElasticSettings, MiniSettings, refuse_unknown, store_key
+from hvd_cluster.ray.elastic_adapter import ElasticAdapter
+from hvd_cluster.ray.session import is_client
+from hvd_cluster.ray.settings import MiniSettings, refuse_unknown, store_key
+from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import StaticAdapter
-from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
-
-_ARGUMENTS = (
-    *("settings", "num_workers", "num_hosts", "num_workers_per_host", "cpus_per_worker", "use_gpu", "gpus_per_worker"),
-    *("use_current_placement_group", "min_workers", "max_workers", "reset_limit", "cooldown_range", "elastic_timeout"),
-    "override_discovery",
-)
 
 
 class RayExecutor:
@@ -69,41 +64,30 @@ class RayExecutor:
         override_discovery: bool = True,
         **unknown: Any,
     ) -> None:
-        refuse_unknown("RayExecutor", unknown, _ARGUMENTS)
-        wrong = _wrong_numbers(num_workers, num_hosts, num_workers_per_host, min_workers, max_workers)
-        wrong += wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        refuse_unknown("RayExecutor", unknown, [field.name for field in fields(ExecutorSpec)])
         self.settings = self.create_settings() if settings is None else settings
         self.num_workers = num_workers
-        values: list[Any] = [self.settings, num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu]
-        values += [gpus_per_worker, use_current_placement_group, min_workers, max_workers, reset_limit, cooldown_range]
-        self._arguments = dict(zip(_ARGUMENTS, [*values, elastic_timeout, override_discovery], strict=True))
-        resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+        self._spec = ExecutorSpec(
+            settings=self.settings,
+            num_workers=num_workers,
+            num_hosts=num_hosts,
+            num_workers_per_host=num_workers_per_host,
+            cpus_per_worker=cpus_per_worker,
+            use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_worker,
+            use_current_placement_group=use_current_placement_group,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            reset_limit=reset_limit,
+            cooldown_range=cooldown_range,
+            elastic_timeout=elastic_timeout,
+            override_discovery=override_discovery,
+        )
         self.adapter: Adapter
-        if min_workers is not None:
-            from hvd_cluster.ray.elastic_adapter import ElasticAdapter
-
-            elastic = ElasticSettings(
-                nics=self.settings.nics,
-                verbose=self.settings.verbose,
-                timeout_s=self.settings.timeout_s,
-                min_num_proc=min_workers,
-                max_num_proc=max_workers,
-                reset_limit=reset_limit,
-                cooldown_range=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
-                elastic_timeout=elastic_timeout,
-                discovery=None if override_discovery else getattr(self.settings, "discovery", None),
-            )
-            self.adapter = ElasticAdapter(elastic, resources)
+        if min_workers is None:
+            self.adapter = StaticAdapter(self.settings, self._spec.strategy)
         else:
-
-            def strategy() -> Strategy:
-                if num_hosts is not None:
-                    return ColocatedStrategy(num_hosts, num_workers_per_host, resources)
-                return packed_strategy(num_workers, resources, use_current_placement_group)
-
-            self.adapter = StaticAdapter(self.settings, strategy)
+            self.adapter = ElasticAdapter(self._spec.elastic_settings(), self._spec.resources)
 
     @classmethod
     def create_settings(
@@ -159,7 +143,7 @@ class RayExecutor:
             LaunchError: the workers cannot be started, or cannot work together.
         """
         if is_client():
-            self.adapter = ClientAdapter(self._arguments)
+            self.adapter = ClientAdapter({field.name: getattr(self._spec, field.name) for field in fields(self._spec)})
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
@@ -221,57 +205,3 @@ class RayExecutor:
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
-
-
-def packed_strategy(num_workers: int | None, resources: WorkerResources, use_current: bool) -> PGStrategy:
-    """Workers in the placement group that this program is in, or in one of their own.
-
-    Raises:
-        ValueError: nobody said how many.
-    """
-    ray = connect()
-    group = ray.util.get_current_placement_group() if use_current else None
-    if group is None and num_workers is None:
-        raise ValueError(
-            "how many workers? Give num_workers; or num_hosts with num_workers_per_host; or, for an elastic job, "
-            "min_workers. (It may be left out inside a placement group only.)"
-        )
-    taken = {} if group is None else ray.get_runtime_context().get_assigned_resources()
-    return PGStrategy(num_workers, resources, group, taken)
-
-
-def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerResources:
-    """What a worker takes, from arguments that were checked."""
-    return WorkerResources(cpus, (1 if gpus is None else gpus) if use_gpu else 0)
-
-
-def wrong_resources(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
-    """What is wrong with them."""
-    wrong = [] if cpus >= 0 else [f"cpus_per_worker={cpus} must be >= 0"]
-    if gpus is not None and not use_gpu:
-        wrong.append(f"gpus_per_worker={gpus} is set, but use_gpu is not: set use_gpu=True")
-    elif gpus is not None and gpus < 1:
-        wrong.append(f"gpus_per_worker={gpus} must be >= 1: workers cannot share a GPU")
-    return wrong
-
-
-def _wrong_numbers(
-    num_workers: int | None, num_hosts: int | None, per_host: int, min_workers: int | None, max_workers: int | None
-) -> list[str]:
-    numbers = {
-        "num_workers": num_workers,
-        "num_hosts": num_hosts,
-        "num_workers_per_host": per_host,
-        "min_workers": min_workers,
-        "max_workers": max_workers,
-    }
-    wrong = [f"{name}={value} must be >= 1" for name, value in numbers.items() if value is not None and value < 1]
-    if max_workers is not None and min_workers is None:
-        wrong.append("max_workers is set, but min_workers is not: an elastic job needs it, and it must be positive")
-    if min_workers is not None and (num_workers is not None or num_hosts is not None):
-        wrong.append("min_workers makes the job elastic: leave out num_workers and num_hosts")
-    if num_workers is not None and num_hosts is not None:
-        wrong.append("num_workers and num_hosts exclude each other: give num_hosts with num_workers_per_host")
-    if min_workers is not None and max_workers is not None and max_workers < min_workers:
-        wrong.append(f"max_workers={max_workers} is less than min_workers={min_workers}")
-    return wrong

@@ -10,10 +10,10 @@ from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.actor import Ears, Order
 from hvd_cluster.ray.adapter import checked_variables
-from hvd_cluster.ray.executor import packed_strategy, worker_resources, wrong_resources
 from hvd_cluster.ray.fixed import FixedCrew
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import MiniSettings
+from hvd_cluster.ray.spec import packed_strategy, worker_resources, wrong_resources
 from hvd_cluster.ray.static import packed
 
 

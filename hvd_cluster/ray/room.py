@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hvd_cluster.errors import NotEnoughSlotsError
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.executor import packed_strategy, worker_resources
 from hvd_cluster.ray.resources import listed
 from hvd_cluster.ray.session import connect
+from hvd_cluster.ray.spec import packed_strategy, worker_resources
 
 
 def num_workers_that_fit(

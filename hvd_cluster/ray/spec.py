@@ -1,0 +1,115 @@
+"""What a user wants of a RayExecutor, checked; and the plan of workers that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.session import connect
+from hvd_cluster.ray.settings import ElasticSettings
+from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorSpec:
+    """The arguments of :class:`hvd_cluster.ray.executor.RayExecutor`, where each is described."""
+
+    settings: Any
+    num_workers: int | None = None
+    num_hosts: int | None = None
+    num_workers_per_host: int = 1
+    cpus_per_worker: float = 1
+    use_gpu: bool = False
+    gpus_per_worker: float | None = None
+    use_current_placement_group: bool = True
+    min_workers: int | None = None
+    max_workers: int | None = None
+    reset_limit: int | None = None
+    cooldown_range: Sequence[float] | None = None
+    elastic_timeout: float = 600
+    override_discovery: bool = True
+
+    def __post_init__(self) -> None:
+        wrong = self._wrong_numbers() + wrong_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    @property
+    def resources(self) -> WorkerResources:
+        """What a worker takes."""
+        return worker_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
+
+    def strategy(self) -> Strategy:
+        """The plan of the workers of a job that is not elastic; asks Ray in which placement group this program is."""
+        if self.num_hosts is not None:
+            return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources)
+        return packed_strategy(self.num_workers, self.resources, self.use_current_placement_group)
+
+    def elastic_settings(self) -> ElasticSettings:
+        """The settings of an elastic job."""
+        assert self.min_workers is not None
+        low_high = None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1])
+        return ElasticSettings(
+            nics=self.settings.nics,
+            verbose=self.settings.verbose,
+            timeout_s=self.settings.timeout_s,
+            min_num_proc=self.min_workers,
+            max_num_proc=self.max_workers,
+            reset_limit=self.reset_limit,
+            cooldown_range=low_high,
+            elastic_timeout=self.elastic_timeout,
+            discovery=None if self.override_discovery else getattr(self.settings, "discovery", None),
+        )
+
+    def _wrong_numbers(self) -> list[str]:
+        names = ("num_workers", "num_hosts", "num_workers_per_host", "min_workers", "max_workers")
+        numbers = {name: getattr(self, name) for name in names}
+        wrong = [f"{name}={value} must be >= 1" for name, value in numbers.items() if value is not None and value < 1]
+        least, most = self.min_workers, self.max_workers
+        if most is not None and least is None:
+            wrong.append("max_workers is set, but min_workers is not: an elastic job needs it, and it must be positive")
+        if least is not None and (self.num_workers is not None or self.num_hosts is not None):
+            wrong.append("min_workers makes the job elastic: leave out num_workers and num_hosts")
+        if self.num_workers is not None and self.num_hosts is not None:
+            wrong.append("num_workers and num_hosts exclude each other: give num_hosts with num_workers_per_host")
+        if least is not None and most is not None and most < least:
+            wrong.append(f"max_workers={most} is less than min_workers={least}")
+        if self.cooldown_range is not None and len(self.cooldown_range) != 2:
+            wrong.append(
+                f"cooldown_range={self.cooldown_range!r} must be two numbers of seconds: the shortest, the longest"
+            )
+        return wrong
+
+
+def packed_strategy(num_workers: int | None, resources: WorkerResources, use_current: bool) -> PGStrategy:
+    """Workers in the placement group that this program is in, or in one of their own.
+
+    Raises:
+        ValueError: nobody said how many.
+    """
+    ray = connect()
+    group = ray.util.get_current_placement_group() if use_current else None
+    if group is None and num_workers is None:
+        raise ValueError(
+            "how many workers? Give num_workers; or num_hosts with num_workers_per_host; or, for an elastic job, "
+            "min_workers. (It may be left out inside a placement group only.)"
+        )
+    taken = {} if group is None else ray.get_runtime_context().get_assigned_resources()
+    return PGStrategy(num_workers, resources, group, taken)
+
+
+def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerResources:
+    """What a worker takes, from arguments that were checked."""
+    return WorkerResources(cpus, (1 if gpus is None else gpus) if use_gpu else 0)
+
+
+def wrong_resources(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
+    """What is wrong with them."""
+    wrong = [] if cpus >= 0 else [f"cpus_per_worker={cpus} must be >= 0"]
+    if gpus is not None and not use_gpu:
+        wrong.append(f"gpus_per_worker={gpus} is set, but use_gpu is not: set use_gpu=True")
+    elif gpus is not None and gpus < 1:
+        wrong.append(f"gpus_per_worker={gpus} must be >= 1: workers cannot share a GPU")
+    return wrong
