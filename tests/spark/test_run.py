@@ -353,3 +353,14 @@ def test_a_failure_ends_the_other_workers_of_its_task_too(spark: Any) -> None:
         hvd_cluster.spark.run(fail, num_proc=2, workers_per_task=2)
     assert raised.value.rank == 1
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.spark("local")
+def test_a_profile_that_spark_cannot_take_is_refused(spark: Any) -> None:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+    # Spark 3.5 knows none for DataFrames; Spark 4 takes them on clusters.
+    said = "resource_profile needs Spark 4.0" if spark.version < "4" else "Profiles are only supported"
+    with pytest.raises(LaunchError, match=said):
+        hvd_cluster.spark.run(lambda: 1, num_proc=1, resource_profile=profile)

@@ -294,3 +294,12 @@ def test_twenty_kills_in_a_row_change_nothing(
 
         results = run_disturbed(folder, harm, num_proc=2)
         assert is_undisturbed(results, undisturbed), (number, kind, rank, step)
+
+
+@pytest.mark.spark("local")
+def test_tasks_that_cannot_reach_the_driver_say_where_they_tried(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvd_cluster.spark.classic import ClassicSession
+
+    monkeypatch.setattr(ClassicSession, "driver_hosts", lambda _: ("127.0.0.1", ["127.0.0.9"]))
+    with pytest.raises(LaunchError, match=r"the task on \S+ cannot reach the driver at 127\.0\.0\.9:\d+\. The process"):
+        hvd_cluster.spark.run_elastic(lambda: 1, num_proc=1)

@@ -1,0 +1,36 @@
+"""When an elastic job is given up: failures and times in, a sentence out."""
+
+from __future__ import annotations
+
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.spark.elastic.failures import Failures
+
+DEATH = Outcome(0, "a", exit_code=-9)
+#: What the launcher says of a worker whose task has gone.
+LOSS = Outcome(0, "a", error=ErrorReport("LaunchError", "rank 0 lost its host a", "LaunchError: ...\n"))
+RAISED = Outcome(1, "a", error=ErrorReport("ValueError", "bad", "ValueError: bad\n", b"pickled"))
+ECHO = Outcome(1, "a", error=ErrorReport("hvd_cluster.errors.HorovodInternalError", "a peer died", "..."))
+
+
+def test_what_the_function_raises_counts_however_long_it_takes() -> None:
+    failures = Failures(3)
+    assert [failures.judge(RAISED, at_s) for at_s in (0.0, 10_000.0)] == ["", ""]
+    assert "3 workers raised an exception; spark.task.maxFailures, now 3" in failures.judge(RAISED, 20_000.0)
+
+
+def test_deaths_count_only_when_they_follow_each_other_fast() -> None:
+    failures = Failures(3)
+    assert [failures.judge(DEATH, 100.0 * number) for number in range(20)] == [""] * 20
+    assert failures.judge(LOSS, 1901.0) == ""
+    assert "3 workers died within 60 s" in failures.judge(LOSS, 1902.0)
+
+
+def test_who_only_noticed_the_end_of_another_one_counts_for_nothing() -> None:
+    failures = Failures(1)
+    assert failures.judge(ECHO, 0.0) == ""
+    assert failures.judge(DEATH, 0.0) != ""
+
+
+def test_a_launch_error_of_the_users_own_is_no_loss() -> None:
+    own = ErrorReport("hvd_cluster.errors.LaunchError", "nested", "...", b"pickled")
+    assert "raised" in Failures(1).judge(Outcome(0, "a", error=own), 0.0)
