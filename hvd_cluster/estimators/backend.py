@@ -108,6 +108,9 @@ class SparkBackend(LauncherBackend):
             ``prefix_output_with_timestamp``.
     """
 
+    #: ``run`` takes rows of a DataFrame, which go through the barrier stage.
+    brings_rows = True
+
     def _launch(self) -> Callable[..., list[Any]]:
         from hvd_cluster.spark import run
 
@@ -158,6 +161,11 @@ class SparkBackend(LauncherBackend):
         wait_for_slots(self._session(), num_tasks, timeout_s, self._kwargs.get("resource_profile"))
 
 
+def takes_rows(backend: Any) -> bool:
+    """Whether ``backend.run`` brings rows to the workers itself, so that no store is needed."""
+    return getattr(backend, "brings_rows", False) and _accepts(backend, "rows")
+
+
 def check(backend: Any) -> None:
     """``backend.check``, where it has that: any object with ``run`` and ``num_processes`` will do."""
     if hasattr(backend, "check"):
@@ -170,11 +178,14 @@ def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: 
     Args:
         rows: data for the workers that comes with them, for backends whose ``run`` takes ``rows``.
     """
-    parameters = inspect.signature(backend.run).parameters
-    accepts = "on_event" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    more = {"on_event": on_event} if accepts else {}
+    more = {"on_event": on_event} if _accepts(backend, "on_event") else {}
     results: list[Any] = backend.run(fn, args=tuple(args), **more, **({"rows": rows} if rows is not None else {}))
     return results
+
+
+def _accepts(backend: Any, name: str) -> bool:
+    parameters = inspect.signature(backend.run).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _checked(num_proc: int | None) -> int | None:

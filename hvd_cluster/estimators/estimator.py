@@ -20,7 +20,7 @@ from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders, tracking
-from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check
+from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, takes_rows
 from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.epochs import EpochListener
@@ -85,6 +85,11 @@ class DistributedEstimator(ColumnRoles, Estimator):
     def _fit(self, dataset: Any) -> Any:
         kind, names = kind_of(dataset), column_names(dataset)
         backend = self._backend_for(kind, dataset)
+        if kind is Frame.SPARK and self._value("store") is None and not takes_rows(backend):
+            raise ValueError(
+                f"store is required: {type(backend).__name__} does not bring the rows of a Spark DataFrame to its workers; "
+                'give a folder that the driver and all workers see, such as store="/dbfs/work" or store="s3://bucket/work"'
+            )
 
         @contextlib.contextmanager
         def prepared(store: Store, seed: int) -> Iterator[Prepared]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import cloudpickle
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import TorchEstimator
+from hvd_cluster.estimators import SparkBackend, TorchEstimator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -85,3 +86,43 @@ def test_nulls_are_named_as_they_are_with_a_store(data):
 def test_a_frame_without_rows_is_refused_before_workers_start(data):
     with pytest.raises(DataError, match="the data has no rows"):
         estimator().fit(data.where("a > 1000"))
+
+
+@pytest.mark.spark("local")
+def test_a_backend_that_brings_no_rows_needs_a_store(data):
+    class Mine:
+        def run(self, fn, args=(), kwargs=None, env=None):
+            raise AssertionError
+
+        def num_processes(self):
+            return 2
+
+    with pytest.raises(ValueError, match="store is required: Mine does not bring the rows"):
+        estimator(backend=Mine(), num_proc=None).fit(data)
+
+
+class Deaf(SparkBackend):
+    """As on a remote Connect server: nothing of the workers reaches the driver but what is in the store."""
+
+    driver_is_out_of_reach = True
+
+    def run(self, fn, args=(), kwargs=None, env=None):
+        return super().run(fn, args, kwargs, env)
+
+
+@pytest.mark.slow
+@pytest.mark.spark("connect")
+def test_progress_comes_through_the_store_where_there_is_no_connection(data, tmp_path, capfd):
+    def slowly(record, model):
+        time.sleep(2.5)
+
+    heard = []
+
+    def hear(record):
+        heard.append((record["epoch"], time.monotonic()))
+
+    given = {"store": tmp_path, "callbacks": [slowly], "driver_callbacks": [hear], "epochs": 4, "verbose": 1}
+    model = estimator(backend=Deaf(2, spark=data.sparkSession), num_proc=None, **given).fit(data)
+    assert [epoch for epoch, _ in heard] == [record["epoch"] for record in model.getHistory()] == [0, 1, 2, 3]
+    assert heard[-1][1] - heard[0][1] > 4  # while the fit went on, not at its end
+    assert "epoch 4/4" in capfd.readouterr().err
