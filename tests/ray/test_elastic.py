@@ -123,6 +123,24 @@ def test_a_node_that_dies_is_left_and_one_that_joins_is_used(ray_cluster: TestCl
     ray_cluster.await_dead(fourth)
 
 
+def test_workers_that_are_lost_to_a_node_which_looks_alive_count_for_nothing(
+    ray_cluster: TestCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    third = ray_cluster.add_node(num_cpus=2, resources={"third": 1})
+    # The node may be used again at once, while Ray still holds it for alive; one reset is for the loss itself.
+    executor = executor_of(min_workers=1, max_workers=3, cpus_per_worker=2, cooldown_range=(1, 1), reset_limit=2)
+    job = Job(lambda callbacks: executor.run(train, args=[str(tmp_path), 2000], callbacks=callbacks), tmp_path)
+    job.wait_for(lambda workers: sum(size == 3 for _, _, size in workers.values()) == 3)
+    with caplog.at_level("INFO", logger="hvd_cluster.launch.elastic.driver"):
+        ray_cluster.kill_node(third)
+        job.wait_for(lambda workers: any(size == 2 for _, _, size in workers.values()))
+        ray_cluster.await_dead(third)
+    assert f"starting a worker on {third.node_id}" in caplog.text
+    results = job.end()
+    assert changes(results[0]["sizes"]) == [3, 2]
+    assert [result["mean"] for result in results] == [sum(range(2000))] * 2
+
+
 def test_a_worker_that_is_killed_is_replaced(ray_cluster: TestCluster, tmp_path: Path) -> None:
     executor = executor_of(min_workers=2, max_workers=2, cooldown_range=(1, 2))
     job = Job(lambda callbacks: executor.run(train, args=[str(tmp_path), 200], callbacks=callbacks), tmp_path)
