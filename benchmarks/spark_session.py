@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ def session(cores: int) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory() as folder:
         builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", False)
         builder = builder.config("spark.ui.showConsoleProgress", False).config("spark.local.dir", folder)

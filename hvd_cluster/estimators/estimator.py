@@ -87,8 +87,8 @@ class DistributedEstimator(ColumnRoles, Estimator):
         backend = self._backend_for(kind, dataset)
         if kind is Frame.SPARK and self._value("store") is None and not takes_rows(backend):
             raise ValueError(
-                f"store is required: {type(backend).__name__} does not bring the rows of a Spark DataFrame to its workers; "
-                'give a folder that the driver and all workers see, such as store="/dbfs/work" or store="s3://bucket/work"'
+                f"store is required: {type(backend).__name__} does not bring the rows of a Spark DataFrame to its "
+                'workers; give a folder that the driver and all workers see, such as store="s3://bucket/work"'
             )
 
         @contextlib.contextmanager
