@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.backend import Backend as Backend
     from hvd_cluster.estimators.backend import LocalBackend as LocalBackend
     from hvd_cluster.estimators.backend import SparkBackend as SparkBackend
+    from hvd_cluster.estimators.data_module import DataModule as DataModule
+    from hvd_cluster.estimators.early_stopping import EarlyStopping as EarlyStopping
     from hvd_cluster.estimators.keras_estimator import KerasEstimator as KerasEstimator
     from hvd_cluster.estimators.keras_model import KerasModel as KerasModel
     from hvd_cluster.estimators.lightning_estimator import LightningEstimator as LightningEstimator
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
 _HOMES = {
     "Backend": "backend",
+    "DataModule": "data_module",
+    "EarlyStopping": "early_stopping",
     "KerasEstimator": "keras_estimator",
     "KerasModel": "keras_model",
     "LightningEstimator": "lightning_estimator",
@@ -40,6 +44,8 @@ _HOMES = {
 
 __all__ = [
     "Backend",
+    "DataModule",
+    "EarlyStopping",
     "KerasEstimator",
     "KerasModel",
     "LightningEstimator",

@@ -58,7 +58,7 @@ class DriverRun:
             else:
                 self.bar(rank, fields)
 
-        self.bar.say(preflight.line(self.backend, spec, rows=self.rows))
+        self.bar.say(lambda: preflight.line(self.backend, spec, rows=self.rows))
         made = 0
         with self._watched(spec, hear):
             while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -35,13 +35,12 @@ class ProgressBar:
             if self._bar is not None:
                 self._bar.close()
 
-    def say(self, text: str) -> None:
-        """Show a line of text, where the bar is shown."""
-        with self._lock:
-            if self._enabled:
-                file = self._file or sys.stderr
-                file.write(f"{text}\n")
-                file.flush()
+    def say(self, text: Callable[[], str]) -> None:
+        """Show a line of text, where the bar is shown; elsewhere it is not even made."""
+        if self._enabled:
+            file = self._file or sys.stderr
+            file.write(f"{text()}\n")
+            file.flush()
 
     def __call__(self, rank: int, fields: dict[str, Any]) -> None:
         if rank != 0 or not {"epoch", "epochs", "step", "steps", "loss"} <= fields.keys():

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators import TorchEstimator
-from hvd_cluster.estimators.data_module import DataModule, PetastormDataModule
-from hvd_cluster.estimators.early_stopping import EarlyStopping
+from hvd_cluster.estimators import DataModule, EarlyStopping, TorchEstimator
+from hvd_cluster.estimators.data_module import PetastormDataModule
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
