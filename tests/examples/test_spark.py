@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark("local")]  # each with a Spark
         ("elastic_digits", []),
         ("horovod_runner_digits", ["--np", "2"]),
         ("horovod_runner_digits", ["--np", "-2"]),
+        ("keras_estimator_digits", []),
+        ("lightning_estimator_digits", []),
     ],
 )
 def test_an_example_learns_the_digits(name: str, arguments: list[str], tmp_path: Path) -> None:
