@@ -1,4 +1,4 @@
-"""The door at which agents call the launcher back."""
+"""A door at which those call who know the job's secret: agents of the launcher; the driver, of an actor on Ray."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.launch.agent_message import Hello
 from hvd_cluster.launch.machine import notice_vanishing
 from hvd_cluster.rendezvous.channel import Channel
 
@@ -26,14 +26,15 @@ class Door:
 
     Args:
         secret: the job's secret.
-        let_in: called, from another thread, with what an agent says and its connection; False closes it again.
+        let_in: called, from another thread, with what a caller says (any object) and its connection; False closes it
+            again.
         host: the address to listen on.
 
     Raises:
         OSError: no port can be opened.
     """
 
-    def __init__(self, secret: bytes, let_in: Callable[[Hello, Channel], bool], host: str = "0.0.0.0") -> None:
+    def __init__(self, secret: bytes, let_in: Callable[[Any, Channel], bool], host: str = "0.0.0.0") -> None:
         self._secret = secret
         self._let_in = let_in
         self._lock = threading.Lock()
@@ -76,10 +77,10 @@ class Door:
             notice_vanishing(sock)
             channel = Channel.accept(sock, self._secret, _CALL_BACK_TIMEOUT_S)
             channel.settimeout(_CALL_BACK_TIMEOUT_S)
-            hello: Hello = pickle.loads(channel.recv())
+            hello = pickle.loads(channel.recv())
             channel.settimeout(None)
         except (OSError, EOFError, AuthenticationError) as error:
-            logger.info("a connection that is no agent's was dropped: %s", error)
+            logger.info("a connection that does not belong to the job was dropped: %s", error)
             sock.close()
         else:
             if not self._let_in(hello, channel):

@@ -18,6 +18,7 @@ import cloudpickle
 
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine, Tail
+from hvd_cluster.launch.machine import notice_vanishing
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
@@ -175,8 +176,9 @@ class ActorWorker:
         address = (greeting.address, greeting.line_port)
         try:
             sock = socket.create_connection(address, timeout=_CALL_TIMEOUT_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_vanishing(sock)
             channel = Channel.connect(sock, secret, _CALL_TIMEOUT_S)
+            channel.send(pickle.dumps("the driver"))
         except OSError as error:
             raise LaunchError(
                 f"rank {self.rank} on node {greeting.address} ({greeting.hostname}) cannot be called by the driver at "

@@ -153,11 +153,11 @@ class FixedCrew:
         reservation = self._strategy.reserve(self._placement_timeout_s)
         stack.callback(_quietly, reservation.release)
         handles = self._actors(reservation, size, stack)
-        refs = [handle.greet.remote() for handle in handles]
+        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
+        refs = [handle.greet.remote(secret) for handle in handles]
         greetings = self._greetings(refs)
         alone = all(greeting.address == nodes.own_address() for greeting in greetings)
         placements = seated(greetings, alone)
-        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
         server = stack.enter_context(KeyValueServer(secret, LOOPBACK if alone else "0.0.0.0"))
         address = LOOPBACK if alone else nodes.own_address()
         first = placements[0].seat

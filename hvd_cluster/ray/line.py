@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import socket
 import sys
 import threading
 
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.door import Door
 from hvd_cluster.launch.output import OutputReader
 from hvd_cluster.ray.messages import Lines, Message
 from hvd_cluster.rendezvous.channel import Channel
 
-#: Seconds that a caller has to prove that it is the driver.
-_PROOF_S = 10.0
 #: Seconds after which a driver that takes no more output is given up.
 _STALLED_S = 60.0
 #: Ray writes such lines for its own log reader.
@@ -24,19 +22,20 @@ _STREAMS = {"stdout": 1, "stderr": 2}
 
 
 class DriverLine:
-    """Waits for the driver's call. From then on, what this process writes to stdout and stderr goes to the driver."""
+    """Waits for the driver's call. From then on, what this process writes to stdout and stderr goes to the driver.
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("0.0.0.0", 0))
-        #: Where the driver calls.
-        self.port: int = self._listener.getsockname()[1]
+    Args:
+        secret: the job's secret; who does not hold it is not let in.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._ray_files: dict[str, int] = {}
         self._reader: OutputReader | None = None
-
-    def open(self, secret: bytes) -> None:
-        """From now on, wait for whoever proves that it holds ``secret``."""
-        threading.Thread(target=self._welcome, args=(secret,), name="hvd-driver-line", daemon=True).start()
+        self._door = Door(secret, self._let_in)
+        #: Where the driver calls.
+        self.port = self._door.port
 
     def tell(self, message: Message) -> None:
         """Send ``message``; where there is no driver, lines go to Ray's own log, anything else nowhere."""
@@ -59,23 +58,18 @@ class DriverLine:
         if self._reader is not None:
             self._reader.catch_up()()
 
-    def _welcome(self, secret: bytes) -> None:
-        """Runs in a thread of its own until the driver has called; strangers are sent away."""
-        with self._listener:
-            while True:
-                sock, _ = self._listener.accept()
-                try:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    channel = Channel.accept(sock, secret, _PROOF_S)
-                except (AuthenticationError, OSError):
-                    sock.close()
-                    continue
-                channel.settimeout(_STALLED_S)
-                self._channel = channel
-                self._capture()
-                # To the driver: this is the line that it wants, and from here on nothing is lost.
-                self.tell(Lines("stdout", []))
-                return
+    def _let_in(self, _hello: object, channel: Channel) -> bool:
+        """The driver has called."""
+        with self._lock:
+            if self._channel is not None:
+                return False
+            channel.settimeout(_STALLED_S)
+            self._channel = channel
+        if self._reader is None:
+            self._capture()
+        # To the driver: this is the line that it wants, and from here on nothing is lost.
+        self.tell(Lines("stdout", []))
+        return True
 
     def _capture(self) -> None:
         """Put pipes in place of Ray's log files; native code and child processes write to them too."""

@@ -130,6 +130,8 @@ class NodeFleet(Fleet):
         wants = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
         handle = actor_class.options(**wants, **place.options).remote(topology.rank, topology.size)
         ears = Ears(on_line, on_event, self._on_log)
-        worker = ActorWorker(handle, handle.greet.remote(), topology.rank, settle, ears, on_change, self._order)
+        worker = ActorWorker(
+            handle, handle.greet.remote(self.secret), topology.rank, settle, ears, on_change, self._order
+        )
         self._started.append((name, worker))
         return worker

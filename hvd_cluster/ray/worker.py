@@ -94,11 +94,11 @@ class BaseHorovodWorker:
 
     # --- the launcher's methods --------------------------------------------------------------------------------------
 
-    def greet(self) -> Greeting:
-        """Who and where this actor is."""
+    def greet(self, secret: bytes) -> Greeting:
+        """Who and where this actor is; from now on it waits for a driver that holds the job's ``secret``."""
         import ray
 
-        self._line = self._line or DriverLine()
+        self._line = self._line or DriverLine(secret)
         self._master = self._master or ReservedPort("0.0.0.0")
         return Greeting(
             node_id=self.node_id(),
@@ -112,14 +112,14 @@ class BaseHorovodWorker:
         )
 
     def settle(self, settlement: Settlement) -> None:
-        """Become the worker that ``settlement`` describes, and wait for the driver's call."""
+        """Become the worker that ``settlement`` describes. It has greeted before."""
         foreign = {name: None for name in inherited() if name.startswith("TORCHELASTIC_")}
         export({**foreign, **settlement.topology.to_env(), **settlement.env})
         if settlement.as_horovod:
             import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
         export(carry(inherited(), wanted=settlement.as_horovod))
-        line = self._line = self._line or DriverLine()
-        line.open(settlement.topology.secret)
+        line = self._line
+        assert line is not None
         progress.attach(lambda event: line.tell(Event(event)))
         ray_logger.attach(lambda info: line.tell(Logged(info)))
 
