@@ -105,6 +105,27 @@ def test_data_that_cannot_be_trained_on_is_named(ray_cluster: TestCluster, tmp_p
         estimator(tmp_path).fit(empty)
 
 
+def test_a_fit_goes_on_after_an_actor_has_died(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import ray
+
+    data = ray.data.from_items(rows(), override_num_blocks=3)
+    marker = tmp_path / "died"
+
+    def die_once(record: dict[str, Any], model: Any) -> None:
+        import hvd_cluster.torch as hvd
+
+        if record["epoch"] == 1 and hvd.rank() == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), 9)
+
+    undisturbed = estimator(tmp_path / "undisturbed").fit(data)
+    disturbed = estimator(tmp_path / "disturbed", callbacks=[die_once], max_restarts=1).fit(data)
+    assert marker.exists()
+    assert [record["epoch"] for record in disturbed.getHistory()] == [0, 1, 2]
+    first, second = undisturbed.getModel().state_dict(), disturbed.getModel().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import pandas as pd
 

@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from ray_clusters import ray_folder
 
@@ -42,18 +43,27 @@ class Started:
     #: For Ray Client.
     client_address: str
     environment: dict[str, str]
+    second_node: subprocess.Popen[bytes]
 
-    def drive(self, script: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
+    def drive(
+        self, script: Path, meanwhile: Callable[[], None] = lambda: None, **env: str | None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a driver that joins this cluster."""
         variables = {**self.environment, "RAY_ADDRESS": self.address, "OMP_NUM_THREADS": "1", **env}
-        return subprocess.run(
+        driver = subprocess.Popen(
             [sys.executable, script],
             env={name: value for name, value in variables.items() if value is not None},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=110,
-            check=False,
         )
+        try:
+            meanwhile()
+            out, err = driver.communicate(timeout=110)
+        finally:
+            driver.kill()
+            driver.wait()
+        return subprocess.CompletedProcess(driver.args, driver.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +84,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
                 address = f"{_own_address()}:{port}"
                 _await_port(port)
                 nodes.append(subprocess.Popen([*ray, f"--address={address}"], env=environment, stdout=log, stderr=log))
-                yield Started(address, f"ray://{_own_address()}:{client_port}", environment)
+                yield Started(address, f"ray://{_own_address()}:{client_port}", environment, nodes[1])
         finally:
             for node in reversed(nodes):
                 node.terminate()
@@ -163,3 +173,52 @@ def test_an_executor_of_a_ray_client_lives_in_the_cluster(started: Started, tmp_
     assert "results [21.0, 21.0] [0, 1]" in done.stdout
     assert "references [7, 7] 10" in done.stdout
     assert "failure Traceback (most recent call last): True" in done.stdout
+
+
+TRAINING = """\
+import sys, time
+from pathlib import Path
+import ray
+from hvd_cluster.ray import RayExecutor
+def work(folder):
+    import torch
+    import hvd_cluster.torch as hvd
+    hvd.init()
+    while True:
+        hvd.allreduce(torch.ones(4), name="step")
+        Path(folder, str(hvd.rank())).touch()
+        time.sleep(0.05)
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), num_hosts=2)
+executor.start()
+try:
+    executor.run(work, args=[FOLDER])
+except Exception as error:
+    print("failed:", type(error).__name__, error)
+deadline_s = time.monotonic() + 30
+left = ["?"]
+while left and time.monotonic() < deadline_s:
+    time.sleep(0.2)
+    groups = [group["state"] for group in ray.util.placement_group_table().values()]
+    actors = [actor["State"] for actor in ray._private.state.actors().values()]
+    left = [state for state in groups + actors if state not in ("REMOVED", "DEAD")]
+print("left:", left)
+"""
+
+
+def test_a_node_process_that_dies_in_mid_training_fails_the_call_and_leaves_nothing(
+    started: Started, tmp_path: Path
+) -> None:
+    def kill_the_second_node() -> None:
+        deadline_s = time.monotonic() + 90
+        while len([file for file in tmp_path.iterdir() if file.name.isdigit()]) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        for process in psutil.Process(started.second_node.pid).children(recursive=True):
+            process.kill()
+
+    script = tmp_path / "driver.py"
+    script.write_text(TRAINING.replace("FOLDER", repr(str(tmp_path))))
+    done = started.drive(script, kill_the_second_node)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "failed: WorkerFailedError Rank 1 on host" in done.stdout
+    assert "left: []" in done.stdout
