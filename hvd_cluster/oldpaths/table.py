@@ -131,7 +131,6 @@ TABLE: Mapping[str, Row] = {
         }
     ),
     "spark.common.util": Row(module="hvd_cluster.estimators.prepared_data"),
-    "spark.torch.datamodule": Row(names=_from("hvd_cluster.estimators.data_module", "PetastormDataModule")),
     "spark.data_loaders.pytorch_data_loaders": Row(module="hvd_cluster.data.petastorm.loaders"),
     "spark.keras": Row(names=_KERAS_ESTIMATOR),
     "spark.keras.datamodule": Row(names=_DATA_MODULES),
