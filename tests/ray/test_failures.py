@@ -169,25 +169,29 @@ import sys, time
 import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
 from hvd_cluster.ray import RayExecutor
-executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2)
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), ARGUMENTS)
 executor.start()
 def work():
-    open(sys.argv[2] + "/" + __import__("os").environ["RANK"], "w").write(str(__import__("os").getpid()))
+    import os
+    import hvd_cluster.torch as hvd
+    hvd.init()
+    open(FOLDER + "/" + str(hvd.rank()), "w").write(str(os.getpid()))
     time.sleep(100)
 executor.run(work)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(("arguments", "num_on_ray"), [("num_workers=2", 3), ("min_workers=2, max_workers=2", 2)])
 def test_a_driver_that_dies_or_is_interrupted_leaves_nothing(
-    ray_cluster: TestCluster, tmp_path: Path, number: signal.Signals
+    ray_cluster: TestCluster, tmp_path: Path, number: signal.Signals, arguments: str, num_on_ray: int
 ) -> None:
     script = tmp_path / "driver.py"
-    script.write_text(DRIVER.replace("sys.argv[2]", repr(str(tmp_path))))
+    script.write_text(DRIVER.replace("FOLDER", repr(str(tmp_path))).replace("ARGUMENTS", arguments))
     driver = subprocess.Popen([sys.executable, script, ray_cluster.address], stderr=subprocess.PIPE, text=True)
     try:
         pids = await_files(tmp_path, 2)
-        assert len(left_on_ray()) == 3
+        assert len(left_on_ray()) == num_on_ray
         driver.send_signal(number)
         _, errors = driver.communicate(timeout=NOTICE_S)
     finally:
