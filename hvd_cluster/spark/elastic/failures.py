@@ -6,43 +6,51 @@ from hvd_cluster.launch.outcome import Outcome
 
 #: Spark's own default for spark.task.maxFailures.
 DEFAULT_MAX_FAILURES = 4
-#: Failures within this many seconds of each other belong together.
-_TOGETHER_S = 60.0
+#: Workers of one node or executor fail together: failures within this many seconds are one incident.
+_AT_ONCE_S = 5.0
+#: Deaths that follow each other within this many seconds are no accidents.
+_IN_A_ROW_S = 60.0
 
 
 class Failures:
-    """Counts what the user's function raised, and deaths that follow each other fast.
+    """Counts incidents: what the user's function raised, and deaths that follow each other fast.
 
     A worker that dies is replaced, however often that happens in a long job. But a function that raises does so again,
     and so does one whose workers are killed as soon as they have started.
 
     Args:
-        max_failures: so many of either end the job.
+        max_failures: so many incidents of either kind end the job.
     """
 
     def __init__(self, max_failures: int) -> None:
         self._max_failures = max_failures
-        self._num_raised = 0
-        self._deaths_s: list[float] = []
+        #: When each incident began.
+        self._raised_s: list[float] = []
+        self._died_s: list[float] = []
 
     def judge(self, outcome: Outcome, now_s: float) -> str:
         """Take note of a worker's failure; says why the job is to end, if it is."""
         if outcome.is_echo:
             return ""
         if outcome.error is not None and not is_loss(outcome):
-            self._num_raised += 1
+            self._raised_s = _with_incident(self._raised_s, now_s)
         else:
-            self._deaths_s = [at_s for at_s in self._deaths_s if now_s - at_s < _TOGETHER_S] + [now_s]
+            recent = [at_s for at_s in self._died_s if now_s - at_s < _IN_A_ROW_S]
+            self._died_s = _with_incident(recent, now_s)
         for count, what in (
-            (self._num_raised, "workers raised an exception"),
-            (len(self._deaths_s), f"workers died within {_TOGETHER_S:g} s"),
+            (len(self._raised_s), "times workers raised an exception"),
+            (len(self._died_s), f"times workers died within {_IN_A_ROW_S:g} s"),
         ):
             if count >= self._max_failures:
                 return (
-                    f"giving up: {count} {what}; spark.task.maxFailures, now {self._max_failures}, says how many are "
-                    "replaced (hvd_cluster.spark.conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK for all)"
+                    f"giving up: {count} {what}; spark.task.maxFailures, now {self._max_failures}, says how often they "
+                    "are replaced (hvd_cluster.spark.conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK: always)"
                 )
         return ""
+
+
+def _with_incident(began_s: list[float], now_s: float) -> list[float]:
+    return began_s if began_s and now_s - began_s[-1] < _AT_ONCE_S else [*began_s, now_s]
 
 
 def is_loss(outcome: Outcome) -> bool:
