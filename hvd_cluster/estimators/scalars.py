@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
         yield None
         return
     sync = spec.store.sync_fn(spec.run_id)
-    with spec.store.get_local_output_dir_fn(spec.run_id)() as folder:
+    with spec.store.get_local_output_dir_fn(spec.run_id)() as folder, without_tensorflow():
         writer = _writer(str(Path(folder, spec.store.get_logs_subdir())))
         # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
         if writer is None:
@@ -43,6 +45,23 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
             yield log
         finally:
             writer.close()
+
+
+@contextlib.contextmanager
+def without_tensorflow() -> Iterator[None]:
+    """Keep TensorBoard from importing TensorFlow where both are installed: seconds, for nothing that is needed here.
+
+    It goes without where this module of its own exists.
+    """
+    name = "tensorboard.compat.notf"
+    if "tensorflow" in sys.modules or name in sys.modules:
+        yield
+        return
+    sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _writer(folder: str) -> Any:

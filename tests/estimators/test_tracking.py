@@ -46,10 +46,16 @@ def server(tmp_path_factory):
         process.wait()
 
 
-def test_a_fit_is_one_run_with_params_metrics_and_the_model(server):
+def test_a_fit_is_one_run_with_params_metrics_and_the_model(server, tmp_path):
     # In a process of its own: MLflow leaves threads and variables behind.
     script = Path(__file__).parent / "scripts" / "tracked_fits.py"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    # MLflow keeps what it downloaded.
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TMPDIR": str(tmp_path),
+    }
     done = subprocess.run(
         [sys.executable, str(script), server], capture_output=True, text=True, check=False, env=environment
     )
