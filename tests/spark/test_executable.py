@@ -27,7 +27,7 @@ def mark() -> str | None:
     return os.environ.get("MARK")
 
 
-@pytest.mark.spark("local", "local-cluster", "connect")
+@pytest.mark.spark("local-cluster", "connect", "local")
 def test_a_relative_executable_is_one_of_the_sessions_archives(spark: Any, spark_master: str, tmp_path: Path) -> None:
     _python(tmp_path / "content" / "bin" / "python", "packed")
     archive = tmp_path / f"{tmp_path.name}.tar.gz"

@@ -32,7 +32,7 @@ def total(base: int, *, who: str = "") -> tuple[float, str]:
     return hvd.allreduce(torch.tensor([float(base + hvd.rank())]), op=hvd.Sum).item() * SCALE, who
 
 
-@pytest.mark.spark
+@pytest.mark.spark("connect", "local", "local-cluster", "standalone")
 def test_rank_0s_result_comes_back_and_only_what_was_sent_on_purpose_is_shown(
     spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,7 +44,7 @@ def test_rank_0s_result_comes_back_and_only_what_was_sent_on_purpose_is_shown(
     assert "bytes when pickled; it captures SCALE, log_to_driver." in shown
 
 
-@pytest.mark.spark("local", "connect")
+@pytest.mark.spark("local")
 def test_all_output_is_shown_on_demand_and_a_failure_is_the_users_own(
     spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +77,7 @@ def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "x" * MAX_CHARS + "\n"
 
 
+@pytest.mark.slow
 def test_the_keras_callback_tells_of_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     def fit() -> None:
         os.environ["KERAS_BACKEND"] = "torch"

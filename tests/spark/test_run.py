@@ -341,7 +341,7 @@ def test_several_workers_of_a_task_are_ranks_like_others(spark: Any) -> None:
     assert results == [(10.0, [str(rank), str(rank), "4"]) for rank in range(4)]
 
 
-@pytest.mark.spark("local-cluster", "connect")
+@pytest.mark.spark("local-cluster")
 def test_a_failure_ends_the_other_workers_of_its_task_too(spark: Any) -> None:
     def fail() -> None:
         if os.environ["HOROVOD_RANK"] == "1":

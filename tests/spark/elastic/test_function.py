@@ -153,6 +153,7 @@ def each_sample_once_per_epoch(result: dict[str, Any]) -> bool:
     return Counter(map(tuple, result["seen"])) == expected
 
 
+@pytest.mark.spark("connect", "local", "local-cluster", "standalone")
 def test_a_worker_that_is_killed_is_replaced_and_changes_nothing(
     spark: Any, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_worker_that_is_killed_is_replaced_and_changes_nothing(
     assert set(results[0]["sizes"]) == {2}
 
 
+@pytest.mark.spark("local-cluster", "local", "connect", "standalone")
 def test_a_killed_task_and_a_lost_executor_are_replaced(
     spark: Any, spark_master: str, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_killed_task_and_a_lost_executor_are_replaced(
     assert is_undisturbed(results, undisturbed)
 
 
+@pytest.mark.slow
 def test_the_job_goes_on_with_fewer_workers_and_grows_when_there_is_room(spark: Any, tmp_path: Path) -> None:
     def harm(watcher: Watcher) -> None:
         watcher.wait_for(lambda workers: sum(size == 2 for _, _, size, _ in workers.values()) == 2)
@@ -194,6 +197,7 @@ def test_the_job_goes_on_with_fewer_workers_and_grows_when_there_is_room(spark: 
     assert len(results) == 2
 
 
+@pytest.mark.spark("local", "connect", "local-cluster", "standalone")
 def test_what_the_users_function_raises_ends_the_job_with_its_traceback(spark: Any) -> None:
     def wrong() -> None:
         import hvd_cluster.torch as hvd
@@ -207,6 +211,8 @@ def test_what_the_users_function_raises_ends_the_job_with_its_traceback(spark: A
     assert isinstance(raised.value.__cause__, ValueError)
 
 
+@pytest.mark.spark("local", "connect")
+@pytest.mark.slow
 def test_a_function_that_raises_again_and_again_on_one_rank_is_given_up(
     spark: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +249,8 @@ def test_more_workers_than_the_session_can_have_are_refused_before_anything_star
         hvd_cluster.spark.run_elastic(lambda: 1, num_proc=8, start_timeout=5)
 
 
+@pytest.mark.spark("local", "connect")
+@pytest.mark.slow
 def test_reset_limit_bounds_how_often_the_workers_change(spark: Any, tmp_path: Path) -> None:
     def harm(watcher: Watcher) -> None:
         os.kill(watcher.pid_of(1), signal.SIGKILL)
@@ -266,6 +274,7 @@ def test_arguments_that_cannot_be_right_are_all_named(arguments: dict[str, Any],
         hvd_cluster.spark.run_elastic(lambda: 1, **arguments)
 
 
+@pytest.mark.spark("local")
 def test_the_old_names_of_the_bounds_still_work(spark: Any) -> None:
     with pytest.warns(DeprecationWarning, match="max_np is deprecated, use max_num_proc"):
         assert hvd_cluster.spark.run_elastic(lambda: os.environ["HOROVOD_ELASTIC"], num_proc=1, max_np=1) == ["1"]
