@@ -20,7 +20,7 @@ from hvd_cluster.data.store import Store
 from hvd_cluster.estimators import TorchEstimator
 from hvd_cluster.estimators.train import train
 
-TURNS = 5
+TURNS = 3
 ROWS = 20_000
 FEATURES = 20
 EPOCHS = 2
