@@ -86,11 +86,13 @@ $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-notebooks: ## the notebooks, executed
-	@echo "notebooks: nothing yet: they come with later work."
+notebooks: $(READY) ## the notebooks, executed; outputs and pictures are kept in them
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebook]'
+	@OMP_NUM_THREADS=1 $(PY) notebooks/execute.py
 
-docs: ## the guides as HTML
-	@echo "docs: nothing to build yet: docs/*.md read well as they are; the HTML comes with later work."
+docs: $(READY) ## the guides and the API reference as HTML, in site/; fails on a broken link
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(PY) -m mkdocs build --strict
 
 bench: $(READY) ## ours and the peers in one run; writes benchmarks/README.md
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks

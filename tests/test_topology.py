@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,7 @@ def test_the_inherited_environment_is_a_copy() -> None:
     assert "HVD_CLUSTER_TEST_COPY" not in inherited()
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_real_torchrun_is_understood(tmp_path: Path) -> None:
     script = tmp_path / "place.py"
     script.write_text(
