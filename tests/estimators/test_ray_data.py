@@ -18,7 +18,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import RayBackend, TorchEstimator, TorchModel
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRUE = np.array([1.0, -2.0, 3.0, 0.5], dtype="float32")
 ROWS = 403  # no multiple of anything

@@ -16,7 +16,7 @@ from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
 from hvd_cluster.ray.elastic import RayHostDiscovery, TestDiscovery
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 60
 
@@ -76,14 +76,14 @@ class Job:
                 found[pid] = (int(text[0]), int(text[1]), int(text[2]))
         return found
 
-    def wait_for(self, condition: Any, timeout_s: float = 90.0) -> None:
+    def wait_for(self, condition: Any, timeout_s: float = 120.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition(self.workers()):
             assert self.thread.is_alive(), self.errors
             assert time.monotonic() < deadline_s, self.workers()
             time.sleep(0.05)
 
-    def end(self, timeout_s: float = 100.0) -> list[Any]:
+    def end(self, timeout_s: float = 150.0) -> list[Any]:
         (self.folder / "hurry").touch()
         self.thread.join(timeout_s)
         assert not self.thread.is_alive()
@@ -93,7 +93,7 @@ class Job:
 
 
 def executor_of(**arguments: Any) -> RayExecutor:
-    executor = RayExecutor(RayExecutor.create_settings(), elastic_timeout=90, **arguments)
+    executor = RayExecutor(RayExecutor.create_settings(), elastic_timeout=120, **arguments)
     executor.start()
     return executor
 
@@ -123,19 +123,15 @@ def test_a_node_that_dies_is_left_and_one_that_joins_is_used(ray_cluster: TestCl
     ray_cluster.await_dead(fourth)
 
 
-def test_workers_that_are_lost_to_a_node_which_looks_alive_count_for_nothing(
-    ray_cluster: TestCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_has_died_but_looks_alive_costs_nothing(ray_cluster: TestCluster, tmp_path: Path) -> None:
     third = ray_cluster.add_node(num_cpus=2, resources={"third": 1})
-    # The node may be used again at once, while Ray still holds it for alive; one reset is for the loss itself.
-    executor = executor_of(min_workers=1, max_workers=3, cpus_per_worker=2, cooldown_range=(1, 1), reset_limit=2)
+    # The node could be used again after a second, while Ray still holds it for alive; the one reset is for its loss.
+    executor = executor_of(min_workers=1, max_workers=3, cpus_per_worker=2, cooldown_range=(1, 1), reset_limit=1)
     job = Job(lambda callbacks: executor.run(train, args=[str(tmp_path), 2000], callbacks=callbacks), tmp_path)
     job.wait_for(lambda workers: sum(size == 3 for _, _, size in workers.values()) == 3)
-    with caplog.at_level("INFO", logger="hvd_cluster.launch.elastic.driver"):
-        ray_cluster.kill_node(third)
-        job.wait_for(lambda workers: any(size == 2 for _, _, size in workers.values()))
-        ray_cluster.await_dead(third)
-    assert f"starting a worker on {third.node_id}" in caplog.text
+    ray_cluster.kill_node(third)
+    job.wait_for(lambda workers: any(size == 2 for _, _, size in workers.values()))
+    ray_cluster.await_dead(third)
     results = job.end()
     assert changes(results[0]["sizes"]) == [3, 2]
     assert [result["mean"] for result in results] == [sum(range(2000))] * 2
@@ -157,7 +153,7 @@ def test_an_elastic_executor_with_a_discovery_of_its_own(ray_cluster: TestCluste
     assert sum(RayHostDiscovery().find_available_hosts_and_slots().values()) == 4
     assert sum(RayHostDiscovery(use_gpu=True).find_available_hosts_and_slots().values()) == 2
     discovery = TestDiscovery(min_hosts=1, max_hosts=2, change_frequency_s=4)
-    settings = ElasticRayExecutor.create_settings(min_num_proc=1, elastic_timeout=90, discovery=discovery, verbose=0)
+    settings = ElasticRayExecutor.create_settings(min_num_proc=1, elastic_timeout=120, discovery=discovery, verbose=0)
     executor = ElasticRayExecutor(settings, override_discovery=False, env_vars={"ADDED": "yes"})
     executor.start()
     job = Job(lambda callbacks: executor.run(lambda: train(str(tmp_path), 150), callbacks), tmp_path)

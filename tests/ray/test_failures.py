@@ -17,7 +17,7 @@ from ray_clusters import TestCluster, await_nothing_left, left_on_ray
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.ray import RayExecutor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Seconds within which a death must have become an error, on a busy machine.
 NOTICE_S = 40.0

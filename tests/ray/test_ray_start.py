@@ -15,7 +15,7 @@ import psutil
 import pytest
 from ray_clusters import ray_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
 
 TOKEN = "0123456789abcdef" * 4

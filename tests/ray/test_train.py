@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray_clusters import TestCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def training_loop() -> Callable[[dict[str, Any]], None]:
