@@ -241,6 +241,7 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
         namespace: Any = cls
         namespace.param_rows = rows
         namespace.param_aliases = {alias: row.name for row in rows.values() for alias in row.aliases}
+        accessors = namespace.alias_accessors = {}
         for row in rows.values():
             setattr(cls, row.key, Param(Params._dummy(), row.key, row.doc, typeConverter=row.convert))
             camel = "".join(part.capitalize() for part in row.name.strip("_").split("_"))
@@ -249,8 +250,8 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
             for name in row.getters or (camel,):
                 _define(cls, f"get{name}", _getter(row))
             for alias in row.aliases:
-                _define(cls, f"set{alias[0].upper()}{alias[1:]}", _setter(row))
-                _define(cls, f"get{alias[0].upper()}{alias[1:]}", _single_getter(row))
+                accessors[f"set{alias[0].upper()}{alias[1:]}"] = _setter(row)
+                accessors[f"get{alias[0].upper()}{alias[1:]}"] = _single_getter(row)
         keywords = [
             inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default) for row in rows.values()
         ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 try:
@@ -22,7 +23,7 @@ except ImportError:
     )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hvd_cluster.estimators.params import Row
 
@@ -36,11 +37,15 @@ class Stage(Params, MLWritable, MLReadable):
     param_rows: ClassVar[Mapping[str, Row]] = {}
     #: Spark ML's name of a param -> the keyword.
     param_aliases: ClassVar[Mapping[str, str]] = {}
+    #: Name of an alias's accessor -> the function. A program's own class may have params of these names.
+    alias_accessors: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """The accessors are generated."""
+    def __getattr__(self, name: str) -> Any:
+        """The accessors of aliases, where no class has a method of that name."""
+        accessor = type(self).alias_accessors.get(name)
+        if accessor is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return functools.partial(accessor, self)
 
     def __init__(self, **given: Any) -> None:
         from hvd_cluster.estimators.params import check
