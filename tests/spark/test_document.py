@@ -18,13 +18,14 @@ OURS = ("run.py", "elastic.py", "runner.py")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.spark("local")  # each has a session of its own
 @pytest.mark.parametrize("name", OURS)
 def test_a_script_of_the_guide_prints_what_its_comments_say(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(SCRIPTS[name])
     environ = {**os.environ, "PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, name], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, name], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     printed = done.stdout.splitlines()
