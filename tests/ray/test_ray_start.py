@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -137,7 +138,12 @@ def test_a_driver_without_the_right_token_is_told_how_to_get_in(
 
 CLIENT = """\
 import ray
-ray.init()
+for attempt in range(3):  # Ray gives its client's server 30 s to start, which a busy machine exceeds
+    try:
+        ray.init()
+        break
+    except ConnectionAbortedError:
+        ray.shutdown()
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.ray import RayExecutor
 class Base:
@@ -220,5 +226,6 @@ def test_a_node_process_that_dies_in_mid_training_fails_the_call_and_leaves_noth
     script.write_text(TRAINING.replace("FOLDER", repr(str(tmp_path))))
     done = started.drive(script, kill_the_second_node)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "failed: WorkerFailedError Rank 1 on host" in done.stdout
+    # Which of the ranks is on that node is Ray's choice.
+    assert re.search(r"failed: WorkerFailedError Rank [01] on host \S+ (does not answer|died)", done.stdout)
     assert "left: []" in done.stdout
