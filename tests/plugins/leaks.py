@@ -39,6 +39,9 @@ FOREIGN_VARIABLES = (
     "GRPC_",
     "COVERAGE",
     "CRC32C_",
+    "TPU_",  # TensorFlow's and JAX's, as the next
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
+    "HDF5_PLUGIN_PATH",  # h5py's, which Keras imports
 )
 #: Threads of these packages serve a whole process, not one call.
 FOREIGN_THREADS = ("py4j", "pyspark", "grpc", "tqdm", "pytest_timeout", "torch._inductor", "ray.")
