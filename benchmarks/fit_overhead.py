@@ -18,7 +18,7 @@ from benchmarks.spark_session import session
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators import TorchEstimator
-from hvd_cluster.estimators.train import train
+from hvd_cluster.estimators.torch.train import train
 
 TURNS = 3
 ROWS = 20_000

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from hvd_cluster.data.filters import RowFilter
-from hvd_cluster.data.hive import Partition
+from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.data.store import Store
 
@@ -40,7 +40,7 @@ class Split:
     #: Rows over all row groups.
     rows: int
     #: Streams that the epoch's order is woven from, so that this many ranks (or a divisor or multiple of it) each read
-    #: a part of the row groups only; see :mod:`hvd_cluster.data.shards`.
+    #: a part of the row groups only; see :mod:`hvd_cluster.data.reading.shards`.
     lanes: int = 1
     #: Which rows of the row groups are there; None for all.
     row_filter: RowFilter | None = None

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hvd_cluster.data import census
-from hvd_cluster.data import validation as validation_rule
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.part_plan import MAX_GROUP_ROWS, PartPlan
-from hvd_cluster.data.part_writer import write_part
 from hvd_cluster.data.schema import Schema, infer
 from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.data.writing import census
+from hvd_cluster.data.writing import validation as validation_rule
+from hvd_cluster.data.writing.part_plan import MAX_GROUP_ROWS, PartPlan
+from hvd_cluster.data.writing.part_writer import write_part
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data import census, content_address, manifest, parquet, retention, schema_spark
-from hvd_cluster.data import validation as validation_rule
+from hvd_cluster.data import schema_spark
+from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
-from hvd_cluster.data.filesystems import normalize
-from hvd_cluster.data.folders import DatasetFolders
+from hvd_cluster.data.files.filesystems import normalize
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.pandas_table import to_table
-from hvd_cluster.data.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
-from hvd_cluster.data.progress import FinishedParts, Progress, counted
+from hvd_cluster.data.reading import parquet
 from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
 from hvd_cluster.data.spark_batches import map_batches, quoted
-from hvd_cluster.data.spark_plans import PLANS
 from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.data.writing import census, content_address, manifest, retention
+from hvd_cluster.data.writing import validation as validation_rule
+from hvd_cluster.data.writing.folders import DatasetFolders
+from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
+from hvd_cluster.data.writing.progress import FinishedParts, Progress, counted
+from hvd_cluster.data.writing.spark_plans import PLANS
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,8 +95,8 @@ def materialize(
             changed; a Spark DataFrame if Spark says within this session that it has the same plan
             (``DataFrame.sameSemantics``) and its input files have not changed: a plan that draws at random or calls out
             gives then the rows that it gave the first time. ``Dataset.remove`` leaves such folders to others;
-            :func:`hvd_cluster.data.retention.remove_older_than` takes them away.
-        progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.progress.ProgressBar`.
+            :func:`hvd_cluster.data.writing.retention.remove_older_than` takes them away.
+        progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
         The data set. ``Dataset.store`` is the store to read it with: for Parquet in place it may differ from ``store``.

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hvd_cluster.data import pipeline, shards
-from hvd_cluster.data.blocks import BlockReader
-from hvd_cluster.data.column_rules import ColumnRules, Decode
+from hvd_cluster.data.columns.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.row_group_reader import RowGroupReader
-from hvd_cluster.data.row_groups import RowGroupTables
-from hvd_cluster.data.row_transform import RowTransform
+from hvd_cluster.data.reading import pipeline, shards
+from hvd_cluster.data.reading.blocks import BlockReader
+from hvd_cluster.data.reading.row_group_reader import RowGroupReader
+from hvd_cluster.data.reading.row_groups import RowGroupTables
+from hvd_cluster.data.reading.row_transform import RowTransform
+from hvd_cluster.data.reading.shards import REMAINDERS, Remainder
+from hvd_cluster.data.reading.source import open_source
+from hvd_cluster.data.reading.weave import Batch
 from hvd_cluster.data.schema import Schema
-from hvd_cluster.data.shards import REMAINDERS, Remainder
-from hvd_cluster.data.source import open_source
-from hvd_cluster.data.weave import Batch
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
                 loss = loss_fn(model(batch["x"]), batch["y"])
 
     The order of rows is a pure function of the data, the columns, ``seed`` and the epoch (and of ``lanes``): neither
-    the number of threads nor the bounds of read-ahead change it, and :mod:`hvd_cluster.data.shards` says how ranks
-    share it. ``state_dict()`` tells the position after the last batch that was handed out; a reader that loads it goes
-    on from there, also with another number of ranks, batch size, or number of threads, without losing or repeating a
-    row of the epoch.
+    the number of threads nor the bounds of read-ahead change it, and :mod:`hvd_cluster.data.reading.shards` says how
+    ranks share it. ``state_dict()`` tells the position after the last batch that was handed out; a reader that loads it
+    goes on from there, also with another number of ranks, batch size, or number of threads, without losing or repeating
+    a row of the epoch.
 
     Memory: :attr:`memory_bytes` is the bound. While they wait, rows take at most ``prefetch_bytes``; a window has
     ``window_bytes``, or the size of the largest row group where that is larger.
@@ -101,7 +101,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         fill_nulls: column -> what stands in place of nulls. Nulls elsewhere are an error, which names them.
         drop_nulls: columns whose nulls leave out the row; True for all.
         decode: column -> function from one value (str, bytes, ...) to a number, array or tensor, run in the reader's
-            threads, on the rows of this rank only. See also :class:`hvd_cluster.data.decoding.RawTensor`.
+            threads, on the rows of this rank only. See also :class:`hvd_cluster.data.reading.decoding.RawTensor`.
         transformation_fn: function from row (dict of NumPy scalars, arrays, str, bytes) to row (dict of numbers, arrays
             or tensors), run in the reader's threads; the columns of the first row it returns become the batches'
             columns.

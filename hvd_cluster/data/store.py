@@ -1,6 +1,6 @@
 """Where a fit keeps its Parquet, checkpoints and logs: a prefix, the layout below it, and a filesystem.
 
-How bytes move is the business of :mod:`hvd_cluster.data.filesystems`.
+How bytes move is the business of :mod:`hvd_cluster.data.files.filesystems`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data import filesystems
-from hvd_cluster.data.remote_store import LocalOutputDir, RemoteStore, RunSync
-from hvd_cluster.data.retry import retried
+from hvd_cluster.data.files import filesystems
+from hvd_cluster.data.files.remote_store import LocalOutputDir, RemoteStore, RunSync
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Store:
         """
         if isinstance(prefix_path, Store):
             return prefix_path
-        from hvd_cluster.data import store_families
+        from hvd_cluster.data.files import store_families
 
         if isinstance(prefix_path, (str, os.PathLike)):
             for family in store_families.FAMILIES:

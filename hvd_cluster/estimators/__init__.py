@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.backend import Backend as Backend
     from hvd_cluster.estimators.backend import LocalBackend as LocalBackend
     from hvd_cluster.estimators.backend import SparkBackend as SparkBackend
-    from hvd_cluster.estimators.data_module import DataModule as DataModule
-    from hvd_cluster.estimators.early_stopping import EarlyStopping as EarlyStopping
-    from hvd_cluster.estimators.keras_estimator import KerasEstimator as KerasEstimator
-    from hvd_cluster.estimators.keras_model import KerasModel as KerasModel
-    from hvd_cluster.estimators.lightning_estimator import LightningEstimator as LightningEstimator
-    from hvd_cluster.estimators.ray_backend import RayBackend as RayBackend
-    from hvd_cluster.estimators.torch_estimator import TorchEstimator as TorchEstimator
-    from hvd_cluster.estimators.torch_model import TorchModel as TorchModel
+    from hvd_cluster.estimators.keras.estimator import KerasEstimator as KerasEstimator
+    from hvd_cluster.estimators.keras.model import KerasModel as KerasModel
+    from hvd_cluster.estimators.lightning.estimator import LightningEstimator as LightningEstimator
+    from hvd_cluster.estimators.ray.backend import RayBackend as RayBackend
+    from hvd_cluster.estimators.run.data_module import DataModule as DataModule
+    from hvd_cluster.estimators.run.early_stopping import EarlyStopping as EarlyStopping
+    from hvd_cluster.estimators.torch.estimator import TorchEstimator as TorchEstimator
+    from hvd_cluster.estimators.torch.model import TorchModel as TorchModel
 
 #: Public name -> the module that defines it. Loaded on first use: workers import this package and need no Spark.
 _HOMES = {
     "Backend": "backend",
-    "DataModule": "data_module",
-    "EarlyStopping": "early_stopping",
-    "KerasEstimator": "keras_estimator",
-    "KerasModel": "keras_model",
-    "LightningEstimator": "lightning_estimator",
+    "DataModule": "run.data_module",
+    "EarlyStopping": "run.early_stopping",
+    "KerasEstimator": "keras.estimator",
+    "KerasModel": "keras.model",
+    "LightningEstimator": "lightning.estimator",
     "LocalBackend": "backend",
-    "RayBackend": "ray_backend",
+    "RayBackend": "ray.backend",
     "SparkBackend": "backend",
-    "TorchEstimator": "torch_estimator",
-    "TorchModel": "torch_model",
+    "TorchEstimator": "torch.estimator",
+    "TorchModel": "torch.model",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.stage import Stage
+from hvd_cluster.estimators.stages.stage import Stage
 from hvd_cluster.launch.call import pack
 
 #: Params that name columns.

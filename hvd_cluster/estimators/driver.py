@@ -13,11 +13,13 @@ from typing import Any
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.estimators import preflight, reports, restarts, run_files
+from hvd_cluster.estimators import restarts
 from hvd_cluster.estimators.backend import Backend, check, run_on
-from hvd_cluster.estimators.epochs import EpochListener
-from hvd_cluster.estimators.progress_bar import ProgressBar
-from hvd_cluster.estimators.run_files import ReceivedFiles
+from hvd_cluster.estimators.run import reports, run_files
+from hvd_cluster.estimators.run.epochs import EpochListener
+from hvd_cluster.estimators.run.run_files import ReceivedFiles
+from hvd_cluster.estimators.view import preflight
+from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 

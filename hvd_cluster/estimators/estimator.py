@@ -19,22 +19,23 @@ from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import parquet_folders, tracking
+from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, takes_rows
 from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.driver import DriverRun
-from hvd_cluster.estimators.epochs import EpochListener
-from hvd_cluster.estimators.fingerprint import Fingerprint
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
-from hvd_cluster.estimators.metadata import Metadata
-from hvd_cluster.estimators.progress_bar import ProgressBar
-from hvd_cluster.estimators.stage import Estimator
+from hvd_cluster.estimators.run.epochs import EpochListener
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.scoring.metadata import Metadata
+from hvd_cluster.estimators.stages.stage import Estimator
+from hvd_cluster.estimators.view import tracking
+from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     import torch
 
-    from hvd_cluster.estimators.checkpoint import Checkpoint
-    from hvd_cluster.estimators.snapshot import Snapshot
+    from hvd_cluster.estimators.run.snapshot import Snapshot
+    from hvd_cluster.estimators.torch.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Prepared:
 
     #: What they read; where ``rows`` are given, a few rows of the same columns, to try the model on.
     dataset: Dataset
-    #: Rows that go to the workers without a store; see :class:`hvd_cluster.estimators.arrived_rows.Arriving`.
+    #: Rows that go to the workers without a store; see :class:`hvd_cluster.estimators.run.arrived_rows.Arriving`.
     rows: Any = None
 
 
@@ -102,7 +103,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
                 "allow_ragged": self._value("transformation_fn") is not None,
             }
             if kind is Frame.SPARK and self._value("store") is None:
-                from hvd_cluster.estimators.spark_feed import feed
+                from hvd_cluster.estimators.spark.feed import feed
 
                 sample, arriving = feed(dataset, store, **given)
                 try:
@@ -112,7 +113,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
                 return
             data = dataset
             if kind is Frame.RAY:
-                from hvd_cluster.estimators import ray_data
+                from hvd_cluster.estimators.ray import data as ray_data
 
                 ray_data.require_shared(self._value("store"))
                 data = ray_data.parts_of(dataset, self._read_columns(names))
@@ -295,7 +296,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
         if kind is Frame.SPARK:
             return SparkBackend(num_proc, verbose=verbose, spark=data.sparkSession)
         if kind is Frame.RAY:
-            from hvd_cluster.estimators.ray_backend import backend_for
+            from hvd_cluster.estimators.ray.backend import backend_for
 
             return backend_for(num_proc, use_gpu=self._value("use_gpu"), verbose=verbose)
         return LocalBackend(num_proc, verbose=verbose)

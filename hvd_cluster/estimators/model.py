@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 import cloudpickle
 import torch
 
-from hvd_cluster.data.pandas_table import to_table
+from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.schema import missing_columns_text
-from hvd_cluster.estimators import history, output_columns
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
-from hvd_cluster.estimators.output_columns import VECTOR
-from hvd_cluster.estimators.scoring import Framework, Scorer, ShippedModel, content_key, score_batches
+from hvd_cluster.estimators.scoring import output_columns
+from hvd_cluster.estimators.scoring.output_columns import VECTOR
+from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.stage import Model, Stage
+from hvd_cluster.estimators.stages.stage import Model, Stage
+from hvd_cluster.estimators.view import history
 
 
 class FittedModel(Stage, Model):
@@ -73,12 +74,12 @@ class FittedModel(Stage, Model):
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        from hvd_cluster.estimators.plot import draw
+        from hvd_cluster.estimators.view.plot import draw
 
         return draw(self._records(), ax)
 
     def _repr_html_(self) -> str:
-        from hvd_cluster.estimators.card import html
+        from hvd_cluster.estimators.view.card import html
 
         return html(type(self).__name__, self._value("run_id"), self._records())
 
@@ -116,7 +117,7 @@ class FittedModel(Stage, Model):
         if kind is Frame.SPARK:
             return self._transform_spark(dataset, scorer)
         if kind is Frame.RAY:
-            from hvd_cluster.estimators import ray_data
+            from hvd_cluster.estimators.ray import data as ray_data
 
             predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
             return ray_data.transform(dataset, scorer, self._pickled_model(), predict_fn)
@@ -192,7 +193,7 @@ class FittedModel(Stage, Model):
         from pyspark.sql.types import StructField, StructType
 
         from hvd_cluster.data.spark_batches import map_batches
-        from hvd_cluster.estimators.spark_rows import spark_type
+        from hvd_cluster.estimators.spark.rows import spark_type
         from hvd_cluster.spark.session import active
 
         blob = self._pickled_model()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hvd_cluster.estimators import values
-from hvd_cluster.estimators.stage import Param, Params
+from hvd_cluster.estimators.stages.stage import Param, Params
 from hvd_cluster.estimators.values import Rule, anything, whole
 
 C = TypeVar("C", bound=type)

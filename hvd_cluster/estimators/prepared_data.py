@@ -13,10 +13,10 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.data import validation as validation_rule
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.frames import column_names
 

@@ -10,9 +10,9 @@ import torch
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.early_stopping import EarlyStopping
-from hvd_cluster.estimators.objective import Objective
-from hvd_cluster.estimators.optimizer_state import OptimizerState
+from hvd_cluster.estimators.run.early_stopping import EarlyStopping
+from hvd_cluster.estimators.torch.objective import Objective
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class FitSpec:
     reader_pool_type: str = "thread"
     inmemory_cache_all: bool = False
     transformation_fn: Any = None
-    #: A class of the user's own that reads the data; see :mod:`hvd_cluster.estimators.data_module`.
+    #: A class of the user's own that reads the data; see :mod:`hvd_cluster.estimators.run.data_module`.
     data_module: Any = None
     #: Further keyword arguments of ``data_module``.
     data_module_args: Mapping[str, Any] = field(default_factory=dict)

@@ -127,7 +127,7 @@ def positive(value: Any) -> float:
 
 def output_kinds(value: Any) -> list[str]:
     """A list of kinds of output columns; one stands for a list of one."""
-    from hvd_cluster.estimators.output_columns import KINDS
+    from hvd_cluster.estimators.scoring.output_columns import KINDS
 
     kinds = [value] if isinstance(value, str) else items(value)
     if not kinds or not all(kind in KINDS for kind in kinds):
@@ -158,7 +158,7 @@ def class_weights(value: Any) -> Any:
 
 def stopping(value: Any) -> Any:
     """An EarlyStopping; a number stands for its patience."""
-    from hvd_cluster.estimators.early_stopping import EarlyStopping
+    from hvd_cluster.estimators.run.early_stopping import EarlyStopping
 
     return value if isinstance(value, EarlyStopping) else EarlyStopping(patience=whole(1)(value))
 

@@ -58,7 +58,7 @@ _LIGHTNING_ESTIMATOR = {
     "TorchEstimator": "hvd_cluster.estimators:LightningEstimator",
     **_from("hvd_cluster.estimators", "LightningEstimator", "TorchModel"),
 }
-_DATA_MODULES = _from("hvd_cluster.estimators.data_module", "PetastormDataModule", "NVTabularDataModule")
+_DATA_MODULES = _from("hvd_cluster.estimators.run.data_module", "PetastormDataModule", "NVTabularDataModule")
 _LOADERS = _from("hvd_cluster.data.loaders", "BaseDataLoader", "AsyncDataLoaderMixin")
 _RUN = {"run": "hvd_cluster:run"}
 
@@ -121,9 +121,10 @@ TABLE: Mapping[str, Row] = {
     "spark.task": Row(names=_from("hvd_cluster.spark.devices", "get_available_devices")),
     "spark.common.backend": Row(module="hvd_cluster.estimators.backend"),
     "spark.common.store": Row(
-        module="hvd_cluster.data.store", names=_from("hvd_cluster.data.store_families", "HDFSStore", "DBFSLocalStore")
+        module="hvd_cluster.data.store",
+        names=_from("hvd_cluster.data.files.store_families", "HDFSStore", "DBFSLocalStore"),
     ),
-    "spark.common.datamodule": Row(module="hvd_cluster.estimators.data_module"),
+    "spark.common.datamodule": Row(module="hvd_cluster.estimators.run.data_module"),
     "spark.common.params": Row(
         names={
             "EstimatorParams": "hvd_cluster.estimators.estimator:DistributedEstimator",
@@ -136,7 +137,7 @@ TABLE: Mapping[str, Row] = {
     "spark.keras.datamodule": Row(names=_DATA_MODULES),
     "spark.keras.estimator": Row(names=_KERAS_ESTIMATOR),
     "spark.lightning": Row(names=_LIGHTNING_ESTIMATOR),
-    "spark.lightning.datamodule": Row(module="hvd_cluster.estimators.lightning_datamodule"),
+    "spark.lightning.datamodule": Row(module="hvd_cluster.estimators.lightning.datamodule"),
     "spark.lightning.estimator": Row(names=_LIGHTNING_ESTIMATOR),
     "spark.torch": Row(names=_TORCH_ESTIMATOR),
     "spark.torch.datamodule": Row(names=_DATA_MODULES),

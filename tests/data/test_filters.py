@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvd_cluster.data.filters import RowFilter, Statistics, parse
-from hvd_cluster.data.parquet import ParquetFolder
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
 
 PYTHON: dict[str, Any] = {

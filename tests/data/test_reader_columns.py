@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from hvd_cluster.data import reader as reader_module
 from hvd_cluster.data.cache import MemoryCache
-from hvd_cluster.data.column_rules import padded
-from hvd_cluster.data.decoding import RawTensor
+from hvd_cluster.data.columns.column_rules import padded
+from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.reading.decoding import RawTensor
 from hvd_cluster.data.schema import Column, Kind
-from hvd_cluster.data.vectors import vector_type
 from hvd_cluster.errors import DataError
 
 

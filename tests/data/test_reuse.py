@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hvd_cluster.data import content_address, retention
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
-from hvd_cluster.data.progress import ProgressBar
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing import content_address, retention
+from hvd_cluster.data.writing.progress import ProgressBar
 
 ROWS = 300
 

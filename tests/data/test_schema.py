@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from hvd_cluster.data import schema_spark
+from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer
-from hvd_cluster.data.vectors import vector_type
 from hvd_cluster.errors import DataError
 
 NUMBERS = ["int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.data import filesystems, store_families
+from hvd_cluster.data.files import filesystems, store_families
+from hvd_cluster.data.files.store_families import DBFSLocalStore, HDFSStore
 from hvd_cluster.data.store import FilesystemStore, LocalStore, Store
-from hvd_cluster.data.store_families import DBFSLocalStore, HDFSStore
 from hvd_cluster.errors import DataError
 
 

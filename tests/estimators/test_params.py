@@ -103,7 +103,7 @@ def test_copy_and_explain_params_work_as_in_spark_ml():
 
 
 def test_a_subclass_may_have_params_of_its_own_in_the_way_of_synapse_ml():
-    from hvd_cluster.estimators.stage import Param, Params
+    from hvd_cluster.estimators.stages.stage import Param, Params
 
     class Vision(TorchEstimator):
         backbone = Param(Params._dummy(), "backbone", "name of the backbone")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import DataModule, EarlyStopping, TorchEstimator
-from hvd_cluster.estimators.data_module import PetastormDataModule
+from hvd_cluster.estimators.run.data_module import PetastormDataModule
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

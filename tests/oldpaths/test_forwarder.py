@@ -31,7 +31,7 @@ def printed(code: str, cwd: Path) -> str:
 
 
 def test_the_stores_with_a_spelling_of_their_own_stand_beside_the_others() -> None:
-    from hvd_cluster.data.store_families import DBFSLocalStore, HDFSStore
+    from hvd_cluster.data.files.store_families import DBFSLocalStore, HDFSStore
 
     stores = old("spark.common.store")
     assert (stores.HDFSStore, stores.DBFSLocalStore) == (HDFSStore, DBFSLocalStore)

@@ -16,7 +16,7 @@ from hvd_cluster.data.petastorm.pieces import Piece, PieceTable
 from hvd_cluster.data.petastorm.predicates import PredicateBase
 from hvd_cluster.data.petastorm.transform import TransformSpec
 from hvd_cluster.data.petastorm.unischema import Unischema
-from hvd_cluster.data.shards import permutation
+from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 
 

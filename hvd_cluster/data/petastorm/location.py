@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hvd_cluster.data.filesystems import OBJECT_STORES, scheme_of, write_whole
+from hvd_cluster.data.files.filesystems import OBJECT_STORES, scheme_of, write_whole
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError

@@ -10,7 +10,7 @@ from typing import overload
 
 from hvd_cluster.data.petastorm.errors import NoDataAvailableError
 from hvd_cluster.data.petastorm.pieces import Piece
-from hvd_cluster.data.shards import permutation
+from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 
 #: Keeps the draws of shards, of pieces and of rows apart.

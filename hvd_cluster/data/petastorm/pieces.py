@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from hvd_cluster.data import hive
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
-from hvd_cluster.data.hive import Partition
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.petastorm.location import Location
-from hvd_cluster.data.retry import retried
+from hvd_cluster.data.reading import hive
+from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.errors import DataError
 
 #: Footers are small, and far away on object stores.

@@ -11,7 +11,7 @@ from hvd_cluster.data.petastorm.columns import objects
 from hvd_cluster.data.petastorm.errors import NoDataAvailableError
 from hvd_cluster.data.petastorm.order import EpochOrder, Sizes
 from hvd_cluster.data.petastorm.unischema import Unischema
-from hvd_cluster.data.read_ahead import ReadAhead
+from hvd_cluster.data.reading.read_ahead import ReadAhead
 
 #: Bytes of read row groups that may wait, before decoding.
 PREFETCH_BYTES = 256 * 1024 * 1024

@@ -1,0 +1,1 @@
+"""What one column holds, in Arrow, in NumPy and in Spark ML."""

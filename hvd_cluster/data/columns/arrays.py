@@ -1,0 +1,198 @@
+"""One Arrow array -> one NumPy array: no Python loop over rows, no copy where the type allows it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_UNITS = ("s", "ms", "us", "ns")
+_RAGGED_REMEDY = "pad or cut them to one length"
+
+
+def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
+    """The values of a numeric, bool, time, list or vector column.
+
+    Args:
+        array: a ``pyarrow.Array`` (not chunked) of n rows, in any type that :func:`hvd_cluster.data.schema.column_of`
+            maps to this column's kind and dtype.
+        column: what the column holds; an UNKNOWN length is taken from the rows.
+
+    Returns:
+        Shape (n, *shape), dtype ``column.dtype``. It may share the array's memory: writing to it writes there.
+
+    Raises:
+        DataError: there are nulls, lists of unequal length, or numbers that do not fit; the text names the column.
+    """
+    if array.null_count:
+        raise DataError(nulls_text(column.name, array.null_count))
+    types = load_pyarrow("pyarrow.types")
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if column.kind is Kind.VECTOR and types.is_struct(array.type):
+        from hvd_cluster.data.columns.vectors import dense
+
+        return _converted(dense(array, column), column)
+    n = len(array)
+    expected = column.shape
+    if len(expected) > 1 and list_depth(array.type) == 1:
+        # Written by us: every shape is flat on disk, the schema knows the true one.
+        expected = (math.prod(expected),)
+    lengths: list[int] = []
+    while is_list(types, array.type):
+        wanted = expected[len(lengths)] if len(lengths) < len(expected) else UNKNOWN
+        array, length = _flatten(types, array, column.name, wanted)
+        if array.null_count:
+            raise DataError(inner_nulls_text(column.name, array.null_count))
+        lengths.append(length)
+    values = _primitive(types, array, column)
+    shape = tuple(lengths) if len(lengths) >= len(column.shape) else column.shape
+    return values.reshape((n, *shape))
+
+
+def nulls_text(name: str, count: int) -> str:
+    """What to say about nulls in a column."""
+    return (
+        f"column {name!r} holds {count} null{'s' if count != 1 else ''}: fill them (df.fillna) or drop those rows "
+        "(df.dropna)"
+    )
+
+
+def inner_nulls_text(name: str, count: int) -> str:
+    """What to say about nulls inside the lists of a column."""
+    return f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists: fill them"
+
+
+def ragged_text(name: str, one: int, other: int, where: str = "") -> str:
+    """What to say about lists of unequal length in a column."""
+    return f"column {name!r} holds lists of different lengths, {one} and {other}{where}: {_RAGGED_REMEDY}"
+
+
+def is_list(types: Any, arrow_type: Any) -> bool:
+    """Whether an Arrow type is a list of any of the three layouts that become tensors."""
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+
+
+def list_depth(arrow_type: Any) -> int:
+    """Levels of lists around the elements; 0 for scalars."""
+    types = load_pyarrow("pyarrow.types")
+    depth = 0
+    while is_list(types, arrow_type):
+        arrow_type, depth = arrow_type.value_type, depth + 1
+    return depth
+
+
+def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The length of each list, shape (n,); 0 for nulls."""
+    compute = load_pyarrow("pyarrow.compute")
+    lengths = compute.fill_null(compute.list_value_length(array), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _flatten(types: Any, array: pa.Array, name: str, expected: int) -> tuple[pa.Array, int]:
+    """The elements of equal lists one after the other, and the lists' length."""
+    if types.is_fixed_size_list(array.type):
+        length = int(array.type.list_size)
+        if expected not in {UNKNOWN, length}:
+            raise DataError(ragged_text(name, expected, length))
+        return array.flatten(), length
+    offsets = view(array.offsets)
+    lengths = np.diff(offsets)
+    if expected == UNKNOWN:
+        expected = int(lengths[0]) if len(lengths) else 0
+    wrong = np.flatnonzero(lengths != expected)
+    if len(wrong):
+        raise DataError(ragged_text(name, expected, int(lengths[wrong[0]]), f" (row {int(wrong[0])} of the batch)"))
+    start, stop = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    return array.values.slice(start, stop - start), expected
+
+
+def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
+    """Scalars without nulls, in the column's dtype."""
+    if types.is_boolean(array.type):
+        # Arrow packs eight into a byte.
+        return view(array.cast("uint8")).view(np.bool_).astype(column.dtype, copy=False)
+    if column.unit and types.is_temporal(array.type):
+        return _times(types, array, column)
+    if types.is_decimal(array.type):
+        array = array.cast("float64")
+    elif not (types.is_integer(array.type) or types.is_floating(array.type)):
+        raise DataError(f"column {column.name!r} was to hold {column.dtype}, but it holds {array.type}")
+    if types.is_unsigned_integer(array.type) and column.dtype in {"int32", "int64"}:
+        try:
+            array = array.cast(column.dtype)
+        except ValueError as error:
+            raise DataError(
+                f"column {column.name!r} holds unsigned integers that do not fit {column.dtype}: {error}; cast it to "
+                "double"
+            ) from error
+    return _converted(view(array), column)
+
+
+def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
+    """Values in the column's dtype; a finite one that becomes infinite is an error."""
+    if values.dtype == column.dtype:
+        return values
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(column.dtype)
+    except FloatingPointError as error:
+        raise DataError(
+            f"column {column.name!r} holds values beyond the range of {column.dtype}: leave them as they are"
+        ) from error
+
+
+def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
+    """Moments, dates and lengths of time as counts of the column's unit; finer digits are cut off."""
+    pyarrow = load_pyarrow()
+    if types.is_date(array.type):
+        array = array.cast(pyarrow.date32())
+    elif array.type.unit != column.unit:
+        finer = _UNITS.index(column.unit) > _UNITS.index(array.type.unit)
+        try:
+            array = array.cast(_in_unit(types, array.type, column.unit), safe=finer)
+        except ValueError as error:
+            raise DataError(f"column {column.name!r} holds times that do not fit {column.unit!r}: {error}") from error
+    counts = array.view(pyarrow.int32() if array.type.bit_width == 32 else pyarrow.int64())
+    return view(counts).astype(np.int64, copy=False)
+
+
+def _in_unit(types: Any, arrow_type: Any, unit: str) -> Any:
+    """The type of a time, counted in another unit."""
+    pyarrow = load_pyarrow()
+    if types.is_timestamp(arrow_type):
+        return pyarrow.timestamp(unit, arrow_type.tz)
+    if types.is_duration(arrow_type):
+        return pyarrow.duration(unit)
+    return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
+
+
+class _Memory:
+    """A window on an Arrow buffer in NumPy's array interface; keeps the buffer alive.
+
+    Not ``array.to_numpy()``: that is marked read-only, and torch warns of each such array. What is handed out is memory
+    that only we hold, or is copied (see :func:`hvd_cluster.data.reading.batches.to_tensors`).
+    """
+
+    def __init__(self, buffer: Any, address: int, length: int, typestr: str) -> None:
+        self.buffer = buffer
+        self.__array_interface__ = {"version": 3, "shape": (length,), "typestr": typestr, "data": (address, False)}
+
+
+def view(array: pa.Array) -> npt.NDArray[Any]:
+    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,)."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    buffer = array.buffers()[1]
+    if buffer is None or len(array) == 0:
+        return np.empty(0, dtype)
+    address = buffer.address + array.offset * dtype.itemsize
+    return np.asarray(_Memory(buffer, address, len(array), dtype.str))

@@ -1,0 +1,157 @@
+"""What the user says about columns that files alone do not tell: shapes, values for nulls, padding, decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.columns.arrays import inner_nulls_text, is_list, list_depth, list_lengths, view
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
+from hvd_cluster.errors import DataError
+
+#: Takes one value of a column (str, bytes, or whatever Python has for its type), returns a number, array or tensor;
+#: see :mod:`hvd_cluster.data.reading.decoding`.
+Decode = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnRules:
+    """Rules by column name; columns that none of them names are taken as they are."""
+
+    #: The shape of one row. Lists of as many elements in all are laid out in it.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    #: What stands in place of nulls, also of those inside lists; a null list becomes one of such values.
+    fill: Mapping[str, Any] = field(default_factory=dict)
+    #: What fills up lists that are shorter than the shape; longer ones are cut.
+    pad: Mapping[str, Any] = field(default_factory=dict)
+    #: Makes a number, array or tensor of each value, the same shape and dtype for all rows.
+    decode: Mapping[str, Decode] = field(default_factory=dict)
+
+    def applied(self, schema: Schema) -> Schema:
+        """The schema with the declared shapes.
+
+        Raises:
+            DataError: a rule names no column, or does not fit what its column holds; all such are named at once.
+        """
+        problems = [
+            f"{rule} names the column {name!r}, which is not read: the columns are {', '.join(map(repr, schema.names))}"
+            for rule in ("shapes", "fill", "pad", "decode")
+            for name in getattr(self, rule)
+            if name not in schema
+        ]
+        columns = []
+        for column in schema:
+            problems += self._problems(column)
+            shape = self.shapes.get(column.name)
+            columns.append(column if shape is None else dataclasses.replace(column, shape=tuple(shape)))
+        if problems:
+            raise DataError("\n".join(problems))
+        return Schema(tuple(columns))
+
+    def _problems(self, column: Column) -> list[str]:
+        name, shape = column.name, self.shapes.get(column.name)
+        texts = []
+        if shape is not None and (column.kind not in {Kind.LIST, Kind.VECTOR} or any(length < 1 for length in shape)):
+            texts.append(
+                f"shapes gives column {name!r}, which holds {column.kind.value}, the shape {tuple(shape)}: shapes are "
+                "for lists and vectors, and their lengths are at least 1; a decode function returns arrays in shape"
+            )
+        if name in self.pad and (column.kind is not Kind.LIST or len(column.shape) != 1 or len(shape or ()) != 1):
+            texts.append(
+                f"pad names column {name!r} of shape {column.shape}: it is for lists of numbers, whose length shapes "
+                f"declares, e.g. shapes={{{name!r}: (128,)}}"
+            )
+        if name in self.fill and column.kind is Kind.LIST and shape is None and UNKNOWN in column.shape:
+            texts.append(f"fill names column {name!r}, whose null lists have no length: declare it with shapes")
+        return texts
+
+    def prepared(self, array: Any, column: Column) -> Any:
+        """An Arrow array of a column with its nulls filled and its lists padded.
+
+        Args:
+            array: ``pyarrow.Array``, not chunked.
+            column: the column as :meth:`applied` gives it.
+
+        Raises:
+            DataError: the value for nulls does not fit, or there are nulls in lists and no value for them.
+        """
+        types = load_pyarrow("pyarrow.types")
+        if column.name in self.fill and array.null_count and not is_list(types, array.type):
+            array = _filled(array, column.name, self.fill[column.name])
+        if is_list(types, array.type) and (column.name in self.pad or column.name in self.fill):
+            array = self._even_lists(array, column)
+        return array
+
+    def _even_lists(self, array: Any, column: Column) -> Any:
+        """Lists without nulls; of one length, where they are to be padded."""
+        pyarrow = load_pyarrow()
+        name, fill = column.name, self.fill.get(column.name)
+        values = array.flatten()  # without what stands behind null lists
+        if values.null_count and fill is None:
+            raise DataError(inner_nulls_text(name, values.null_count))
+        if list_depth(array.type) > 1:
+            if array.null_count or values.null_count:
+                raise DataError(f"column {name!r} holds nulls in nested lists, which fill cannot replace: drop them")
+            return array
+        if values.null_count:
+            values = _filled(values, name, fill)
+        if array.null_count and fill is None:
+            return array  # the reader says that there are nulls
+        lengths, length = list_lengths(array), math.prod(column.shape)
+        missing = np.asarray(array.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
+        if name not in self.pad and not missing.any():
+            return _relisted(array, values)
+        if name not in self.pad and not (lengths[~missing] == length).all():
+            return _relisted(array.drop_null(), values)  # the reader says that they are ragged
+        numbers = view(values.cast("uint8")) if values.type == pyarrow.bool_() else view(values)
+        rows = padded(numbers, lengths, length, self.pad.get(name, fill))
+        if missing.any():
+            rows[missing] = fill
+        flat = pyarrow.array(rows.reshape(-1)).cast(values.type)
+        return pyarrow.FixedSizeListArray.from_arrays(flat, length)
+
+
+def padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], length: int, value: Any) -> npt.NDArray[Any]:
+    """Lists of any lengths as a matrix, without a Python loop over rows.
+
+    Args:
+        values: the elements of all lists, one list after the other; shape (sum(lengths),).
+        lengths: shape (n,).
+        length: columns of the matrix: longer lists are cut.
+        value: what stands behind the end of shorter ones.
+
+    Returns:
+        Shape (n, length), of the dtype of ``values``.
+    """
+    rows = np.full((len(lengths), length), value, dtype=values.dtype)
+    inside = np.arange(length) < lengths[:, None]
+    if len(lengths) and lengths.max() > length:
+        starts = np.cumsum(lengths) - lengths
+        values = values[np.arange(len(values)) - np.repeat(starts, lengths) < length]
+    rows[inside] = values
+    return rows
+
+
+def _filled(array: Any, name: str, value: Any) -> Any:
+    pyarrow = load_pyarrow()
+    try:
+        if pyarrow.types.is_null(array.type):  # what a folder named null
+            return pyarrow.repeat(pyarrow.scalar(value), len(array))
+        return array.fill_null(pyarrow.scalar(value).cast(array.type))
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"fill gives column {name!r} of {array.type} the value {value!r}: {error}") from error
+
+
+def _relisted(array: Any, values: Any) -> Any:
+    """The lists with other elements, as many as before."""
+    pyarrow = load_pyarrow()
+    lengths = list_lengths(array)
+    offsets = pyarrow.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    return pyarrow.LargeListArray.from_arrays(offsets, values)

@@ -1,0 +1,1 @@
+"""Where bytes lie, and how they move."""

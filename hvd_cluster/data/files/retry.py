@@ -1,0 +1,63 @@
+"""Calls to a filesystem, made again where what went wrong may pass."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hvd_cluster.data.files.filesystems import is_local
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Calls in all, and the longest wait before the second one; each further wait is up to twice as long as the last.
+NUM_ATTEMPTS = 5
+FIRST_WAIT_S = 0.1
+
+#: What a disk or a mounted network filesystem says of a moment's trouble.
+_PASSING_ERRNOS = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY})
+#: What no second attempt changes.
+_LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_LASTING_ERRNOS = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTEMPTY})
+
+
+def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int = NUM_ATTEMPTS) -> T:
+    """The result of a call that only reads, or that may be made twice.
+
+    An OSError of a remote filesystem (throttling, a connection that was cut, a server that is being replaced) is taken
+    for one that passes, unless its type or number says otherwise; of a local one only if its number says that it
+    passes. Waits are drawn at random up to a bound that doubles, so that ranks which failed together do not come back
+    together ("full jitter", M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+
+    Args:
+        call: what to do.
+        filesystem: the ``pyarrow.fs.FileSystem`` that it asks.
+        what: names the call in the log, e.g. "reading s3://b/x".
+        num_attempts: calls at most, >= 1.
+
+    Raises:
+        OSError: what the last call raised.
+    """
+    local = is_local(filesystem)
+    for attempt in range(1, num_attempts):
+        try:
+            return call()
+        except OSError as error:
+            if not may_pass(error, local=local):
+                raise
+            wait_s = random.uniform(0, FIRST_WAIT_S * 2 ** (attempt - 1))
+            logger.info("%s failed (%s); attempt %d of %d follows", what, error, attempt + 1, num_attempts)
+            time.sleep(wait_s)
+    return call()
+
+
+def may_pass(error: OSError, *, local: bool) -> bool:
+    """Whether an error of a filesystem may be gone at the next attempt."""
+    if isinstance(error, _LASTING) or error.errno in _LASTING_ERRNOS:
+        return False
+    return not local or error.errno in _PASSING_ERRNOS

@@ -1,0 +1,1 @@
+"""Rows on their way out of a data set: which, in what order, read ahead, as tensors."""

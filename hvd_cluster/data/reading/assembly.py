@@ -1,0 +1,115 @@
+"""A block of rows that several threads put together, each from its own row groups."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvd_cluster.data.reading.row_groups import place_of
+from hvd_cluster.data.reading.shards import Block, RowRange
+from hvd_cluster.data.reading.weave import Batch
+from hvd_cluster.errors import DataError
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive ranges of a block's window that one thread reads at one go."""
+
+    #: What to read.
+    ranges: tuple[RowRange, ...]
+    #: Index in the window of the first row.
+    begin: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the window that it holds, whether the rank takes them or not."""
+        return sum(piece.rows for piece in self.ranges)
+
+    def place(self, row: int) -> str:
+        """Where a row of the chunk comes from, for messages."""
+        for piece in self.ranges:
+            if row < piece.rows:
+                break
+            row -= piece.rows
+        return f"row {row + piece.row_group.start + piece.start} of {place_of(piece)}"
+
+
+def chunks_of(block: Block, max_rows: int) -> list[Chunk]:
+    """Cut a block's window into chunks of at most so many rows; a longer range is a chunk of its own."""
+    runs: list[list[RowRange]] = []
+    room = 0
+    for piece in block.ranges:
+        if not runs or piece.rows > room:
+            runs.append([])
+            room = max_rows
+        runs[-1].append(piece)
+        room -= piece.rows
+    chunks, begin = [], 0
+    for run in runs:
+        chunks.append(Chunk(tuple(run), begin))
+        begin += chunks[-1].rows
+    return chunks
+
+
+class Assembly:
+    """The tensors of a block, filled chunk by chunk. Several threads may use it at once.
+
+    Args:
+        block: which rows, and in which order.
+        num_chunks: parts that its window is read in.
+    """
+
+    def __init__(self, block: Block, num_chunks: int) -> None:
+        self.block = block
+        self.num_chunks = num_chunks
+        #: Name -> tensor of shape (block.rows, ...), complete when all chunks have been put.
+        self.tensors: Batch = {}
+        self._lock = threading.Lock()
+
+    def taken(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The rows of a chunk that the rank takes: their indices in the chunk, ascending, and in the block."""
+        with self._lock:
+            places = self._places[chunk.begin : chunk.begin + chunk.rows]
+        rows = np.flatnonzero(places >= 0)
+        return rows, places[rows]
+
+    def put(self, chunk: Chunk, positions: npt.NDArray[np.int64], name: str, values: torch.Tensor) -> None:
+        """Put the values of a column where they belong.
+
+        Args:
+            chunk: where they come from, for messages.
+            positions: the place of each in the block, shape (n,).
+            name: the column.
+            values: shape (n, ...).
+
+        Raises:
+            DataError: other chunks have rows of another shape.
+        """
+        with self._lock:
+            if name not in self.tensors:
+                self.tensors[name] = values.new_empty((self.block.rows, *values.shape[1:]))
+        target = self.tensors[name]
+        if values.shape[1:] != target.shape[1:]:
+            raise DataError(
+                f"column {name!r} has rows of shape {tuple(values.shape[1:])} in {place_of(chunk.ranges[0])}, but "
+                f"{tuple(target.shape[1:])} elsewhere"
+            )
+        # NumPy moves whole rows and lets other threads run; torch's index_copy_ goes element by element.
+        target.numpy()[positions] = values.numpy()
+
+    def complete(self, names: Sequence[str]) -> Batch:
+        """The finished tensors, in the order of the names."""
+        return {name: self.tensors[name] for name in names}
+
+    @functools.cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """For each row of the window its index in the block; -1 where the rank does not take it."""
+        places = np.full(self.block.window_rows, -1, dtype=np.int64)
+        places[self.block.order()] = np.arange(self.block.rows)
+        return places

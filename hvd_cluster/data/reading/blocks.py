@@ -1,0 +1,141 @@
+"""Blocks of a plan -> tensors: reads chunks of a window; picks, orders and transforms the rows that the rank takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvd_cluster.data.columns.column_rules import ColumnRules
+from hvd_cluster.data.dataset import Split
+from hvd_cluster.data.reading import decoding, row_transform
+from hvd_cluster.data.reading.assembly import Assembly, Chunk
+from hvd_cluster.data.reading.row_group_reader import Columns, RowGroupReader
+from hvd_cluster.data.reading.row_groups import place_of
+from hvd_cluster.data.reading.row_transform import RowTransform
+from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.data.schema import Column, Schema
+
+
+class BlockReader:
+    """Reads blocks. Several threads may use it at once, once :attr:`schema` is known.
+
+    Args:
+        split: what the blocks are pieces of.
+        reader: reads the columns of ``schema``.
+        schema: the columns as the files hold them.
+        rules: which of them are decoded.
+        transform: the user's function from row to row.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        reader: RowGroupReader,
+        schema: Schema,
+        rules: ColumnRules,
+        transform: RowTransform | None = None,
+    ) -> None:
+        self._split = split
+        self._reader = reader
+        self._input = schema
+        self._decode = rules.decode
+        self._transform = transform
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """The columns of the blocks; what functions make is learned from the split's first row.
+
+        Raises:
+            DataError: the first row cannot be read, decoded or transformed.
+        """
+        if self._transform is None and not self._decode:
+            return self._input
+        first = RowRange(self._split.row_groups[0], 0, 1)
+        place = place_of(first)
+        if self._transform is not None:
+            table = self._reader.table(first)
+            _, output = row_transform.apply(self._transform, table, self._input, None, place, decode=self._decode)
+            return output
+        values = self._reader.columns([first])
+        return Schema(tuple(self._output_column(column, values, f"row 0 of {place}") for column in self._input))
+
+    def read(self, assembly: Assembly, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+        """Read a chunk of a block, and put the rows that the rank takes into the assembly.
+
+        Args:
+            assembly: the block; its tensors are nobody else's memory.
+            chunk: which part of its window.
+            stopped: asked now and then; when true, the rest may be left out.
+
+        Raises:
+            DataError: they cannot be read, decoded or transformed; the text names file and row group.
+        """
+        if self._transform is not None:
+            self._put_transformed(assembly, chunk, self._transform, stopped)
+            return
+        columns = self._reader.columns(chunk.ranges)
+        if assembly.num_chunks == 1 and not self._decode:
+            self._put_whole(assembly, chunk, columns)
+            return
+        rows, positions = assembly.taken(chunk)
+        for name in self._input.names:
+            values = columns.pop(name)  # so that its memory goes once it has been put
+            if name in self._decode:
+                place = functools.partial(_place, chunk, rows)
+                picked = values if len(rows) == chunk.rows else values.take(rows)
+                values = decoding.decoded(self.schema[name], self._decode[name], picked, place, stopped)
+            elif len(rows) < chunk.rows:
+                values = values.index_select(0, torch.from_numpy(rows))
+            assembly.put(chunk, positions, name, values)
+
+    def _put_whole(self, assembly: Assembly, chunk: Chunk, columns: Columns) -> None:
+        """The block is this one chunk: gather its rows in order, or take them as they are."""
+        block = assembly.block
+        if block.seeds is None and block.stride == 1:
+            shared = self._reader.shares_memory(chunk.ranges)
+            rows = slice(block.offset, block.offset + block.rows)
+            for name, values in columns.items():
+                assembly.tensors[name] = values[rows].clone() if shared else values[rows]
+            return
+        order = torch.from_numpy(block.order())
+        for name in self._input.names:
+            assembly.tensors[name] = columns.pop(name).index_select(0, order)
+
+    def _put_transformed(
+        self, assembly: Assembly, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
+    ) -> None:
+        """The same through the user's function, which sees the rows that this rank takes and no others."""
+        rows, positions = assembly.taken(chunk)
+        begin = 0
+        for piece in chunk.ranges:
+            if stopped():
+                return
+            inside = (rows >= begin) & (rows < begin + piece.rows)
+            if inside.any():
+                kept = rows[inside] - begin
+                table = self._reader.table(piece).take(kept)
+                numbers = (kept + piece.row_group.start + piece.start).tolist()
+                place = place_of(piece)
+                part, _ = row_transform.apply(
+                    transform, table, self._input, self.schema, place, numbers, stopped, self._decode
+                )
+                if stopped():
+                    return
+                for name, values in part.items():
+                    assembly.put(chunk, positions[inside], name, values)
+            begin += piece.rows
+
+    def _output_column(self, column: Column, values: Columns, where: str) -> Column:
+        function = self._decode.get(column.name)
+        if function is None:
+            return column
+        return decoding.first_column(column.name, function, values[column.name], where)
+
+
+def _place(chunk: Chunk, rows: npt.NDArray[np.int64], index: int) -> str:
+    """Where the value number ``index`` of the rows taken of a chunk comes from, for messages."""
+    return chunk.place(int(rows[index]))

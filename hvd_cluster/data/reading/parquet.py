@@ -1,0 +1,268 @@
+"""Parquet that is already there: its files, row groups and columns, and what its footers tell of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from hvd_cluster.data.dataset import RowGroup
+from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.filters import RowFilter, Statistics
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading import hive
+from hvd_cluster.data.reading.row_groups import RowGroupTables
+from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missing_columns_text
+from hvd_cluster.data.writing.census import Census
+from hvd_cluster.errors import DataError
+
+#: A file of this name in a folder says that its data is still being written, or that the writer died.
+INCOMPLETE = "_INCOMPLETE"
+#: A file of this name says that the data is complete.
+SUCCESS = "_SUCCESS"
+_SUFFIXES = (".parquet", ".parq", ".pq")
+#: Footers, and columns that a filter looks at, are read by this many threads: they are small, and far away on object
+#: stores.
+_NUM_THREADS = 8
+#: Rows that are looked at for the lengths of lists.
+_SAMPLE_ROWS = 64
+
+
+class ParquetFolder:
+    """The Parquet files at a path, opened for their footers only.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the path.
+        paths: files or folders inside it; in a folder, names that begin with "_" or "." are passed over, and folders
+            named ``key=value`` give their files a column more.
+        columns: the columns that are asked for; None for all.
+        decoded: columns that may hold anything, because a function makes tensors of them.
+
+    Raises:
+        DataError: there is no Parquet, it is half-written or damaged, or columns are missing or of an impossible type.
+    """
+
+    def __init__(
+        self, filesystem: Any, paths: Sequence[str], columns: Sequence[str] | None = None, decoded: Collection[str] = ()
+    ) -> None:
+        self._filesystem = filesystem
+        files = [file for path in paths for file in _files(filesystem, path)]
+        self.paths = [path for path, _ in files]
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            footers = list(pool.map(self._footer, self.paths))
+        self._footers = dict(zip(self.paths, footers, strict=True))
+        partitions = hive.partitions([below for _, below in files])
+        stored = footers[0].schema.to_arrow_schema()
+        folder_fields = [field for field in hive.arrow_fields(partitions) if field.name not in stored.names]
+        folder_names = {field.name for field in folder_fields}
+        self._partitions = {
+            path: tuple(pair for pair in partition if pair[0] in folder_names)
+            for path, partition in zip(self.paths, partitions, strict=True)
+        }
+        self.arrow_schema = _with(stored, folder_fields)
+        #: Lengths of lists and vectors that the types leave open are UNKNOWN.
+        self.schema = infer(self.arrow_schema, columns, decoded)
+        kinds = [(column.name, column.kind, column.dtype) for column in self.schema]
+        for file, footer in self._footers.items():
+            other = infer(_with(footer.schema.to_arrow_schema(), folder_fields), self.schema.names, decoded)
+            if [(column.name, column.kind, column.dtype) for column in other] != kinds:
+                raise DataError(f"the columns of {file} have other types than those of {self.paths[0]}")
+        self.row_groups = tuple(self._row_groups())
+
+    @property
+    def rows(self) -> int:
+        """Rows over all files."""
+        return sum(group.rows for group in self.row_groups)
+
+    def census(self) -> Census:
+        """Nulls and list lengths, from the footers where they are proof, else from the column itself.
+
+        Vectors are looked at in the first row group only; the reader checks the others.
+        """
+        census = Census()
+        for number, group in enumerate(self.row_groups):
+            footer = self._footers[group.path].row_group(group.index)
+            leaves, constants = self._leaves(group.path, self.schema.names), dict(group.partition)
+            doubtful = [
+                column
+                for column in self.schema
+                if (number == 0 and column.shape)
+                or constants.get(column.name, "") is None
+                or (
+                    column.name not in constants
+                    and not _is_clean(footer, leaves[column.name], column, census.shape(column.name))
+                )
+            ]
+            if doubtful:
+                selected = Schema(tuple(doubtful))
+                census.add(self.read(group, selected.names), selected)
+        return census
+
+    def with_lengths(self, schema: Schema) -> Schema:
+        """The schema with the lengths of the first rows' lists and vectors in place of UNKNOWN ones."""
+        doubtful = Schema(tuple(column for column in schema if UNKNOWN in column.shape))
+        if not doubtful.columns or not self.row_groups:
+            return schema
+        first = self.row_groups[0]
+        sample = RowRange(first, 0, min(_SAMPLE_ROWS, first.rows))
+        census = Census()
+        census.add(RowGroupTables(self._filesystem, doubtful.names).read([sample]), doubtful)
+        lengths = census.complete(doubtful)
+        return Schema(tuple(lengths[column.name] if column.name in doubtful else column for column in schema))
+
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Any:
+        """Columns of a row group as an Arrow table."""
+        return RowGroupTables(self._filesystem, columns).read([RowRange(group, 0, group.rows)])
+
+    def filtered(self, row_filter: RowFilter) -> tuple[RowGroup, ...]:
+        """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
+
+        Statistics decide where they can; else the filter's columns are read, and no others.
+
+        Raises:
+            DataError: a column that the filter names is missing, or cannot be compared.
+        """
+        missing = [name for name in row_filter.names if name not in self.arrow_schema.names]
+        if missing:
+            raise DataError(missing_columns_text(missing, self.arrow_schema.names))
+
+        def matching(group: RowGroup) -> int:
+            verdict = row_filter.verdict(self._statistics(group, row_filter.names))
+            if verdict is None:
+                table = self.read(group, row_filter.names)
+                return int(load_pyarrow("pyarrow.compute").sum(row_filter.mask(table)).as_py() or 0)
+            return group.rows if verdict else 0
+
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            counts = list(pool.map(matching, self.row_groups))
+        return tuple(
+            dataclasses.replace(group, rows=count, size_bytes=group.size_bytes * count // group.rows)
+            for group, count in zip(self.row_groups, counts, strict=True)
+            if count
+        )
+
+    def _footer(self, path: str) -> Any:
+        parquet = load_pyarrow("pyarrow.parquet")
+
+        def read() -> Any:
+            with self._filesystem.open_input_file(path) as stream:
+                return parquet.read_metadata(stream)
+
+        try:
+            return retried(read, self._filesystem, f"reading the footer of {path}")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is not a whole Parquet file: {error}") from error
+
+    def _leaves(self, path: str, names: Sequence[str]) -> dict[str, list[int]]:
+        """For each named column the indices of the Parquet columns (leaves) that it is made of."""
+        footer = self._footers[path]
+        leaves: dict[str, list[int]] = {name: [] for name in names}
+        for index in range(footer.num_columns):
+            leaf = footer.schema.column(index).path
+            # A column's name may hold dots itself.
+            while leaf and leaf not in leaves:
+                leaf = leaf.rpartition(".")[0]
+            if leaf:
+                leaves[leaf].append(index)
+        return leaves
+
+    def _statistics(self, group: RowGroup, names: Sequence[str]) -> Callable[[str], Statistics]:
+        footer, leaves = self._footers[group.path].row_group(group.index), self._leaves(group.path, names)
+        constants = dict(group.partition)
+
+        def of(name: str) -> Statistics:
+            if name in constants:
+                value = constants[name]
+                return Statistics(rows=group.rows, nulls=group.rows if value is None else 0, low=value, high=value)
+            found = footer.column(leaves[name][0]).statistics if len(leaves[name]) == 1 else None
+            if found is None or footer.column(leaves[name][0]).path_in_schema != name:
+                return Statistics(rows=group.rows)
+            low, high = (found.min, found.max) if found.has_min_max else (None, None)
+            nulls = found.null_count if found.has_null_count else None
+            return Statistics(rows=group.rows, nulls=nulls, low=low, high=high)
+
+        return of
+
+    def _row_groups(self) -> Iterator[RowGroup]:
+        for path, footer in self._footers.items():
+            leaves = [leaf for indices in self._leaves(path, self.schema.names).values() for leaf in indices]
+            for index in range(footer.num_row_groups):
+                group = footer.row_group(index)
+                if group.num_rows:
+                    size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+                    yield RowGroup(path, index, group.num_rows, 0, size, self._partitions[path])
+
+
+def _with(schema: Any, fields: Sequence[Any]) -> Any:
+    for field in fields:
+        schema = schema.append(field)
+    return schema
+
+
+def _files(filesystem: Any, path: str) -> list[tuple[str, str]]:
+    """The Parquet files at a path, sorted by name: inside the filesystem, and relative to the path."""
+    fs = load_pyarrow("pyarrow.fs")
+    if retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}").type == fs.FileType.File:
+        return [(path, "")]
+    selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
+    found = retried(lambda: filesystem.get_file_info(selector), filesystem, f"listing {path}")
+    listed = sorted((info.path, info.type == fs.FileType.File) for info in found)
+    if not listed:
+        raise DataError(f"there is no Parquet at {path!r}: no such file, or an empty folder")
+    below = [file[len(path) :].strip("/") for file, _ in listed]
+    if any(name.split("/")[0] in {"_temporary", INCOMPLETE} for name in below):
+        raise DataError(f"the data in {path!r} is still being written, or its writer died: write it again")
+    files = [
+        (file, name)
+        for (file, is_file), name in zip(listed, below, strict=True)
+        if is_file and name.endswith(_SUFFIXES) and not any(part[0] in "_." for part in name.split("/"))
+    ]
+    if not files:
+        raise DataError(f"there is no Parquet in {path!r}: no file there ends in .parquet")
+    return files
+
+
+def _is_clean(row_group: Any, indices: Sequence[int], column: Column, shape: tuple[int, ...]) -> bool:
+    """Whether the footer proves that a column has no nulls and, on average, lists of this shape."""
+    leaves = [row_group.column(index) for index in indices]
+    if column.kind is Kind.VECTOR and len(leaves) > 1:
+        # In a row that is not null the type is set; the other fields are null by turns.
+        leaves = [leaf for leaf in leaves if leaf.path_in_schema == f"{column.name}.type"]
+        shape = ()
+    for leaf in leaves:
+        statistics = leaf.statistics
+        if statistics is None or not statistics.has_null_count or statistics.null_count:
+            return False
+        if leaf.num_values != row_group.num_rows * math.prod(shape):
+            return False
+    return bool(leaves)
+
+
+def held_out(row_groups: Sequence[RowGroup], ratio: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:
+    """Split row groups into (train, validation) without rewriting them.
+
+    Each row group gives one contiguous piece, at a place drawn by (seed, its number), so that every part of the data is
+    represented. The share is exact to one row over all row groups.
+    """
+    train: list[RowGroup] = []
+    validation: list[RowGroup] = []
+    seen = taken = 0
+    for number, group in enumerate(row_groups):
+        seen += group.rows
+        count = min(group.rows, math.floor(seen * ratio + 0.5) - taken)
+        taken += count
+        start = int(np.random.RandomState([seed & 0xFFFFFFFF, number]).randint(0, group.rows - count + 1))
+        for begin, stop, part in (
+            (0, start, train),
+            (start, start + count, validation),
+            (start + count, group.rows, train),
+        ):
+            if stop > begin:
+                size = group.size_bytes * (stop - begin) // group.rows
+                part.append(dataclasses.replace(group, rows=stop - begin, start=group.start + begin, size_bytes=size))
+    return train, validation

@@ -1,0 +1,145 @@
+"""Row groups of files -> Arrow tables: Parquet anywhere, Arrow files on the local disk.
+
+What cannot be read is named by file and row group.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data.dataset import RowGroup
+from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.filters import RowFilter
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.shards import RowRange
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hvd_cluster.data.cache import RowGroupCache
+
+#: Files of this name are Arrow's own format, mapped into memory; all others are Parquet.
+ARROW_SUFFIX = ".arrow"
+
+
+class RowGroupTables:
+    """Reads columns of row groups. Several threads may use it at once; it remembers the files' footers.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the paths.
+        names: the columns to read, in the order of the tables' columns.
+        row_filter: which rows there are; row groups count these only.
+        cache: keeps what was read.
+    """
+
+    def __init__(
+        self,
+        filesystem: Any,
+        names: Sequence[str],
+        row_filter: RowFilter | None = None,
+        cache: RowGroupCache | None = None,
+    ) -> None:
+        self._filesystem = filesystem
+        self._names = list(names)
+        self._filter = row_filter
+        self._cache = cache
+        self._footers: dict[str, Any] = {}
+
+    def read(self, pieces: Sequence[RowRange]) -> pa.Table:
+        """The rows of ranges of one file, one after the other.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        # Two pieces of one row group may follow each other: it is read once.
+        groups = [next(run).row_group for _, run in itertools.groupby(pieces, key=lambda piece: piece.row_group.index)]
+        if self._filter is None and self._cache is None:
+            table, rows = self._plain(groups)
+        else:
+            tables = [self._cached(group) for group in groups]
+            table, rows = load_pyarrow().concat_tables(tables), [len(one) for one in tables]
+        if table.num_rows == sum(piece.rows for piece in pieces):
+            return table
+        begins = dict(zip((group.index for group in groups), itertools.accumulate(rows, initial=0), strict=False))
+        slices = [
+            table.slice(begins[piece.row_group.index] + piece.row_group.start + piece.start, piece.rows)
+            for piece in pieces
+        ]
+        if sum(map(len, slices)) != sum(piece.rows for piece in pieces):
+            raise DataError(f"{place_of(pieces[0])} has changed since the reader was made: make a new one")
+        return load_pyarrow().concat_tables(slices)
+
+    def shares_memory(self, path: str) -> bool:
+        """Whether tables of this file are memory that others read too, so that nobody may write to it."""
+        return self._cache is not None or path.endswith(ARROW_SUFFIX)
+
+    def _cached(self, group: RowGroup) -> pa.Table:
+        """All rows of a row group that the filter lets through."""
+        if self._cache is None:
+            return self._filtered(group)
+        key = (group.path, group.index, tuple(self._names), self._filter)
+        return self._cache.get(self._filesystem, key, lambda: self._filtered(group))
+
+    def _filtered(self, group: RowGroup) -> pa.Table:
+        if self._filter is None:
+            return self._plain([group])[0]
+        wanted = list(dict.fromkeys([*self._names, *self._filter.names]))
+        table, _ = self._plain([group], wanted)
+        return table.filter(self._filter.mask(table)).select(self._names)
+
+    def _plain(self, groups: Sequence[RowGroup], names: Sequence[str] | None = None) -> tuple[pa.Table, list[int]]:
+        """Whole row groups of one file, one after the other, and the number of rows of each."""
+        names = self._names if names is None else names
+        path, constants = groups[0].path, dict(groups[0].partition)
+        stored = [name for name in names if name not in constants]
+        indices = [group.index for group in groups]
+        read = self._arrow if path.endswith(ARROW_SUFFIX) else self._parquet
+        try:
+            table, rows = retried(lambda: read(path, indices, stored), self._filesystem, f"reading {path}")
+        except FileNotFoundError as error:
+            raise DataError(f"cannot read {_place(groups[0])}: there is no such file any more: {error}") from error
+        except (OSError, ValueError, IndexError, NotImplementedError) as error:
+            raise DataError(
+                f"cannot read {_place(groups[0])}: {error}; the file may be damaged, half-written or removed: write "
+                "the data again"
+            ) from error
+        missing = [name for name in stored if name not in table.column_names]
+        if missing:
+            raise DataError(f"{path} lacks the columns {missing}")
+        for name in names:
+            if name in constants:
+                table = table.append_column(name, _constant(constants[name], table.num_rows))
+        return (table if table.column_names == list(names) else table.select(names)), rows
+
+    def _parquet(self, path: str, indices: Sequence[int], names: Sequence[str]) -> tuple[pa.Table, list[int]]:
+        parquet = load_pyarrow("pyarrow.parquet")
+        # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
+        with self._filesystem.open_input_file(path) as stream:
+            file = parquet.ParquetFile(stream, metadata=self._footers.get(path), pre_buffer=True)
+            footer = self._footers[path] = file.metadata
+            table = file.read_row_groups(indices, columns=list(names), use_threads=False)
+            return table, [footer.row_group(index).num_rows for index in indices]
+
+    def _arrow(self, path: str, indices: Sequence[int], names: Sequence[str]) -> tuple[pa.Table, list[int]]:
+        pyarrow, ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
+        with ipc.open_file(pyarrow.memory_map(path)) as file:
+            batches = [file.get_batch(index) for index in indices]
+        return pyarrow.Table.from_batches(batches).select(list(names)), [batch.num_rows for batch in batches]
+
+
+def place_of(piece: RowRange) -> str:
+    """Where rows come from, for messages."""
+    return _place(piece.row_group)
+
+
+def _place(group: RowGroup) -> str:
+    return f"row group {group.index} of {group.path}"
+
+
+def _constant(value: int | str | None, rows: int) -> Any:
+    """A column that has one value; of Arrow's null type where that is null."""
+    pyarrow = load_pyarrow()
+    return pyarrow.repeat(pyarrow.scalar(value), rows)

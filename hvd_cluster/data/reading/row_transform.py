@@ -1,0 +1,180 @@
+"""A user's function from row to row (``transformation_fn``): rows out of Arrow, tensors out of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvd_cluster.data.columns.arrays import is_list, list_lengths, nulls_text, to_numpy
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.schema import WIDENED, Column, Kind, Schema
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Takes one row as a dictionary (column name -> NumPy scalar, array, str or bytes) and returns the new row.
+RowTransform = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+def rows(batch: pa.RecordBatch | pa.Table, schema: Schema) -> Iterator[dict[str, Any]]:
+    """The rows of an Arrow batch as dictionaries.
+
+    Values: NumPy scalars, ``np.ndarray`` of the row's shape for lists and vectors (float64), ``str``, ``bytes``. Lists
+    may differ in length from row to row where the schema leaves it UNKNOWN.
+
+    Raises:
+        DataError: a column holds nulls.
+    """
+    columns = [_values(batch.column(column.name), column) for column in schema]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(schema.names, values, strict=True))
+
+
+def apply(
+    transform: RowTransform,
+    batch: pa.RecordBatch | pa.Table,
+    schema: Schema,
+    output: Schema | None,
+    place: str,
+    numbers: Sequence[int] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    decode: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> tuple[dict[str, torch.Tensor], Schema]:
+    """Run a transform over a batch and stack what it returns.
+
+    Args:
+        transform: the user's function.
+        batch: n >= 1 rows.
+        schema: of the batch.
+        output: the columns that it must return; None takes them from the first row.
+        place: where the rows come from, for messages.
+        numbers: the number of each row, for messages; None counts from 0.
+        stopped: asked before each row; when true, the rows so far are all there is.
+        decode: column -> function that its values pass through before ``transform`` sees them.
+
+    Returns:
+        The tensors, each of shape ``(n, *column.shape)``, and the schema of the returned columns.
+
+    Raises:
+        DataError: the function raised (its exception is the cause), or a row does not match the first one.
+    """
+    collected: dict[str, list[npt.NDArray[Any]]] = {}
+    for number, row in zip(range(batch.num_rows) if numbers is None else numbers, rows(batch, schema), strict=True):
+        if stopped():
+            break
+        where = f"row {number} of {place}"
+        for name, function in (decode or {}).items():
+            row[name] = call_decode(function, row[name], name, where)
+        try:
+            result = transform(row)
+        except Exception as error:  # the user's own code, which may raise anything
+            raise DataError(f"transformation_fn failed on {where}: {type(error).__name__}: {error}") from error
+        if not isinstance(result, Mapping):
+            raise DataError(f"transformation_fn returned {type(result).__name__} for {where}: return a dict")
+        if output is None:
+            output = Schema(tuple(column_of_value(name, value, where) for name, value in result.items()))
+        for name, value in _checked(result, output, where).items():
+            collected.setdefault(name, []).append(value)
+    if output is None:
+        raise DataError(f"there are no rows in {place} to learn from what transformation_fn returns")
+    tensors = {
+        column.name: torch.from_numpy(np.stack(collected[column.name]).astype(column.dtype, copy=False))
+        for column in output
+        if column.name in collected
+    }
+    return tensors, output
+
+
+def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: str) -> Any:
+    """What a decode function makes of a value; its exceptions become a DataError that names column and row."""
+    try:
+        return function(value)
+    except Exception as error:  # the user's own code, which may raise anything
+        raise DataError(
+            f"the decode function of column {name!r} failed on {where}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str, npt.NDArray[Any]]:
+    """The row's values as arrays of the shapes and dtypes of the first row."""
+    if set(result) != set(output.names):
+        raise DataError(
+            f"transformation_fn returned the columns {sorted(map(str, result))} for {where}, but "
+            f"{sorted(output.names)} for the first row"
+        )
+    values: dict[str, npt.NDArray[Any]] = {}
+    for column in output:
+        value = as_array(result[column.name])
+        # Python's numbers have no width of their own: an int is fine where the first row had a float, not the reverse.
+        fits = value.dtype.kind in "biuf" and np.can_cast(value.dtype, column.dtype, casting="same_kind")
+        if value.shape != column.shape or not fits:
+            raise DataError(
+                f"transformation_fn returned shape {value.shape} and dtype {value.dtype} in column {column.name!r} for "
+                f"{where}, but shape {column.shape} and dtype {column.dtype} for the first row"
+            )
+        values[column.name] = value.astype(column.dtype, copy=False)
+    return values
+
+
+def column_of_value(name: Any, value: Any, where: str, function: str = "transformation_fn") -> Column:
+    """The column that a value which a user's function returned belongs to.
+
+    Args:
+        name: the column's name.
+        value: number, array or tensor.
+        where: the row, for messages.
+        function: what returned it, for messages.
+
+    Raises:
+        DataError: no tensor can be made of it.
+    """
+    if not isinstance(name, str):
+        raise DataError(f"{function} returned the key {name!r} for {where}: column names are strings")
+    array = as_array(value)
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{function} returned {type(value).__name__} in column {name!r} for {where}: no tensor can be "
+            "made of it; return numbers, arrays or tensors, and leave out columns that are not needed"
+        )
+    dtype = WIDENED.get(array.dtype.name, array.dtype.name)
+    if array.shape:
+        return Column(name, Kind.LIST, dtype, array.shape)
+    return Column(name, Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype)
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """A number, array or tensor as an array; of dtype object where it is none of these."""
+    if isinstance(value, torch.Tensor):
+        return np.asarray(value.detach().cpu().numpy())
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of unequal length: reported as what no tensor can be made of
+        return np.empty((), dtype=object)
+
+
+def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Sequence[Any]:
+    """The column's values, row by row."""
+    pyarrow = load_pyarrow()
+    types = load_pyarrow("pyarrow.types")
+    if array.null_count:
+        raise DataError(nulls_text(column.name, array.null_count))
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks()
+        if isinstance(array, pyarrow.ChunkedArray):  # too large for 32-bit offsets
+            return [value for chunk in array.chunks for value in _values(chunk, column)]
+    if not column.has_tensor:
+        values: list[Any] = array.to_pylist()
+        return values
+    if is_list(types, array.type) and not types.is_fixed_size_list(array.type):
+        lengths = list_lengths(array)
+        if len(lengths) and (lengths != lengths[0]).any() and not is_list(types, array.type.value_type):
+            # Each row keeps its own length: for the user's function to pad or cut.
+            element = Column(column.name, Kind.NUMERIC, column.dtype)
+            flat = to_numpy(array.flatten(), element)
+            return np.split(flat, np.cumsum(lengths)[:-1])
+    return to_numpy(array, column)  # type: ignore[return-value]  # arrays iterate over their first dimension

@@ -1,0 +1,155 @@
+"""One file of a data set while it is written: rows in, row groups of one size out, in Parquet or in Arrow's format.
+
+Both formats hold the same Arrow data in the same row groups, so that a reader makes the same batches of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvd_cluster.data.columns import vectors
+from hvd_cluster.data.columns.arrays import to_numpy
+from hvd_cluster.data.dataset import RowGroup
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.schema import Column, Kind
+from hvd_cluster.data.writing.part_plan import MAX_GROUP_BYTES, PartPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PartFile:
+    """A file that appears under its name when it is complete.
+
+    Args:
+        plan: columns, format, and size of row groups.
+        path: its name inside the store's filesystem. The file is made when the first rows come.
+    """
+
+    def __init__(self, plan: PartPlan, path: str) -> None:
+        self._plan = plan
+        self._path = path
+        folder, name = path.rsplit("/", 1)
+        # Readers pass over names that begin with "_".
+        self._temporary = path if plan.store.uploads_whole else f"{folder}/_{name}"
+        self._schema: Any = None
+        self._writer: Any = None
+        self._stream: Any = None
+        self._groups: list[RowGroup] = []
+        self._waiting: list[Any] = []
+        self._waiting_rows = 0
+        self._group_rows = plan.group_rows
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows, and write the row groups that they fill."""
+        pyarrow = load_pyarrow()
+        if self._writer is None:
+            self._open(batch)
+        arrays = [
+            _stored(batch.column(column.name), column, kept)
+            for column, kept in zip(self._plan.schema, self._schema.types, strict=True)
+        ]
+        self._waiting.append(pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= self._group_rows:
+            self._flush(self._waiting_rows - self._waiting_rows % self._group_rows)
+
+    def close(self) -> list[RowGroup]:
+        """Write what waits, and give the file its name.
+
+        Returns:
+            Its row groups; none where no rows came.
+        """
+        if self._writer is None:
+            return []
+        self._flush(self._waiting_rows)
+        self._writer.close()
+        self._stream.close()
+        self._writer = self._stream = None
+        if self._temporary != self._path:
+            self._plan.store.fs.move(self._temporary, self._path)
+        return self._groups
+
+    def abandon(self) -> None:
+        """Remove a file that was not completed; after `close` it does nothing."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.close()
+            self._stream.close()
+        except OSError:  # a full disk: what matters is that the file goes
+            pass
+        self._writer = None
+        self._plan.store.delete(self._temporary)
+
+    def _open(self, batch: pa.RecordBatch) -> None:
+        pyarrow = load_pyarrow()
+        fields = [
+            pyarrow.field(column.name, _stored_type(batch.column(column.name), column, self._plan.allow_ragged))
+            for column in self._plan.schema
+        ]
+        self._schema = pyarrow.schema(fields)
+        row_bytes = max(1, batch.nbytes // batch.num_rows)
+        self._group_rows = max(1, min(self._group_rows, MAX_GROUP_BYTES // row_bytes))
+        self._plan.store.fs.create_dir(self._path.rsplit("/", 1)[0], recursive=True)
+        self._stream = self._plan.store.fs.open_output_stream(self._temporary)
+        if self._plan.format == "arrow":
+            self._writer = load_pyarrow("pyarrow.ipc").new_file(self._stream, self._schema)
+        else:
+            # Dictionaries pay for strings; numbers to train on are mostly distinct, and decode faster plain.
+            texts = [column.name for column in self._plan.schema if not column.has_tensor]
+            parquet = load_pyarrow("pyarrow.parquet")
+            self._writer = parquet.ParquetWriter(self._stream, self._schema, use_dictionary=texts)
+
+    def _flush(self, rows: int) -> None:
+        """Write the first ``rows`` waiting rows as row groups."""
+        if not rows:
+            return
+        table = load_pyarrow().Table.from_batches(self._waiting)
+        for begin in range(0, rows, self._group_rows):
+            group = table.slice(begin, min(self._group_rows, rows - begin)).combine_chunks()
+            if self._plan.format == "arrow":
+                self._writer.write_batch(group.to_batches()[0])
+            else:
+                self._writer.write_table(group)
+            self._groups.append(RowGroup(self._path, len(self._groups), len(group), size_bytes=group.nbytes))
+        rest = table.slice(rows)
+        self._waiting = rest.to_batches() if rest.num_rows else []
+        self._waiting_rows -= rows
+
+
+def _stored_type(array: pa.Array, column: Column, allow_ragged: bool) -> Any:
+    """The Arrow type that a column is written in; lists and dense vectors become flat fixed-size lists.
+
+    A column that begins with sparse vectors keeps Spark's struct: dense it could be a thousand times larger.
+    """
+    pyarrow = load_pyarrow()
+    types = load_pyarrow("pyarrow.types")
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not column.has_tensor or column.kind is Kind.TIME or (column.kind is Kind.LIST and allow_ragged):
+        return array.type
+    if column.kind is Kind.VECTOR and types.is_struct(array.type) and vectors.is_sparse(array).any():
+        return vectors.vector_type()
+    element = pyarrow.from_numpy_dtype(np.dtype(column.dtype))
+    if column.kind in {Kind.NUMERIC, Kind.BOOL}:
+        return element
+    return pyarrow.list_(element, int(to_numpy(array.slice(0, 1), column).size))
+
+
+def _stored(array: pa.Array, column: Column, arrow_type: Any) -> pa.Array:
+    """The array in the type that it is written in."""
+    pyarrow = load_pyarrow()
+    types = load_pyarrow("pyarrow.types")
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_struct(arrow_type):
+        return array
+    if types.is_fixed_size_list(arrow_type):
+        flat = pyarrow.array(np.ascontiguousarray(to_numpy(array, column)).reshape(-1))
+        return pyarrow.FixedSizeListArray.from_arrays(flat, type=arrow_type)
+    if column.kind in {Kind.NUMERIC, Kind.BOOL}:
+        return pyarrow.array(to_numpy(array, column))
+    return array

@@ -1,0 +1,115 @@
+"""One partition of the data -> one file for training and one for validation, in whatever process holds it.
+
+Runs on Spark's executors as well as in the driver; knows neither.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.dataset import RowGroup
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.writing import validation
+from hvd_cluster.data.writing.census import Census
+from hvd_cluster.data.writing.part_file import PartFile
+from hvd_cluster.data.writing.part_plan import MAX_GROUP_BYTES, MAX_GROUP_ROWS, SUFFIXES, PartPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["MAX_GROUP_BYTES", "MAX_GROUP_ROWS", "PartPlan", "PartReport", "write_part"]
+
+
+@dataclass
+class PartReport:
+    """What a partition came to; travels as JSON."""
+
+    #: Number of the partition.
+    part: int = 0
+    #: Rows seen, also where nothing was written.
+    rows: int = 0
+    #: Nulls and lengths.
+    census: Census = field(default_factory=Census)
+    #: What was written.
+    train: list[RowGroup] = field(default_factory=list)
+    validation: list[RowGroup] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for :meth:`from_json`."""
+        groups = {
+            name: [[group.path, group.index, group.rows, group.size_bytes] for group in getattr(self, name)]
+            for name in ("train", "validation")
+        }
+        return {"part": self.part, "rows": self.rows, "census": self.census.to_json(), **groups}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PartReport:
+        """The report that :meth:`to_json` wrote."""
+        train, held_out = (
+            [RowGroup(path, index, rows, size_bytes=size) for path, index, rows, size in values[name]]
+            for name in ("train", "validation")
+        )
+        return cls(values["part"], values["rows"], Census.from_json(values["census"]), train, held_out)
+
+
+def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> PartReport:
+    """Write a partition.
+
+    Once a null or a ragged list turns up nothing more is written, but all rows are still counted, so that the caller
+    can name every problem with its full count.
+
+    Args:
+        plan: what all partitions share.
+        part: number of this one.
+        batches: its rows; columns of ``plan.schema`` and the validation column.
+
+    Raises:
+        OSError: the store cannot be written.
+        DataError: an integer does not fit, or a sparse vector is broken.
+    """
+    report = PartReport(part=part)
+    # A retried or speculative task never meets another one.
+    name = f"part-{part:05d}-{uuid.uuid4().hex}{SUFFIXES[plan.format]}"
+    train = PartFile(plan, f"{plan.train_folder}/{name}")
+    held_out = PartFile(plan, f"{plan.validation_folder}/{name}")
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            mask = _validation_mask(plan, part, report, batch)
+            report.rows += batch.num_rows
+            if report.census.problems(allow_ragged=plan.allow_ragged):
+                continue
+            if mask is None or not mask.any():
+                train.add(batch)
+            elif mask.all():
+                held_out.add(batch)
+            else:
+                pyarrow = load_pyarrow()
+                train.add(batch.filter(pyarrow.array(~mask)))
+                held_out.add(batch.filter(pyarrow.array(mask)))
+        if not report.census.problems(allow_ragged=plan.allow_ragged):
+            report.train, report.validation = train.close(), held_out.close()
+    finally:
+        train.abandon()
+        held_out.abandon()
+    return report
+
+
+def _validation_mask(
+    plan: PartPlan, part: int, report: PartReport, batch: pa.RecordBatch
+) -> npt.NDArray[np.bool_] | None:
+    """Count the batch, and mark its rows that are for validation, shape (n,); None where there is no validation."""
+    report.census.add(batch, plan.schema)
+    if plan.validation is None:
+        return None
+    if not isinstance(plan.validation, str):
+        start = report.rows
+        return validation.ratio_mask(start, start + batch.num_rows, plan.validation, plan.seed, part)
+    return validation.column_mask(batch.column(plan.validation), plan.validation, report.census)

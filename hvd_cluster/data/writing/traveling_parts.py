@@ -1,0 +1,170 @@
+"""Partitions of a data set that travel as rows: written where they are made, cut into bytes, put together elsewhere.
+
+The files are those that ``materialize`` writes of the same partitions, in Arrow's format, so that a reader makes the
+same batches of them; nobody needs a file system that others see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.data.writing import census
+from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.data.writing.part_writer import PartReport, write_part
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: The rows that travel: number of the partition; name of the file; where in it the bytes belong; the bytes.
+SCHEMA = "part int, name string, at bigint, data binary"
+#: Bytes of a row. Spark hands 10,000 rows at a time to Python.
+CHUNK_BYTES = 16 * 1024
+#: The variable that tells a worker of the folder.
+VARIABLE = "HOROVOD_ROWS_DIR"
+
+_PREFIX = "hvd-rows-"
+_LOCK = ".lock"
+_REPORT = "report-{part:05d}.json"
+
+
+def pack_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write a partition to this machine's disk, and yield it as rows of SCHEMA.
+
+    What a user can mend goes with the rows, as a text in the report.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvd-part-") as folder:
+        store = Store.create(folder)
+        local = replace(
+            plan,
+            store=store,
+            train_folder=store.get_train_data_path(),
+            validation_folder=store.get_val_data_path(),
+            format="arrow",
+        )
+        try:
+            report = write_part(local, part, batches).to_json()
+        except DataError as error:
+            report = {"error": str(error)}
+        except OSError as error:
+            report = {"error": unwritable_text(folder, error)}
+        checksum = 0
+        for path in sorted(Path(folder).rglob("part-*")):
+            name = f"{path.parent.name}.{path.name}"
+            with path.open("rb") as file:
+                at = 0
+                while data := file.read(CHUNK_BYTES * 256):
+                    yield _rows(part, name, at, data)
+                    at += len(data)
+                    checksum = zlib.crc32(data, checksum)
+        yield _rows(part, _REPORT.format(part=part), 0, json.dumps({**report, "checksum": checksum}).encode())
+
+
+def _rows(part: int, name: str, at: int, data: bytes) -> pa.RecordBatch:
+    pyarrow = load_pyarrow()
+    starts = range(0, len(data), CHUNK_BYTES)
+    return pyarrow.RecordBatch.from_arrays(
+        [
+            pyarrow.array([part] * len(starts), pyarrow.int32()),
+            pyarrow.array([name] * len(starts), pyarrow.string()),
+            pyarrow.array([at + start for start in starts], pyarrow.int64()),
+            pyarrow.array([data[start : start + CHUNK_BYTES] for start in starts], pyarrow.binary()),
+        ],
+        names=["part", "name", "at", "data"],
+    )
+
+
+@contextlib.contextmanager
+def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
+    """Put rows of SCHEMA, in any order, together in a folder of this machine, which goes with the context.
+
+    Yields:
+        VARIABLE and the folder.
+    """
+    _sweep()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for batch in batches:
+            for row in batch.to_pylist():
+                descriptor = os.open(Path(folder, row["name"]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.pwrite(descriptor, row["data"], row["at"])
+                finally:
+                    os.close(descriptor)
+        yield {VARIABLE: folder}
+
+
+def _sweep() -> None:
+    """Remove the folders of tasks that were killed: nobody holds their locks."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("r+") as file:  # it goes at this moment, or is somebody else's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in lock.parent.iterdir():
+                path.unlink()
+            lock.parent.rmdir()
+
+
+def reports_in(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
+    """Name -> content of the reports of the partitions whose files are in a folder."""
+    return {path.name: json.loads(path.read_text()) for path in sorted(Path(folder).glob("report-*.json"))}
+
+
+def digest(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """What tells these rows in this order from others."""
+    return f"{zlib.crc32(repr([reports[name]['checksum'] for name in sorted(reports)]).encode()):08x}"
+
+
+def files_in(folder: str | os.PathLike[str]) -> dict[str, int]:
+    """Name -> size of the files with rows in a folder."""
+    return {path.name: path.stat().st_size for path in sorted(Path(folder).iterdir()) if ".part-" in path.name}
+
+
+def assembled(plan: PartPlan, reports: Collection[dict[str, Any]], folder_of: dict[str, str], lanes: int) -> Dataset:
+    """The data set of all partitions.
+
+    Args:
+        plan: what it was written by.
+        reports: of all partitions, in any order.
+        folder_of: name of a file -> the folder where this process finds it.
+        lanes: streams that the order is woven from.
+
+    Raises:
+        DataError: the rows hold nulls or ragged lists, or either part is empty.
+    """
+    census.require(sorted({report["error"] for report in reports if "error" in report}))
+    parts = sorted((PartReport.from_json(report) for report in reports), key=lambda report: report.part)
+    seen = census.Census()
+    for part in parts:
+        seen.merge(part.census)
+    census.require(seen.problems(allow_ragged=plan.allow_ragged))
+
+    def split(name: str) -> Split:
+        groups = tuple(_moved(group, folder_of) for part in parts for group in getattr(part, name))
+        return Split(groups, sum(group.rows for group in groups), lanes)
+
+    train, held_out = split("train"), split("validation")
+    rows = train.rows + held_out.rows
+    if not train.rows:
+        raise DataError(f"no row of {rows} is left for training: validation={plan.validation!r} takes them all")
+    if plan.validation is not None and not held_out.rows:
+        raise DataError(f"no row of {rows} is for validation: validation={plan.validation!r} selects none")
+    store = Store.create(Path(train.row_groups[0].path).parent)
+    return Dataset(store, seen.complete(plan.schema), train, held_out if plan.validation is not None else None)
+
+
+def _moved(group: RowGroup, folder_of: dict[str, str]) -> RowGroup:
+    path = Path(group.path)
+    name = f"{path.parent.name}.{path.name}"
+    return replace(group, path=f"{folder_of[name]}/{name}")

@@ -1,0 +1,1 @@
+"""KerasEstimator, and what its workers do."""

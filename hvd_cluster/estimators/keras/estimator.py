@@ -1,0 +1,147 @@
+"""KerasEstimator: a DataFrame and a Keras model in, a KerasModel out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.column_roles import wrong_counts
+from hvd_cluster.estimators.estimator import DistributedEstimator
+from hvd_cluster.estimators.keras.model import KerasModel
+from hvd_cluster.estimators.keras.params import KERAS_ROWS
+from hvd_cluster.estimators.keras.parcel import KerasParcel, compilation_of
+from hvd_cluster.estimators.keras.spec import KerasSpec
+from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
+from hvd_cluster.estimators.keras.state import restore
+from hvd_cluster.estimators.keras.train import Extras, train
+from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.spec import TrainResult
+
+
+@with_params(ESTIMATOR_ROWS, KERAS_ROWS)
+class KerasEstimator(KerasStage, DistributedEstimator):
+    """Trains a Keras 3 model on the rows of a DataFrame, with several workers, and returns a :class:`KerasModel`.
+
+    ``fit(data)`` takes what :class:`TorchEstimator`'s takes. Workers run Keras on the backend that the model was made
+    on: TensorFlow, torch or JAX.
+
+    Each feature column is one input of the model, in its order (by name where the model takes a dict), reshaped to the
+    input's shape and in its dtype; each label column meets one output. The model may be compiled; ``optimizer``,
+    ``loss``, ``metrics`` and ``loss_weights`` then take the place of what it was compiled with. The learning rate is
+    multiplied by the number of workers unless ``scale_lr=False``.
+
+    ``callbacks`` are Keras's, and run on every rank; an epoch's numbers are the means over all ranks by then, and those
+    of the validation are over all its rows. With a ``checkpoint_callback`` that saves the best only, the weights of
+    that epoch are returned; its file is in the run's folder of the store. After each epoch rank 0 writes a checkpoint
+    to the store; a fit with the same ``run_id`` goes on from it (callbacks begin anew).
+
+    Raises (from fit, before any worker starts):
+        ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
+        DataError: the data or the store cannot be used, or the model or its loss does not fit the columns.
+        LaunchError: something cannot be sent to the workers, or they cannot be started.
+    Raises (later):
+        WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
+    """
+
+    run_prefix = "keras"
+
+    def _mistakes(self) -> list[str]:
+        value = self._value
+        wrong = [text for text in [wrong_model(value("model"))] if text]
+        compiled = (compilation_of(value("model")) or {}) if not wrong else {}
+        if value("optimizer") is None and compiled.get("optimizer") is None:
+            wrong.append("optimizer is required: give a Keras optimizer, or compile the model with one")
+        if value("loss") is None and compiled.get("loss") is None:
+            wrong.append("loss is required: give a Keras loss, or compile the model with one")
+        labels = value("label_cols") or []
+        counted = {name: value(name) for name in ("loss", "loss_weights", "label_shapes")}
+        wrong += wrong_counts(counted, len(labels), "label columns") if labels else []
+        if value("checkpoint_every_steps") is not None:
+            wrong.append("checkpoint_every_steps: a Keras run is saved after epochs; use checkpoint_every_epochs")
+        if value("backward_passes_per_step") > 1 and not wrong and _backend() == "jax":
+            wrong.append(
+                "backward_passes_per_step is not available on Keras's JAX backend: use the optimizer's own "
+                "gradient_accumulation_steps"
+            )
+        return wrong
+
+    def _compilation(self) -> dict[str, Any]:
+        """The arguments of ``compile``: the params over what the model was compiled with."""
+        import keras
+
+        given = {name: self._value(name) for name in ("optimizer", "loss", "metrics", "loss_weights")}
+        chosen = {name: value for name, value in given.items() if value is not None and value != []}
+        if "optimizer" in chosen:
+            chosen["optimizer"] = keras.optimizers.get(chosen["optimizer"])
+        return {**(compilation_of(self._value("model")) or {}), **chosen}
+
+    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> KerasSpec:
+        from hvd_cluster.estimators.keras.trial import try_model
+
+        value = self._value
+        objects, compilation = value("custom_objects"), self._compilation()
+        trial = KerasParcel.of(value("model"), objects, compilation).load(run_eagerly=True)
+        shapes = value("label_shapes")
+        findings = try_model(
+            trial,
+            self._inputs(dataset),
+            None if shapes is None else tuple(tuple(shape) for shape in shapes),
+            self._first_rows(dataset, seed),
+            dataset.schema,
+        )
+        built = KerasParcel.of(trial, objects, compilation)  # the trial has made weights that were not there yet
+        built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises where the rate cannot be multiplied
+        extras = Extras(tuple(value("callbacks") or []), value("checkpoint_callback"), value("gradient_compression"))
+        shared = self._fit_fields(dataset, store, run_id, seed)
+        # Unpickling these imports Keras.
+        shared |= {"callbacks": (), "gradient_compression": None}
+        return KerasSpec(
+            model=built,
+            columns=findings.columns,
+            extras=cloudpickle.dumps(extras),
+            backend_env=value("backend_env"),
+            prefetch=value("tensorflow_dataset_prefetch_buffer_size"),
+            inputs=findings.columns.inputs,
+            output_shapes=findings.output_shapes,
+            **shared,
+        )
+
+    def _checkpoint(self, store: Store, run_id: str) -> Snapshot | None:
+        found = Snapshot.load(RunFiles(store, run_id))
+        if found is not None and self._value("model").built:
+            mine = KerasParcel.of(self._value("model"), self._value("custom_objects"), self._compilation())
+            restore(mine.load(), found.body, run_id)
+        return found
+
+    def _train_fn(self) -> Callable[[KerasSpec], TrainResult]:
+        return train
+
+    def _create_model(self, results: list[TrainResult], spec: KerasSpec) -> Any:
+        model = spec.model.load()
+        restore(model, results[0].state, spec.run_id)
+        metadata = {**self._metadata_of(spec), "input_shapes": spec.inputs.input_shapes}
+        arguments = self._get_model_kwargs(model, results[0].history, model.optimizer, spec.run_id, metadata)
+        return self.get_model_class()(**arguments)
+
+    def get_model_class(self) -> type[Any]:
+        return KerasModel
+
+    def _get_model_kwargs(
+        self, model: Any, history: list[dict[str, Any]], optimizer: Any, run_id: str, metadata: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            **super()._get_model_kwargs(model, history, optimizer, run_id, metadata),
+            "custom_objects": self._value("custom_objects"),
+        }
+
+
+def _backend() -> str:
+    import keras
+
+    return str(keras.config.backend())

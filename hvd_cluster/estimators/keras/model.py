@@ -1,0 +1,71 @@
+# ruff: noqa: N802 - the spelling is that of pyspark.ml
+"""KerasModel: what KerasEstimator returns. Scores DataFrames, and keeps how it came about."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from hvd_cluster.estimators.keras.data import flat, keys_of, structured
+from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS
+from hvd_cluster.estimators.keras.parcel import KerasParcel, Unpacking
+from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
+from hvd_cluster.estimators.model import FittedModel
+from hvd_cluster.estimators.params import MODEL_ROWS, with_params
+from hvd_cluster.estimators.scoring.scorer import Framework
+
+
+def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of a Keras model as a list of tensors on the CPU."""
+    given = structured([feature.numpy() for feature in features], keys_of(getattr(model, "_inputs_struct", None)))
+    outputs = flat(model.predict_on_batch(given), keys_of(getattr(model, "_outputs_struct", None)))
+    return [torch.from_numpy(np.array(output)) for output in outputs]
+
+
+@with_params(MODEL_ROWS, KERAS_MODEL_ROWS)
+class KerasModel(KerasStage, FittedModel):
+    """A trained Keras model as a transformer.
+
+    ``transform(data)`` keeps every column and adds one for each output, named ``<label>__output`` unless
+    ``output_cols`` says otherwise; :class:`hvd_cluster.estimators.TorchModel` says of which types, and what
+    ``output_kinds`` are. ``getModel()`` is the Keras model, compiled as it was trained; what it saves loads where this
+    package is not installed.
+
+    Raises (from transform):
+        ValueError: an output column exists already, or a feature column does not.
+        DataError: a feature column holds nulls or is none that the model takes.
+    """
+
+    framework = Framework(predict=predict)
+
+    def getHistory(self) -> dict[str, list[float]]:
+        """The numbers of each epoch under Keras's names, as ``keras.callbacks.History.history`` has them."""
+        records = self._records()
+        names = dict.fromkeys(name for record in records for name in record["logged"])
+        return {name: [record["logged"][name] for record in records if name in record["logged"]] for name in names}
+
+    def _wrong_model(self) -> str:
+        return wrong_model(self._value("model"))
+
+    def _portable_model(self) -> Any:
+        return self._value("model")
+
+    def _pickled_model(self) -> bytes:
+        parcel = KerasParcel.of(self._value("model"), self._value("custom_objects"))
+        pickled: bytes = cloudpickle.dumps(Unpacking(parcel))
+        return pickled
+
+    def _input_shapes(self) -> Any:
+        return (self._get_metadata() or {}).get("input_shapes")
+
+    def log_to_mlflow(self, mlflow: Any) -> None:
+        """Log the model to the active run of ``mlflow``, as "model" in its Keras flavour."""
+        import keras
+
+        log = mlflow.keras.log_model
+        name = "name" if "name" in inspect.signature(log).parameters else "artifact_path"  # until MLflow 3
+        log(self._value("model"), **{name: "model"}, pip_requirements=[f"keras=={keras.__version__}"])

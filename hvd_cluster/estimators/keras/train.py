@@ -1,0 +1,168 @@
+"""Training with Keras, as one worker does it. Keras is imported once its backend is chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.estimators.keras.data import KerasBatches
+from hvd_cluster.estimators.keras.parcel import choose_backend
+from hvd_cluster.estimators.keras.spec import KerasSpec
+from hvd_cluster.estimators.keras.state import capture, rate_of, restore
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.run_files import RunFiles, local_folder
+from hvd_cluster.estimators.run.scalars import scalar_log
+from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.run.world import entered
+from hvd_cluster.estimators.spec import TrainResult
+from hvd_cluster.estimators.torch.train import choose_device
+from hvd_cluster.topology import export
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What of a spec cannot be unpickled without Keras."""
+
+    callbacks: tuple[Any, ...] = ()
+    #: A ``ModelCheckpoint``, or None.
+    checkpoint_callback: Any = None
+    #: A compressor of ``hvd_cluster.keras``, or None.
+    gradient_compression: Any = None
+
+
+def train(spec: KerasSpec) -> TrainResult:
+    """Train the model on this worker's shard with ``model.fit``, together with the other workers of the job.
+
+    Where the run has a checkpoint, go on after its last epoch.
+
+    Raises:
+        RuntimeError: some ranks have a GPU and some have none; or Keras was imported on another backend here.
+        DataError: the run's checkpoint is of another model or of other data, or it cannot be written.
+        HorovodInternalError: another worker has died.
+    """
+    export(spec.backend_env)
+    choose_backend(spec.model.backend)
+    with entered(spec) as hvd, local_folder(spec) as folder:
+        device = choose_device(spec.use_gpu, hvd)
+        _use(spec.model.backend, device.index if device.type == "cuda" else None)
+        return _train(spec, hvd, folder)
+
+
+def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
+    from hvd_cluster.estimators.keras.callbacks import Course
+
+    extras: Extras = cloudpickle.loads(spec.extras)
+    factor = float(hvd.size()) if spec.scale_lr else 1.0
+    model = spec.model.load(_distributing(spec, extras), rate_factor=factor)
+    scaled_rate = rate_of(model)
+    found = Snapshot.shared(RunFiles.of(spec), hvd)
+    if found is not None:
+        found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
+        restore(model, found.body, spec.run_id, factor)
+        logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
+    batches = KerasBatches(spec.columns, Readers.of(spec, hvd.rank(), hvd.size()))
+    course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor)
+    with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
+        keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
+        if len(course.history) < spec.epochs:
+            _fit(model, course, _callbacks(spec, extras, course, keeper, log, scaled_rate, folder))
+    state = b""
+    if hvd.rank() == 0:
+        best = Path(str(keeper.filepath)) if keeper is not None and keeper.save_best_only else None
+        if best is not None and best.exists():
+            model.load_weights(str(best))
+        state = capture(model, factor)
+        if not spec.store_on_driver:
+            spec.store.sync_fn(spec.run_id)(folder)
+    hvd.barrier()
+    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=course.history)
+
+
+def _fit(model: Any, course: Any, callbacks: list[Any]) -> None:
+    spec, batches = course.spec, course.batches
+    first_epoch = len(course.history)
+    items = functools.partial(batches.training, first_epoch, spec.epochs)
+    data: Any = items()
+    if spec.model.backend == "tensorflow":
+        from hvd_cluster.data.tf_dataset import of_batches
+
+        example = next(batches.training(first_epoch, spec.epochs))
+        data = of_batches(items, example, prefetch=spec.prefetch)
+    model.fit(
+        data,
+        steps_per_epoch=batches.readers.train_steps,
+        initial_epoch=first_epoch,
+        epochs=spec.epochs,
+        callbacks=callbacks,
+        verbose=0,
+    )
+
+
+def _distributing(spec: KerasSpec, extras: Extras) -> Any:
+    import hvd_cluster.keras as hvd
+
+    return functools.partial(
+        hvd.DistributedOptimizer,
+        compression=extras.gradient_compression or hvd.Compression.none,
+        backward_passes_per_step=spec.backward_passes_per_step,
+        average_aggregated_gradients=True,
+    )
+
+
+def _callbacks(
+    spec: KerasSpec, extras: Extras, course: Any, keeper: Any, log: Any, scaled_rate: float, folder: str
+) -> list[Any]:
+    """Ours around the user's."""
+    import keras
+
+    import hvd_cluster.keras as hvd
+    from hvd_cluster.estimators.keras.callbacks import AfterOthers, BeforeOthers
+
+    own = []
+    for callback in extras.callbacks:
+        if isinstance(callback, hvd.callbacks.LearningRateScheduleCallback) and spec.scale_lr:
+            callback.initial_lr = scaled_rate
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            if course.hvd.rank() != 0:
+                continue
+            callback.log_dir = str(Path(folder) / spec.store.get_logs_subdir())
+        own.append(callback)
+    return [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        BeforeOthers(course),
+        *own,
+        *([keeper] if keeper is not None else []),
+        AfterOthers(course, log),
+    ]
+
+
+def _kept_on_rank_zero(spec: KerasSpec, extras: Extras, folder: str) -> Any:
+    """The user's ModelCheckpoint with a file in the run's folder; None where there is none."""
+    callback = extras.checkpoint_callback
+    if callback is not None:
+        ending = ".weights.h5" if callback.save_weights_only else ".keras"
+        callback.filepath = str(Path(folder) / f"{spec.store.get_checkpoint_filename()}{ending}")
+    return callback
+
+
+def _use(backend: str, gpu: int | None) -> None:
+    import keras
+
+    if keras.config.backend() != backend:
+        raise RuntimeError(
+            f"the model was made on Keras's backend {backend!r}, and this worker has imported Keras on "
+            f"{keras.config.backend()!r}: set KERAS_BACKEND={backend} in the workers' environment, or import Keras in "
+            "no module that they import"
+        )
+    from hvd_cluster.keras.device import use_device
+
+    use_device(gpu)

@@ -1,0 +1,109 @@
+"""A Keras model tried on the driver, on a few rows, before any worker starts. Importing this needs Keras."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import torch
+
+from hvd_cluster.data.schema import Schema
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.keras.data import KerasColumns, flat, keys_of, structured
+from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.probe import shapes_text
+
+
+@dataclass(frozen=True)
+class KerasFindings:
+    """What the trial settled."""
+
+    columns: KerasColumns
+    #: Shape of one row of each output.
+    output_shapes: tuple[tuple[int, ...], ...]
+
+
+def try_model(
+    model: Any,
+    inputs: Inputs,
+    label_shapes: tuple[tuple[int, ...], ...] | None,
+    batch: Mapping[str, torch.Tensor],
+    schema: Schema,
+) -> KerasFindings:
+    """Run one small batch through ``model``, which is compiled to run eagerly, its loss and its metrics.
+
+    Args:
+        batch: columns of a few rows, as the reader yields them.
+        label_shapes: of each label's batch; None: that of its output, where it has as many elements.
+
+    Raises:
+        DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what Keras
+            complained of.
+    """
+    structure = getattr(model, "_inputs_struct", None)
+    keys = keys_of(structure)
+    if keys is not None and set(keys) == set(inputs.feature_cols):
+        inputs = replace(inputs, feature_cols=keys)
+    inputs = _with_dtypes(flat(structure) if structure is not None else [], inputs, batch)
+    try:
+        columns = KerasColumns(
+            inputs=inputs,
+            label_shapes=(None,) * len(inputs.label_cols),
+            input_keys=keys,
+        )
+        # The features alone: how the labels are shaped depends on the outputs.
+        features = [tensor.numpy() for tensor in inputs.features(batch, torch.device("cpu"))]
+        raw = model(structured(features, columns.input_keys), training=False)
+    except Exception as error:  # the user's own model, which may raise anything
+        raise _refused("the model does not take the feature columns", error, inputs, batch, schema) from error
+    outputs = flat(raw, keys_of(raw))
+    shapes = tuple(tuple(output.shape[1:]) for output in outputs)
+    if len(outputs) != len(inputs.label_cols):
+        text = (
+            f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return "
+            "one for each, in their order"
+        )
+        raise DataError(f"{text}\n{shapes_text(inputs, batch, schema)}")
+    shaped = tuple(
+        (-1, *shape) if math.prod(batch[name].shape[1:]) == math.prod(shape) else None
+        for name, shape in zip(inputs.label_cols, shapes, strict=True)
+    )
+    columns = replace(columns, label_shapes=label_shapes or shaped, output_keys=keys_of(raw))
+    try:
+        model.test_on_batch(*columns.item(batch))
+    except Exception as error:  # the user's own loss
+        raise _refused(
+            "the loss or a metric does not take its output and label", error, inputs, batch, schema
+        ) from error
+    return KerasFindings(columns, shapes)
+
+
+def _with_dtypes(known: Sequence[Any], inputs: Inputs, batch: Mapping[str, torch.Tensor]) -> Inputs:
+    """The inputs in the dtypes and shapes of a functional model's ``known`` ones; else as stored, in Keras's floats."""
+    floating = keras.config.floatx()
+    # JAX has no int64 unless it is told to.
+    whole = "int32" if keras.config.backend() == "jax" else "int64"
+
+    def stored(name: str) -> str:
+        dtype = batch[name].dtype
+        return floating if dtype.is_floating_point else "bool" if dtype == torch.bool else whole
+
+    dtypes = tuple(stored(name) for name in inputs.feature_cols)
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    if len(known) == len(inputs.feature_cols):
+        said = [str(one.dtype) for one in known]
+        dtypes = tuple(name if name in vars(torch) else dtype for name, dtype in zip(said, dtypes, strict=True))
+        sizes = [tuple(one.shape[1:]) for one in known]
+        if all(None not in size for size in sizes):
+            shapes = tuple((-1, *size) for size in sizes)
+    labels = tuple(stored(name) for name in inputs.label_cols)
+    return replace(inputs, feature_dtypes=dtypes, label_dtypes=labels, input_shapes=shapes)
+
+
+def _refused(
+    complaint: str, error: Exception, inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema
+) -> DataError:
+    return DataError(f"{complaint}: {type(error).__name__}: {error}\n{shapes_text(inputs, batch, schema)}")

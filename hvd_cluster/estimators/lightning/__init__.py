@@ -1,0 +1,1 @@
+"""LightningEstimator, and what its workers do."""

@@ -1,0 +1,169 @@
+"""LightningEstimator: a DataFrame and a LightningModule in, a TorchModel out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError, MissingExtraError
+from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
+from hvd_cluster.estimators.lightning.spec import LightningSpec
+from hvd_cluster.estimators.lightning.train import train
+from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
+from hvd_cluster.estimators.run.edited_rows import EditedRows
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.spec import Inputs, TrainResult
+from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
+
+logger = logging.getLogger(__name__)
+
+#: What a LightningModule brings itself.
+_ITS_OWN = ("optimizer", "loss", "loss_constructors", "loss_weights")
+
+
+@with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
+class LightningEstimator(ModuleEstimator):
+    """Trains a LightningModule on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
+
+    ``fit(data)`` takes what :class:`TorchEstimator`'s takes. In each worker a Trainer with ``HorovodStrategy`` runs.
+
+    A batch is a dict column -> tensor of shape ``(rows, *shape of a row)``, with floating columns in the module's
+    dtype and others as stored: ``training_step(self, batch, batch_idx)`` takes what it needs. What the module logs is
+    in ``model.history`` (``logged`` in ``getHistory()`` has it under its own names); names that begin with ``val`` are
+    of the validation. The result's ``transform`` calls ``model(*feature columns)``.
+
+    ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
+    returned; its files are in the run's folder of the store. After each epoch rank 0 writes a checkpoint to the store;
+    a fit with the same ``run_id`` goes on from it.
+
+    A plain ``torch.nn.Module`` is trained too: then ``optimizer`` and ``loss`` are those of TorchEstimator.
+
+    Raises (from fit, before any worker starts):
+        ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
+        DataError: the data or the store cannot be used.
+        MissingExtraError: Lightning is not installed.
+        LaunchError: something cannot be sent to the workers, or they cannot be started.
+    Raises (later):
+        WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
+    """
+
+    run_prefix = "lightning"
+
+    def _mistakes(self) -> list[str]:
+        value = self._value
+        wrong = []
+        if not isinstance(value("model"), torch.nn.Module):
+            wrong.append("Model parameter is required: give a LightningModule, or a torch.nn.Module with its optimizer")
+        elif self._is_lightning_module():
+            wrong += [
+                f"{name} is the LightningModule's own business: leave it out, and see to it in the module"
+                for name in _ITS_OWN
+                if value(name) is not None
+            ]
+        else:
+            wrong += self._objective_mistakes()
+        if value("checkpoint_every_steps") is not None:
+            wrong.append("checkpoint_every_steps: a Lightning run is saved after epochs; use checkpoint_every_epochs")
+        return wrong + self._count_mistakes()
+
+    def _is_lightning_module(self) -> bool:
+        names = {f"{cls.__module__}.{cls.__name__}" for cls in type(self._value("model")).__mro__}
+        return any(name.endswith("core.module.LightningModule") for name in names)
+
+    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> LightningSpec:
+        _require_lightning()
+        value = self._value
+        is_own = self._is_lightning_module()
+        findings = self._findings(dataset, seed, is_own)
+        shared = self._fit_fields(dataset, store, run_id, seed)
+        handed_on = ("train_async_data_loader_queue_size", "val_async_data_loader_queue_size", "loader_num_epochs")
+        shared["data_module_args"] |= {name: value(name) for name in handed_on if value(name) is not None}
+        shared["data_module_args"] |= {"debug_data_loader": True} if value("debug_data_loader") else {}
+        if value("num_gpus") == 0:
+            shared["use_gpu"] = False
+        model = value("model")
+        same = ("logger", "log_every_n_steps", "profiler", "terminate_on_nan")
+        return LightningSpec(
+            model=model,
+            optimizer=None if is_own else OptimizerState.of(value("optimizer"), model),
+            objective=None if is_own else self._objective(),
+            metrics=self._metric_groups(),
+            floating_dtype=floating_dtype(model),
+            inputs=findings.inputs,
+            output_shapes=findings.output_shapes,
+            trainer_args=value("trainer_args") or {},
+            **shared,
+            **{name: value(name) for name in same},
+        )
+
+    def _inputs(self, dataset: Dataset) -> Inputs:
+        found = super()._inputs(dataset)
+        removed = self._value("transformation_removed_fields") or []
+        return dataclasses.replace(
+            found, feature_cols=tuple(name for name in found.feature_cols if name not in removed)
+        )
+
+    def _findings(self, dataset: Dataset, seed: int, is_own: bool) -> Findings:
+        """What goes in and comes out of the model, tried on a few rows."""
+        inputs = dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(self._value("input_shapes")))
+        batch = self._first_rows(dataset, seed)
+        objective, metrics = (_no_objective, ()) if is_own else (self._objective(), self._metric_groups())
+        try:
+            return probe(self._value("model"), inputs, objective, metrics, batch, dataset.schema, custom_step=is_own)
+        except DataError as error:
+            if not is_own:
+                raise
+            # A module may train without that; transform would say so again.
+            logger.warning("the module cannot be called with the feature columns, as transform will: %s", error)
+        floating = floating_dtype(self._value("model"))
+        dtypes = {name: floating if batch[name].is_floating_point() else "int64" for name in batch}
+        known = dataclasses.replace(
+            inputs,
+            feature_dtypes=tuple(dtypes.get(name, floating) for name in inputs.feature_cols),
+            label_dtypes=tuple(dtypes.get(name, floating) for name in inputs.label_cols),
+        )
+        return Findings(known, tuple((-1, -1) for _ in inputs.label_cols))
+
+    def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+        names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
+        return EditedRows.of(*(self._value(name) for name in names))
+
+    def _checkpoint(self, store: Store, run_id: str) -> Snapshot | None:
+        return Snapshot.load(RunFiles(store, run_id))
+
+    def _train_fn(self) -> Callable[[LightningSpec], TrainResult]:
+        return train
+
+    def _create_model(self, results: list[TrainResult], spec: LightningSpec) -> Any:
+        state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
+        model = copy.deepcopy(spec.model).cpu()
+        model.load_state_dict(state["model"])
+        optimizer = None
+        if spec.optimizer is not None:
+            optimizer = spec.optimizer.build(model)
+            optimizer.load_state_dict(state["optimizers"][0])
+        arguments = self._get_model_kwargs(
+            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
+        )
+        return self.get_model_class()(**arguments)
+
+
+def _no_objective() -> Any:
+    """For modules that compute their loss themselves."""
+
+
+def _require_lightning() -> None:
+    if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
+        raise MissingExtraError("lightning", "lightning", "by LightningEstimator")

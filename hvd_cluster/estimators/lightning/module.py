@@ -1,0 +1,58 @@
+"""A module, an optimizer and a loss as the LightningModule that trains them. Importing this needs Lightning."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_cluster.lightning.installed import lightning
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.lightning.spec import LightningSpec
+
+_LightningModule: Any = lightning().LightningModule
+
+
+class LossModule(_LightningModule):
+    """Trains ``spec.model`` as TorchEstimator does, and logs loss and metrics as ``train_...`` and ``val_...``."""
+
+    def __init__(self, spec: LightningSpec) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(spec.model)
+        self._spec = spec
+        assert spec.objective is not None
+        self._objective = spec.objective()
+        #: A loss that is a module moves to the device with this one.
+        self.losses = torch.nn.ModuleList(loss for loss in self._objective.losses if isinstance(loss, torch.nn.Module))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The model's outputs."""
+        return self.net(*inputs)
+
+    def training_step(self, batch: Mapping[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """The loss of a batch."""
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: Mapping[str, torch.Tensor], batch_idx: int) -> None:
+        """The same without training."""
+        self._step(batch, "val")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer that was given, over this copy of the model."""
+        assert self._spec.optimizer is not None
+        return self._spec.optimizer.build(self.net)
+
+    def _step(self, batch: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
+        columns = self._spec.inputs
+        labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
+        outputs, shaped = self._objective.transform_outputs(self.net(*columns.features(batch, self.device)), labels)
+        loss = self._objective(outputs, shaped, weights)
+        logged: dict[str, Any] = {f"{part}_loss": loss.detach()}
+        for index, group in enumerate(self._spec.metrics):
+            for name, metric, output, label in zip(columns.label_cols, group, outputs, shaped, strict=True):
+                logged[f"{part}_group_{index}_{name}"] = torch.as_tensor(metric(output.detach(), label)).float()
+        self.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(labels[0]))
+        return loss

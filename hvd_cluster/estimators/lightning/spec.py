@@ -1,0 +1,35 @@
+"""What a worker must know to train with Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.spec import FitSpec
+from hvd_cluster.estimators.torch.objective import Objective
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningSpec(FitSpec):
+    """A Lightning run, complete: :func:`hvd_cluster.estimators.lightning_train.train` needs nothing else."""
+
+    #: A LightningModule; or any module, and then ``optimizer`` and ``objective`` say how it is trained.
+    model: torch.nn.Module
+    optimizer: OptimizerState | None = None
+    objective: Callable[[], Objective] | None = None
+    #: Groups of fn(output, label) -> number, one function for each label column in a group.
+    metrics: tuple[tuple[Any, ...], ...] = ()
+    #: torch's name of the dtype that floating columns have in the batches.
+    floating_dtype: str = "float32"
+    #: A Lightning logger, or None for TensorBoard in the run's folder.
+    logger: Any = None
+    log_every_n_steps: int = 50
+    profiler: Any = None
+    #: End with an error as soon as the loss is not a finite number.
+    terminate_on_nan: bool = False
+    #: Further arguments of ``Trainer``, over ours.
+    trainer_args: Mapping[str, Any] = field(default_factory=dict)

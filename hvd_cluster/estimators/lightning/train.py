@@ -1,0 +1,164 @@
+"""Training with Lightning, as one worker does it. Importing this needs Lightning only once it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import io
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.lightning.data import TrainBatches, ValidationBatches
+from hvd_cluster.estimators.lightning.spec import LightningSpec
+from hvd_cluster.estimators.run.data_module import arguments, steps_of
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.run_files import RunFiles, local_folder
+from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.run.world import entered
+from hvd_cluster.estimators.spec import TrainResult
+from hvd_cluster.estimators.torch.checkpoint import on_cpu
+from hvd_cluster.estimators.torch.train import choose_device
+
+logger = logging.getLogger(__name__)
+
+
+def train(spec: LightningSpec) -> TrainResult:
+    """Train ``spec.model`` on this worker's shard with a Lightning Trainer, together with the other workers.
+
+    Where the run has a checkpoint, go on after its last epoch.
+
+    Raises:
+        RuntimeError: some ranks have a GPU and some have none.
+        DataError: the run's checkpoint is of other data, or it cannot be written.
+        HorovodInternalError: another worker has died.
+    """
+    with entered(spec) as hvd, local_folder(spec) as folder:
+        return _train(spec, hvd, folder)
+
+
+def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
+    from hvd_cluster.estimators.lightning.callbacks import Epochs
+    from hvd_cluster.estimators.lightning.module import LossModule
+
+    module: Any = copy.deepcopy(spec.model) if spec.objective is None else LossModule(spec)
+    found = Snapshot.shared(RunFiles.of(spec), hvd)
+    if found is not None:
+        found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
+        logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
+    epochs = Epochs(spec, hvd, found.history if found is not None else [])
+    trainer = _trainer(spec, hvd, folder, epochs)
+    with _unpacked(found) as checkpoint:
+        options: dict[str, Any] = {"ckpt_path": checkpoint}
+        if checkpoint is not None and "weights_only" in inspect.signature(trainer.fit).parameters:
+            options["weights_only"] = False  # it is this run's own, with whatever hyperparameters the module has
+        trainer.fit(module, **_data(spec, hvd, epochs), **options)
+    state = b""
+    if hvd.rank() == 0:
+        _load_best(trainer, module)
+        state = _pack(module if spec.objective is None else module.net, trainer)
+        if not spec.store_on_driver:
+            spec.store.sync_fn(spec.run_id)(folder)
+    hvd.barrier()
+    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=epochs.history)
+
+
+def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> dict[str, Any]:
+    """What brings the batches, as arguments of ``Trainer.fit``: the user's own LightningDataModule, or our readers."""
+    from hvd_cluster.lightning.installed import lightning
+
+    kind = spec.data_module
+    if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
+        return {"datamodule": kind(**arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size())))}
+    readers = Readers.of(spec, hvd.rank(), hvd.size())
+    epochs.padding_rows = readers.padding_rows
+    return {
+        "train_dataloaders": TrainBatches(readers, epochs, spec.floating_dtype),
+        "val_dataloaders": ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None,
+    }
+
+
+def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any) -> Any:
+    from hvd_cluster.estimators.lightning.callbacks import TerminateOnNaN
+    from hvd_cluster.lightning import HorovodStrategy
+    from hvd_cluster.lightning.installed import lightning
+
+    pl = lightning()
+    more = dict(spec.trainer_args)
+    callbacks = [*spec.callbacks, *_as_list(more.pop("callbacks", None))]
+    for callback in callbacks:
+        if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
+            callback.dirpath = folder
+    if spec.terminate_on_nan:
+        callbacks.append(TerminateOnNaN())
+    device = choose_device(spec.use_gpu, hvd)
+    arguments = {
+        "strategy": HorovodStrategy(compression=spec.gradient_compression or hvd.Compression.none),
+        "accelerator": "gpu" if device.type == "cuda" else "cpu",
+        "devices": 1,
+        "callbacks": [*callbacks, epochs],
+        "max_epochs": spec.epochs,
+        "logger": _logger(spec, pl, folder),
+        "log_every_n_steps": spec.log_every_n_steps,
+        "profiler": spec.profiler,
+        "accumulate_grad_batches": spec.backward_passes_per_step,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,  # the readers share the rows out
+        "enable_progress_bar": False,
+        "enable_model_summary": spec.verbose > 1,
+        "default_root_dir": folder,
+    }
+    return pl.Trainer(**{**arguments, **more})
+
+
+def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
+    """The user's logger; else TensorBoard's, in the run's folder, where TensorBoard is installed."""
+    if spec.logger is not None:
+        return spec.logger
+    if not spec.store.saving_runs:
+        return False
+    try:
+        return pl.loggers.TensorBoardLogger(folder, name=spec.store.get_logs_subdir(), version="")
+    except ImportError:
+        return False
+
+
+def _load_best(trainer: Any, module: Any) -> None:
+    """Give ``module`` the weights that the user's ModelCheckpoint found best, if there is one that monitors."""
+    for callback in trainer.checkpoint_callbacks:
+        path = getattr(callback, "best_model_path", "")
+        if path and getattr(callback, "monitor", None) is not None:
+            if not Path(path).exists():
+                logger.warning("the best checkpoint %s is gone: the last weights are returned", path)
+                return
+            module.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["state_dict"])
+            return
+
+
+def _pack(model: torch.nn.Module, trainer: Any) -> bytes:
+    optimizers = [on_cpu(optimizer.state_dict()) for optimizer in trainer.optimizers]
+    buffer = io.BytesIO()
+    torch.save({"model": on_cpu(model.state_dict()), "optimizers": optimizers}, buffer)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _unpacked(found: Snapshot | None) -> Iterator[str | None]:
+    """A checkpoint as the file that Lightning reads."""
+    if found is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="hvd-ckpt-") as folder:
+        path = Path(folder) / "resume.ckpt"
+        path.write_bytes(found.body)
+        yield str(path)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]

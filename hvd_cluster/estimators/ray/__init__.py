@@ -1,0 +1,1 @@
+"""Ray Datasets in and out of estimators, and fits on Ray."""

@@ -1,0 +1,165 @@
+"""Ray Datasets in and out of estimators: written to the store, and scored, by Ray's tasks, never through the driver.
+
+The rows and their order are those of the Dataset, block by block. So an epoch is what it is for any other data: a pure
+function of the seed, with equal steps on every rank; ``streaming_split`` gives up both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hvd_cluster.data.materialize import NO_ROWS_TEXT, OnPart, RemoteParts
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score_batches
+
+#: Blocks that are being written at one time: each keeps its place in the object store until it is.
+_MOST_TASKS = 64
+
+
+def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
+    """The blocks of a Ray Dataset, for :func:`hvd_cluster.data.materialize.materialize`.
+
+    Args:
+        dataset: the Ray Dataset.
+        columns: those that are needed.
+
+    Raises:
+        DataError: it has no rows.
+    """
+    selected = dataset.select_columns(list(columns))
+    return RemoteParts(_arrow_schema(selected), functools.partial(_each_block, selected))
+
+
+def require_shared(store: Any) -> None:
+    """Raise where a fit without a store would write to a folder that not all Ray nodes see.
+
+    Raises:
+        DataError: so it would.
+    """
+    from hvd_cluster.ray import nodes
+
+    others = sorted({node.hostname for node in nodes.living() if node.address != nodes.own_address()})
+    if store is None and others:
+        raise DataError(
+            f"store is required with a Ray Dataset on several machines ({', '.join(others)}): give a folder that all "
+            'nodes see, for example store="/mnt/work" or store="s3://bucket/work"'
+        )
+
+
+def transform(dataset: Any, scorer: Scorer, model: bytes, predict_fn: Callable[..., Any] | None) -> Any:
+    """The Dataset with the outputs behind its columns; lazy, as Ray's own methods are.
+
+    Args:
+        dataset: the Ray Dataset.
+        scorer: how outputs become columns.
+        model: the cloudpickled model; it is loaded once in each of Ray's worker processes.
+        predict_fn: the user's own function for one row, if there is one.
+    """
+    import ray
+
+    shipped = ShippedModel(content_key(model), _Stored(ray.put(model)))
+    score = functools.partial(_score_table, scorer, shipped, predict_fn)
+    return dataset.map_batches(score, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
+
+
+class _Stored:
+    """A pickled model in the object store, with the face of a Spark broadcast."""
+
+    def __init__(self, ref: Any) -> None:
+        self._ref = ref
+
+    @property
+    def value(self) -> bytes:
+        import ray
+
+        blob: bytes = ray.get(self._ref)
+        return blob
+
+
+def _score_table(scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, table: Any) -> Any:
+    import pyarrow as pa
+
+    batches = plain(table).combine_chunks().to_batches()
+    scored = list(score_batches(scorer, shipped, predict_fn, iter(batches)))
+    outputs = pa.Table.from_batches(scored) if scored else None
+    for column, arrow_type in zip(scorer.columns, scorer.arrow_types(), strict=True):
+        values = pa.array([], type=arrow_type) if outputs is None else outputs[column.name]
+        table = table.append_column(column.name, values)
+    return table
+
+
+def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
+    """Run ``on_part`` on every block, in a Ray task where there is room; its answers."""
+    import ray
+
+    task = ray.remote(_write_block)
+    shared = ray.put(on_part)
+    pending: list[Any] = []
+    answers: list[dict[str, Any]] = []
+    with _in_order(dataset):
+        part = 0
+        for bundle in dataset.iter_internal_ref_bundles():
+            for block in bundle.block_refs:
+                pending.append(task.remote(shared, part, block))
+                part += 1
+            while len(pending) > _MOST_TASKS:
+                done, pending = ray.wait(pending)
+                answers += ray.get(done)
+    return answers + ray.get(pending)
+
+
+@contextlib.contextmanager
+def _in_order(dataset: Any) -> Iterator[None]:
+    """Have Ray deliver the blocks in the order of the data, not in that of their completion."""
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        yield
+    finally:
+        options.preserve_order = before
+
+
+def _write_block(on_part: OnPart, part: int, block: Any) -> dict[str, Any]:
+    return on_part(part, iter(_table(block).to_batches()))
+
+
+def _table(block: Any) -> Any:
+    """A block of a Dataset, which may be a pandas DataFrame, as an Arrow table of plain types."""
+    from ray.data.block import BlockAccessor
+
+    return plain(BlockAccessor.for_block(block).to_arrow())
+
+
+def plain(table: Any) -> Any:
+    """``table`` with Ray's tensor columns as fixed-size lists: each row's values in C order."""
+    for index, field in enumerate(table.schema):
+        shape = getattr(field.type, "shape", None)
+        if shape is not None and hasattr(field.type, "storage_type"):
+            table = table.set_column(index, field.name, _as_lists(table.column(index), shape))
+    return table
+
+
+def _as_lists(column: Any, shape: Sequence[int]) -> Any:
+    import math
+
+    import pyarrow as pa
+
+    size = math.prod(shape)
+    chunks = [pa.FixedSizeListArray.from_arrays(chunk.storage.flatten(), size) for chunk in column.chunks]
+    return pa.chunked_array(chunks, type=pa.list_(column.type.storage_type.value_type, size))
+
+
+def _arrow_schema(dataset: Any) -> Any:
+    """The Arrow schema of the Dataset's rows; runs what makes them far enough to see one, if it has to."""
+    import pyarrow as pa
+
+    known = dataset.schema()
+    schema = getattr(known, "base_schema", None)
+    if isinstance(schema, pa.Schema) and not any(isinstance(field.type, pa.BaseExtensionType) for field in schema):
+        return schema
+    for batch in dataset.limit(1).iter_batches(batch_size=1, batch_format="pyarrow"):
+        return plain(batch).schema
+    raise DataError(NO_ROWS_TEXT)

@@ -1,0 +1,139 @@
+"""Rows that came to the workers' machines without a store: every machine gets what the others have, once.
+
+Then each worker reads a data set that is whole on its own disk, in the order that a store would give: which rank reads
+which row does not depend on where the rows came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.writing import traveling_parts
+from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.launch import progress
+from hvd_cluster.settings import Settings
+
+if TYPE_CHECKING:
+    from hvd_cluster.spark.rows import Rows
+
+logger = logging.getLogger(__name__)
+
+_CHANGED_TEXT = (
+    "Spark gave other rows, or another order of them, when they were asked for again: training begins anew. A shuffle "
+    "or a random function makes the order differ; write the DataFrame to Parquet first, or give the fit a store"
+)
+#: Bytes that go over the network at a time.
+_PIECE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Rows that a backend brings to the workers, and how they make a data set of them."""
+
+    plan: PartPlan
+    lanes: int
+    #: What the backend takes.
+    rows: Rows
+
+    def wrapped(self, train_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``train_fn`` for workers that find the rows on their machines."""
+        return _TrainOnArrived(train_fn, self.plan, self.lanes)
+
+    def release(self) -> None:
+        """Let go of what was kept for another start of the workers."""
+        self.rows.frame.unpersist()
+
+
+@dataclass(frozen=True)
+class _TrainOnArrived:
+    train_fn: Callable[[Any], Any]
+    plan: PartPlan
+    lanes: int
+
+    def __call__(self, spec: Any) -> Any:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        try:
+            folder = Settings.from_env().rows_dir
+            dataset, digest = gathered(folder, self.plan, self.lanes, hvd)
+            if hvd.rank() == 0:
+                progress.report(data_digest=digest)
+            resume = spec.resume
+            if resume is not None and digest != spec.data_digest:
+                logger.warning("%s", _CHANGED_TEXT)
+                resume = None
+            result = self.train_fn(dataclasses.replace(spec, dataset=dataset, resume=resume))
+            hvd.barrier()  # nobody's files go while another one reads them
+            return result
+        finally:
+            hvd.shutdown()
+
+
+def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> tuple[Dataset, str]:
+    """The data set of the rows that came to all workers, and what tells it from others; the same on every rank.
+
+    Args:
+        folder: of this worker's own rows. Files of other machines are copied into the folder of one worker of this
+            machine.
+
+    Raises:
+        DataError: the rows cannot be trained on; the same on every rank.
+    """
+    with _token(folder) as token:
+        mine = (folder, token, traveling_parts.files_in(folder), traveling_parts.reports_in(folder))
+        owners = hvd.allgather_object(mine, name="hvd_cluster.arrived")
+        visible = [Path(place, sign).exists() for place, sign, _, _ in owners]
+        seen = hvd.allgather_object(visible, name="hvd_cluster.visible")
+    leader = visible.index(True)
+    inbox = owners[leader][0]
+    folder_of: dict[str, str] = {}
+    for owner, (place, _, files, _) in enumerate(owners):
+        if place in [one[0] for one in owners[:owner]]:  # workers of one task share its rows
+            continue
+        folder_of.update(dict.fromkeys(files, place if visible[owner] else inbox))
+        if not all(row[owner] for row in seen):
+            copies = not visible[owner] and leader == hvd.rank()
+            _broadcast(place, files, owner, Path(inbox) if copies else None, hvd)
+    hvd.barrier()
+    reports = {name: report for _, _, _, some in owners for name, report in some.items()}
+    dataset = traveling_parts.assembled(plan, reports.values(), folder_of, lanes)
+    return dataset, traveling_parts.digest(reports)
+
+
+def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Any) -> None:
+    """Send the files of one worker to all; those write them whose ``inbox`` is given."""
+    for name, size in files.items():
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(Path(place, name).open("rb")) if hvd.rank() == owner else None
+            sink = stack.enter_context((inbox / name).open("wb")) if inbox is not None else None
+            for start in range(0, size, _PIECE_BYTES):
+                length = min(_PIECE_BYTES, size - start)
+                if source is not None:
+                    piece = torch.frombuffer(bytearray(source.read(length)), dtype=torch.uint8)
+                else:
+                    piece = torch.empty(length, dtype=torch.uint8)
+                received = hvd.broadcast(piece, root_rank=owner, name="hvd_cluster.rows")
+                if sink is not None:
+                    sink.write(received.numpy().tobytes())
+
+
+@contextlib.contextmanager
+def _token(folder: str) -> Iterator[str]:
+    """A file by which others can tell that they see this folder; host names may deceive."""
+    token = Path(folder, f"token-{uuid.uuid4().hex}")
+    token.touch()
+    try:
+        yield token.name
+    finally:
+        token.unlink()

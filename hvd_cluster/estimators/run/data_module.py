@@ -1,0 +1,248 @@
+"""Readers of the user's own: what ``data_module=`` takes, under Horovod's names and arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.readers import Readers
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.spec import FitSpec, Inputs
+
+
+class DataModule(ABC):
+    """Base of data modules; an estimator makes one in each worker, enters it as a context, and iterates.
+
+    A batch is a dict column -> array or tensor of shape (rows, ...), or a pair ``(features, labels)``: a dict of the
+    feature columns, and a dict or a sequence of the labels.
+
+    Args:
+        train_dir, val_dir: paths or URLs of the Parquet data.
+        num_train_epochs: epochs of the fit.
+        has_val: whether there is validation data.
+        train_batch_size, val_batch_size: rows of a batch, per worker.
+        shuffle: whether to permute the training rows.
+        transform_fn: the estimator's ``transformation_fn``.
+        inmemory_cache_all: whether to keep what was read in memory.
+        cur_shard, shard_count: this rank, and the number of ranks.
+        schema_fields: names of the columns that are needed.
+        storage_options: arguments for the filesystem of the URLs.
+        steps_per_epoch_train, steps_per_epoch_val: batches of an epoch, the same on every rank.
+        verbose: whether to say what happens.
+        kwargs: ``seed``, ``label_cols``, and the estimator's ``continuous_cols`` and ``categorical_cols`` if given.
+    """
+
+    #: Name for messages.
+    short_name: str | None = None
+
+    def __init__(
+        self,
+        train_dir: str,
+        val_dir: str | None = None,
+        num_train_epochs: int = 1,
+        has_val: bool = True,
+        train_batch_size: int = 32,
+        val_batch_size: int = 32,
+        shuffle: bool = True,
+        transform_fn: Callable[..., Any] | None = None,
+        inmemory_cache_all: bool = False,
+        cur_shard: int = 0,
+        shard_count: int = 1,
+        schema_fields: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        steps_per_epoch_train: int = 1,
+        steps_per_epoch_val: int = 1,
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.train_dir, self.val_dir = train_dir, val_dir
+        self.num_train_epochs, self.has_val = num_train_epochs, has_val
+        self.train_batch_size, self.val_batch_size = train_batch_size, val_batch_size
+        self.shuffle, self.transform_fn, self.inmemory_cache_all = shuffle, transform_fn, inmemory_cache_all
+        self.cur_shard, self.shard_count = cur_shard, shard_count
+        self.schema_fields, self.storage_options = schema_fields, storage_options
+        self.steps_per_epoch_train, self.steps_per_epoch_val = steps_per_epoch_train, steps_per_epoch_val
+        self.verbose = verbose
+        self.kwargs = kwargs
+
+    @abstractmethod
+    def train_data(self) -> Iterable[Any]:
+        """The training batches, epoch after epoch without an end; or those of one epoch, to be asked for again."""
+
+    @abstractmethod
+    def val_data(self) -> Iterable[Any] | None:
+        """The validation batches of one epoch."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - most have nothing open
+        """Let go of what is open."""
+
+
+class PetastormDataModule(DataModule):
+    """The reader of this package as a data module, under the name that Horovod's users subclass."""
+
+    short_name = "petastorm"
+
+    def train_data(self) -> Iterable[Any]:
+        seed = self.kwargs.get("seed", 0)
+        reader = self._reader(self.train_dir, self.train_batch_size, self.shuffle, "pad", seed)
+        return itertools.chain.from_iterable(reader.epoch(epoch) for epoch in itertools.count())
+
+    def val_data(self) -> Iterable[Any] | None:
+        if not self.has_val or self.val_dir is None:
+            return None
+        return self._reader(self.val_dir, self.val_batch_size, False, "partial", 0).epoch(0)
+
+    def _reader(self, path: str, batch_size: int, shuffle: bool, remainder: Any, seed: int) -> ParquetReader:
+        return ParquetReader(
+            path,
+            self.schema_fields,
+            batch_size=batch_size,
+            rank=self.cur_shard,
+            size=self.shard_count,
+            seed=seed,
+            shuffle=shuffle,
+            remainder=remainder,
+            transformation_fn=self.transform_fn,
+            storage_options=self.storage_options,
+        )
+
+
+class NVTabularDataModule(DataModule):
+    """Always raises: NVTabular is not supported.
+
+    Raises:
+        NotImplementedError: names what takes its place.
+    """
+
+    short_name = "nvtabular"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "NVTabularDataModule is not supported: leave data_module out and name the continuous and the categorical "
+            "columns in feature_cols (categories as integers, for embeddings), or subclass "
+            "horovod.spark.common.datamodule.DataModule around a loader of NVTabular's successor, Merlin"
+        )
+
+    def train_data(self) -> Iterable[Any]:
+        raise NotImplementedError
+
+    def val_data(self) -> Iterable[Any] | None:
+        raise NotImplementedError
+
+
+def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: int) -> dict[str, Any]:
+    """What a data module is made with on one rank."""
+    data = spec.dataset
+    held_out = data.validation.rows if data.validation is not None else 0
+    return {
+        "train_dir": _folder(spec, data.train.row_groups[0].path),
+        "val_dir": _folder(spec, data.validation.row_groups[0].path) if data.validation is not None else None,
+        "num_train_epochs": spec.epochs,
+        "has_val": bool(held_out),
+        "train_batch_size": spec.batch_size,
+        "val_batch_size": spec.val_batch_size,
+        "shuffle": spec.shuffle,
+        "transform_fn": spec.transformation_fn,
+        "inmemory_cache_all": spec.inmemory_cache_all,
+        "cur_shard": rank,
+        "shard_count": size,
+        "schema_fields": list(data.schema.names),
+        "storage_options": None,
+        "steps_per_epoch_train": train_steps,
+        "steps_per_epoch_val": val_steps,
+        "verbose": spec.verbose > 0,
+        "seed": spec.seed,
+        "label_cols": list(spec.inputs.label_cols),
+        **spec.data_module_args,
+    }
+
+
+def steps_of(spec: FitSpec, size: int) -> tuple[int, int]:
+    """Batches of a training and of a validation epoch, the same on every rank."""
+    data = spec.dataset
+    held_out = data.validation.rows if data.validation is not None else 0
+    return (
+        spec.train_steps_per_epoch or max(1, data.train.rows // (spec.batch_size * size)),
+        spec.validation_steps_per_epoch or -(-held_out // (spec.val_batch_size * size)),
+    )
+
+
+class DataModuleReaders(Readers):
+    """Batches of a data module, made into what workers train on.
+
+    A run that goes on from a checkpoint skips the batches that it has seen, by taking them.
+    """
+
+    def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
+        self._inputs: Inputs = spec.inputs
+        self.train_steps, self._val_steps = steps_of(spec, size)
+        self.padding_rows = 0
+        self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
+        self._opened = contextlib.ExitStack()
+        self._opened.enter_context(self._module)
+        self._train: Iterator[Any] = iter(())
+        #: Training batches that have been taken, over all epochs.
+        self._taken = 0
+
+    def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
+        first = epoch * self.train_steps + done
+        for _ in range(first - self._taken):
+            self._next()
+        for _ in range(self.train_steps - done):
+            yield self._as_batch(self._next())
+
+    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+        batches = self._module.val_data()
+        if batches is not None:
+            for batch in itertools.islice(iter(batches), self._val_steps):
+                tensors = self._as_batch(batch)
+                if len(next(iter(tensors.values()))):
+                    yield tensors
+
+    def _next(self) -> Any:
+        """The next training batch; data that ends is asked for again."""
+        self._taken += 1
+        for _ in range(2):
+            batch = next(self._train, None)
+            if batch is not None:
+                return batch
+            self._train = iter(self._module.train_data())
+        raise DataError(f"{type(self._module).__name__}.train_data() gives no batches")
+
+    def _as_batch(self, batch: Any) -> dict[str, Tensor]:
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            features, labels = batch
+            if not isinstance(labels, Mapping):
+                listed = labels if isinstance(labels, (list, tuple)) else [labels]
+                labels = dict(zip(self._inputs.label_cols, listed, strict=True))
+            batch = {**features, **labels}
+        if not isinstance(batch, Mapping):
+            raise DataError(
+                f"{type(self._module).__name__} gave a batch of type {type(batch).__name__}: it must be a dict column "
+                "-> array, or a pair of such a dict and the labels"
+            )
+        return {name: _as_tensor(value) for name, value in batch.items()}
+
+
+def _as_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+
+
+def _folder(spec: FitSpec, path: str) -> str:
+    """The folder of a file of the data, as a path or URL that anybody can open."""
+    prefix = spec.dataset.store.prefix
+    inner = spec.dataset.store.get_localized_path(prefix)
+    return prefix + path.rsplit("/", 1)[0].removeprefix(inner.rstrip("/")) if path.startswith(inner) else path

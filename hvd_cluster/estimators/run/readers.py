@@ -1,0 +1,166 @@
+"""The batches of one rank: which ones an epoch has, and where the next epoch goes on."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from torch.utils.data import DataLoader, IterableDataset
+
+from hvd_cluster.data.cache import MemoryCache
+from hvd_cluster.data.reader import ParquetReader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hvd_cluster.data.dataset import Split
+    from hvd_cluster.estimators.spec import FitSpec
+
+#: ``inmemory_cache_all`` keeps whatever there is.
+_ALL_BYTES = 1 << 62
+
+
+class Readers(ABC):
+    """Training and validation batches of one rank."""
+
+    #: Steps of a training epoch, the same on every rank.
+    train_steps: int
+    #: Rows that all ranks together see a second time in an epoch that goes through the rows once.
+    padding_rows: int
+
+    @staticmethod
+    def of(spec: FitSpec, rank: int, size: int) -> Readers:
+        """Our own reader's, or those of the data module that the spec names."""
+        if spec.data_module is not None:
+            from hvd_cluster.estimators.run.data_module import DataModuleReaders
+
+            return DataModuleReaders(spec, rank, size)
+        return ParquetReaders(spec, rank, size)
+
+    @abstractmethod
+    def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
+        """The ``train_steps`` batches of an epoch but for the first ``done``."""
+
+    @abstractmethod
+    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+        """Batches of the validation rows, without those that have no row on this rank.
+
+        Args:
+            even: as many on every rank; a rank without a row sees one a second time.
+        """
+
+
+class ParquetReaders(Readers):
+    """Those of our own reader.
+
+    A training epoch goes through all rows; the last global batch is filled up with rows seen before, so every batch is
+    full and all ranks have as many. Validation takes each row once, in the order of the data; ranks may differ in
+    their batches.
+    """
+
+    def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
+        data = spec.dataset
+        self._spec = spec
+        self._train = self._reader(
+            data.train,
+            rank,
+            size,
+            batch_size=spec.batch_size,
+            seed=spec.seed,
+            shuffle=spec.shuffle,
+            remainder="pad",
+            num_threads=spec.train_reader_threads,
+        )
+        self._validation: ParquetReader | None = None
+        if data.validation is not None:
+            self._validation = self._reader(
+                data.validation,
+                rank,
+                size,
+                batch_size=spec.val_batch_size,
+                shuffle=False,
+                remainder="partial",
+                num_threads=spec.val_reader_threads,
+            )
+        self.train_steps = spec.train_steps_per_epoch or self._train.steps
+        self.padding_rows = self._train.steps * spec.batch_size * size - data.train.rows
+        if spec.train_steps_per_epoch is not None:
+            self.padding_rows = 0
+
+    def _reader(self, split: Split, rank: int, size: int, *, num_threads: int, **options: Any) -> ParquetReader:
+        spec = self._spec
+        return ParquetReader(
+            split,
+            spec.dataset.schema,
+            spec.dataset.store,
+            rank=rank,
+            size=size,
+            transformation_fn=spec.transformation_fn,
+            # A process beside this one lives for one pass.
+            cache=MemoryCache(_ALL_BYTES) if spec.inmemory_cache_all and spec.reader_pool_type != "process" else None,
+            num_threads=1 if spec.reader_pool_type == "dummy" else num_threads,
+            **options,
+        )
+
+    def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
+        """As the base says; an epoch that stops amid the rows is continued by the next."""
+        start = epoch * self.train_steps
+        at, end = start + done, start + self.train_steps
+        while at < end:
+            through, offset = divmod(at, self._train.steps)
+            taken = min(self._train.steps - offset, end - at)
+            # A pass that is begun anew amid its rows fills its last batch up as one that was not.
+            yield from itertools.islice(self._pass(self._train, through, offset), taken)
+            at += taken
+
+    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+        if self._validation is None:
+            return
+        seen: dict[str, Tensor] | None = None
+        for batch in itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch):
+            if len(next(iter(batch.values()))):
+                seen = batch
+                yield batch
+            elif even:
+                some = seen if seen is not None else next(self._validation_of_one().epoch(0))
+                yield {name: column[:1] for name, column in some.items()}
+
+    def _validation_of_one(self) -> ParquetReader:
+        """The validation rows as a rank alone reads them: there are fewer rows than ranks."""
+        assert self._spec.dataset.validation is not None
+        return self._reader(
+            self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
+        )
+
+    def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
+        """One pass over the rows from its ``start``-th batch on, in this process or in one beside it."""
+        if self._spec.reader_pool_type != "process":
+            return reader.epoch(epoch, start)
+        beside = DataLoader(
+            _Pass(reader, epoch, start),
+            batch_size=None,
+            num_workers=1,
+            multiprocessing_context=self._spec.mp_start_method or "spawn",
+        )
+        return iter(beside)
+
+
+class _Pass(IterableDataset[Any]):
+    """One pass, as a data set for a process beside this one."""
+
+    def __init__(self, reader: ParquetReader, epoch: int, start: int) -> None:
+        self._reader, self._epoch, self._start = reader, epoch, start
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Functions of the user's travel by value, as they came here."""
+        return _unpacked, (cloudpickle.dumps((self._reader, self._epoch, self._start)),)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self._reader.epoch(self._epoch, self._start)
+
+
+def _unpacked(blob: bytes) -> _Pass:
+    return _Pass(*cloudpickle.loads(blob))

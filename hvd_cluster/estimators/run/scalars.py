@@ -1,0 +1,73 @@
+"""TensorBoard's scalars of a run, in the store's log folder, where TensorBoard is installed.
+
+Its writer knows local files only: for other stores it writes to a folder of this machine, which is copied after each
+epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hvd_cluster.estimators.spec import FitSpec
+from hvd_cluster.estimators.view.history import flat
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """A function that writes one epoch's record; None where TensorBoard or the store's log folder is missing."""
+    if not spec.store.saving_runs or spec.store_on_driver:
+        yield None
+        return
+    sync = spec.store.sync_fn(spec.run_id)
+    with spec.store.get_local_output_dir_fn(spec.run_id)() as folder, without_tensorflow():
+        writer = _writer(str(Path(folder, spec.store.get_logs_subdir())))
+        # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
+        if writer is None:
+            yield None
+            return
+
+        def log(record: dict[str, Any]) -> None:
+            for part in ("train", "validation"):
+                for name, value in flat(record.get(part, {})).items():
+                    writer.add_scalar(f"{name}/{part}", value, record["epoch"])
+            writer.flush()
+            sync(folder)
+
+        try:
+            yield log
+        finally:
+            writer.close()
+
+
+@contextlib.contextmanager
+def without_tensorflow() -> Iterator[None]:
+    """Keep TensorBoard from importing TensorFlow where both are installed: seconds, for nothing that is needed here.
+
+    It goes without where this module of its own exists.
+    """
+    name = "tensorboard.compat.notf"
+    if "tensorflow" in sys.modules or name in sys.modules:
+        yield
+        return
+    sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _writer(folder: str) -> Any:
+    """TensorBoard's writer, or None where TensorBoard is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(folder)

@@ -1,0 +1,156 @@
+"""Scoring: Arrow batches in, one column for each output out. Knows no Spark; a Spark task calls it batch by batch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hvd_cluster.data.columns.vectors import vector_type
+from hvd_cluster.data.reading.batches import to_arrow, to_tensors
+from hvd_cluster.data.schema import infer
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
+from hvd_cluster.estimators.spec import Inputs
+
+_CPU = torch.device("cpu")
+#: Models that a process keeps: a stream of batches may score with one, a pipeline with a few.
+CACHED_MODELS = 2
+
+_cache: OrderedDict[str, Any] = OrderedDict()
+_cache_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How models of one framework are called; both functions are importable, since they travel."""
+
+    #: (model, one CPU tensor for each feature) -> one CPU tensor for each output, without gradients.
+    predict: Callable[[Any, list[torch.Tensor]], Sequence[torch.Tensor]]
+    #: A context in which the model predicts and does not train.
+    mode: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How a model's outputs become columns."""
+
+    framework: Framework
+    inputs: Inputs
+    columns: tuple[OutputColumn, ...]
+    #: Vectors as Spark ML's struct, else as lists of float32.
+    spark_vectors: bool
+    #: Rows that go through the model at once.
+    batch_size: int
+
+    def arrow_types(self) -> list[Any]:
+        """The Arrow type of each output column."""
+        import pyarrow as pa
+
+        array = pa.list_(pa.float32())
+        special = {VECTOR: vector_type() if self.spark_vectors else array, ARRAY: array}
+        return [special.get(column.type) or pa.from_numpy_dtype(column.type) for column in self.columns]
+
+    def score(self, model: Any, table: Any) -> list[Any]:
+        """One Arrow array for each output column, of as many rows as ``table`` (a RecordBatch or Table) has.
+
+        Raises:
+            DataError: a feature column is missing, holds nulls, or is none that the model takes.
+        """
+        import pyarrow as pa
+
+        types = self.arrow_types()
+        chunks: list[list[Any]] = [[] for _ in types]
+        features = table.select(list(dict.fromkeys(self.inputs.feature_cols)))
+        with self.framework.mode(model):
+            for start in range(0, table.num_rows, self.batch_size):
+                part = features.slice(start, self.batch_size)
+                tensors = self.inputs.features(to_tensors(part, infer(part.schema)), _CPU)
+                outputs = self.framework.predict(model, tensors)
+                for chunk, array in zip(chunks, self._to_arrays(outputs, part.num_rows, types), strict=True):
+                    chunk.append(array)
+        return [
+            pa.concat_arrays(chunk) if chunk else pa.array([], type=arrow_type)
+            for chunk, arrow_type in zip(chunks, types, strict=True)
+        ]
+
+    def score_rows(self, model: Any, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
+        """The same, one row at a time through a ``predict_fn(model, row)`` of the user's own."""
+        import pyarrow as pa
+
+        types = self.arrow_types()
+        if not rows:
+            return [pa.array([], type=arrow_type) for arrow_type in types]
+        with torch.no_grad(), self.framework.mode(model):
+            predictions = [predict_fn(model, row) for row in rows]
+        listed = [one if isinstance(one, (list, tuple)) else [one] for one in predictions]
+        outputs = [
+            torch.stack([torch.as_tensor(one[index]).flatten() for one in listed]) for index in range(len(listed[0]))
+        ]
+        return self._to_arrays(outputs, len(rows), types)
+
+    def _to_arrays(self, outputs: Sequence[torch.Tensor], rows: int, types: Sequence[Any]) -> list[Any]:
+        """The outputs of ``rows`` rows as Arrow arrays."""
+        for output in outputs:
+            if not output.dim() or len(output) != rows:
+                raise DataError(
+                    f"the model returned {tuple(output.shape)} for {rows} rows: it must return one row for each"
+                )
+        if len(outputs) <= max(column.output for column in self.columns):
+            raise DataError(f"the model returned {len(outputs)} outputs, which are fewer than the label columns")
+        return [
+            to_arrow(column.values(outputs[column.output]), arrow_type)
+            for column, arrow_type in zip(self.columns, types, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class ShippedModel:
+    """A model on its way to the tasks of a cluster."""
+
+    #: Hash of its bytes: what the cache goes by.
+    key: str
+    #: What :func:`hvd_cluster.spark.barrier.receive` takes.
+    parcel: Any
+
+    def load(self) -> Any:
+        """The model, unpickled once in a process however many batches and jobs ask for it."""
+        with _cache_lock:
+            if self.key not in _cache:
+                from hvd_cluster.spark.barrier import receive
+
+                _cache[self.key] = cloudpickle.loads(receive(self.parcel))
+                while len(_cache) > CACHED_MODELS:
+                    _cache.popitem(last=False)
+            _cache.move_to_end(self.key)
+            return _cache[self.key]
+
+
+def content_key(blob: bytes) -> str:
+    """The key of a pickled model."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def score_batches(
+    scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, batches: Iterator[Any]
+) -> Iterator[Any]:
+    """The function that ``mapInArrow`` runs: every input column as it came, and the outputs behind them."""
+    import pyarrow as pa
+
+    model = shipped.load()
+    for batch in batches:
+        if predict_fn is None:
+            outputs = scorer.score(model, batch)
+        else:
+            from hvd_cluster.estimators.spark.rows import rows_of
+
+            outputs = scorer.score_rows(model, predict_fn, rows_of(batch))
+        names = [*batch.schema.names, *(column.name for column in scorer.columns)]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *outputs], names=names)

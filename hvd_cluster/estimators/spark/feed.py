@@ -1,0 +1,94 @@
+"""A Spark DataFrame on its way to the workers without a store. Importing this needs pyspark."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import StorageLevel
+
+from hvd_cluster.data import schema_spark
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.local_arrow import write_arrow
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.spark_batches import map_batches, quoted
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing import traveling_parts
+from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.estimators.run.arrived_rows import Arriving
+from hvd_cluster.spark.rows import Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Rows that come to the driver, to try the model on.
+_SAMPLE_ROWS = 32
+
+
+def feed(
+    frame: Any,
+    store: Store,
+    *,
+    columns: Sequence[str],
+    validation: float | str | None,
+    num_proc: int,
+    partitions_per_process: int,
+    seed: int,
+    allow_ragged: bool,
+) -> tuple[Dataset, Arriving]:
+    """A few rows of ``frame`` as a data set in the driver's ``store``, and all of them for the workers.
+
+    The rows are cut into partitions, split and written as ``materialize`` does with the same arguments.
+
+    Raises:
+        DataError: columns are missing or of an impossible type, or there are no rows.
+    """
+    selected = frame.select(*map(quoted, [*columns, *([validation] if isinstance(validation, str) else [])]))
+    schema = schema_spark.infer(frame.schema, columns)
+    sample = write_arrow(_first_batches(selected), f"{store.prefix}/sample", columns=columns, allow_ragged=allow_ragged)
+    plan = PartPlan(
+        store=store,
+        schema=schema,
+        train_folder="",
+        validation_folder="",
+        validation=validation,
+        seed=seed,
+        allow_ragged=allow_ragged,
+    )
+    parts = selected.coalesce(num_proc * partitions_per_process)
+    # Kept, so that workers that start again get the same bytes.
+    rows = map_batches(parts, _Packed(plan), traveling_parts.SCHEMA).persist(StorageLevel.DISK_ONLY)
+    receiver = f"{traveling_parts.__name__}:{traveling_parts.received.__name__}"
+    return sample, Arriving(plan, num_proc, Rows(rows, "part", receiver))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What a task does with its partition."""
+
+    plan: PartPlan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return traveling_parts.pack_part(self.plan, context.partitionId() if context is not None else 0, batches)
+
+
+def _first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
+    """The first rows, as Spark's tasks see them: vectors are structs, which ``toArrow`` of older Spark has not."""
+    found = map_batches(frame.limit(_SAMPLE_ROWS), _as_streams, "data binary").collect()
+    ipc = load_pyarrow("pyarrow.ipc")
+    return itertools.chain.from_iterable(iter(ipc.open_stream(bytes(row["data"]))) for row in found)
+
+
+def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    pyarrow, ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
+    for batch in batches:
+        sink = io.BytesIO()
+        with ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pyarrow.RecordBatch.from_pydict({"data": [sink.getvalue()]})

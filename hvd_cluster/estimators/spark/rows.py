@@ -1,0 +1,56 @@
+"""Spark's rows, types and sessions, as far as scoring needs them. Importing this needs pyspark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
+from pyspark.sql import Row
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+)
+
+from hvd_cluster.data.schema import is_vector
+from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
+
+_TYPES: dict[str, type[DataType]] = {
+    "bool": BooleanType,
+    "int8": ByteType,
+    "int16": ShortType,
+    "int32": IntegerType,
+    "int64": LongType,
+    "float32": FloatType,
+    "float64": DoubleType,
+    VECTOR: VectorUDT,
+}
+
+
+def spark_type(name: str) -> DataType:
+    """The Spark type of an output column."""
+    return ArrayType(FloatType()) if name == ARRAY else _TYPES[name]()
+
+
+def rows_of(batch: Any) -> list[Row]:
+    """The rows of an Arrow batch as Spark gives them to Python: vectors are vectors."""
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        values = column.to_pylist()
+        if is_vector(column.type):
+            values = [None if value is None else _vector(value) for value in values]
+        columns.append((name, values))
+    make = Row(*[name for name, _ in columns])
+    return [make(*values) for values in zip(*(values for _, values in columns), strict=True)]
+
+
+def _vector(value: dict[str, Any]) -> Any:
+    if value["type"] == 1:
+        return DenseVector(value["values"])
+    return SparseVector(value["size"], value["indices"], value["values"])

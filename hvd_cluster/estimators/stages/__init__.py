@@ -1,0 +1,1 @@
+"""Estimators and models as stages of Spark ML, with and without pyspark."""

@@ -1,0 +1,158 @@
+# ruff: noqa: N802 - the spelling is that of pyspark.ml
+"""How a stage is saved: Spark ML's layout, written by ourselves, so that it needs no Spark on either side.
+
+::
+
+    path/data/part-00000.parquet   what JSON cannot hold: one cloudpickle of {param: value}, in rows of up to 64 MiB
+    path/metadata/part-00000       one line of JSON as Spark ML writes it: class, uid, timestamp, sparkVersion, params
+    path/metadata/_SUCCESS
+
+The metadata is written last: a folder without it is not a saved stage. Loading runs what the pickle says: load only
+what you trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.stages.stage import MLReader, MLWriter, Stage
+
+CHUNK_BYTES = 64 * 2**20
+FORMAT = 1
+#: The Spark whose ML layout the metadata follows, for where no pyspark tells its own version; readers look at its
+#: major and minor number.
+SPARK_VERSION = "3.5.0"
+_METADATA, _SUCCESS, _BLOB = "metadata/part-00000", "metadata/_SUCCESS", "data/part-00000.parquet"
+
+
+class StageWriter(MLWriter):
+    """Saves one stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def _handleOverwrite(self, path: str) -> None:
+        store = Store.create(path)
+        if store.exists(store.prefix):
+            store.delete(store.prefix)
+
+    def saveImpl(self, path: str) -> None:
+        """Write the stage to the folder ``path``.
+
+        Raises:
+            DataError: there is something at ``path`` already, and ``overwrite()`` was not asked for.
+        """
+        store = Store.create(path)
+        if store.exists(store.prefix) and store.list(store.prefix):
+            raise DataError(f"{path} exists already: use write().overwrite().save(path), or another path")
+        current, hidden = _split(self.stage, self.stage._paramMap)
+        defaults, _ = _split(self.stage, self.stage._defaultParamMap)
+        cls = type(self.stage)
+        metadata = {
+            "class": f"{cls.__module__}.{cls.__qualname__}",
+            "timestamp": int(time.time() * 1000),
+            "sparkVersion": _spark_version(),
+            "uid": self.stage.uid,
+            "paramMap": current,
+            "defaultParamMap": defaults,
+            "hvdClusterFormat": FORMAT,
+        }
+        store.write(f"{store.prefix}/{_BLOB}", _to_parquet(cloudpickle.dumps(hidden)))
+        line = json.dumps(metadata, separators=(",", ":")) + "\n"
+        store.write(f"{store.prefix}/{_METADATA}", line.encode())
+        store.write(f"{store.prefix}/{_SUCCESS}", b"")
+
+
+class StageReader(MLReader):
+    """Loads one stage of the class ``cls`` or of a subclass."""
+
+    def __init__(self, cls: type[Stage]) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def load(self, path: str) -> Any:
+        """The stage saved at ``path``.
+
+        Raises:
+            DataError: no stage is there, or one of another class.
+        """
+        store = Store.create(path)
+        metadata = _metadata(store, path)
+        module, _, name = metadata["class"].rpartition(".")
+        saved = getattr(importlib.import_module(module), name)
+        if not issubclass(saved, self.cls):
+            raise DataError(f"{path} holds a {name}, not a {self.cls.__name__}: use {name}.load(path)")
+        hidden = cloudpickle.loads(_from_parquet(store.read(f"{store.prefix}/{_BLOB}")))
+        stage = saved()._resetUid(metadata["uid"])
+        for key, value in {**metadata["paramMap"], **hidden}.items():
+            stage._set(**{key: value})
+        return stage
+
+
+def _split(stage: Stage, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that JSON gives back as they were, and the others; both by the key of the param."""
+    saved = {row.key: row.saved for row in stage.param_rows.values()}
+    plain: dict[str, Any] = {}
+    hidden: dict[str, Any] = {}
+    for param, value in values.items():
+        if not saved.get(param.name, True):
+            continue
+        value = stage._as_saved(param.name, value)
+        if isinstance(value, Store):  # its folder, not the credentials that it may hold
+            value = value.prefix
+        (plain if _survives_json(value) else hidden)[param.name] = value
+    return plain, hidden
+
+
+def _spark_version() -> str:
+    try:
+        import pyspark
+    except ImportError:
+        return SPARK_VERSION
+    return str(pyspark.__version__)
+
+
+def _survives_json(value: Any) -> bool:
+    try:
+        back = json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return False
+    return type(back) is type(value) and bool(back == value)
+
+
+def _metadata(store: Store, path: str) -> dict[str, Any]:
+    folder = f"{store.prefix}/metadata"
+    try:
+        parts = [name for name in store.list(folder) if "/part-" in name or name.startswith("part-")]
+        found: dict[str, Any] = json.loads(store.read(sorted(parts)[0]))
+    except (OSError, IndexError, ValueError) as error:
+        raise DataError(f"{path} is not a saved stage: no metadata can be read there ({error})") from error
+    return found
+
+
+def _to_parquet(blob: bytes) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chunks = [blob[start : start + CHUNK_BYTES] for start in range(0, len(blob), CHUNK_BYTES)]
+    table = pa.table({"index": pa.array(range(len(chunks)), pa.int32()), "blob": pa.array(chunks, pa.binary())})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=1)
+    return sink.getvalue()
+
+
+def _from_parquet(content: bytes) -> bytes:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(content)).sort_by("index")
+    return b"".join(chunk.as_py() for chunk in table["blob"])

@@ -1,0 +1,99 @@
+# ruff: noqa: N802 - the spelling is that of pyspark.ml
+"""What the stages inherit: Spark ML's own classes where pyspark is installed, else :mod:`plain_stage`'s."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar
+
+try:
+    from pyspark.ml.base import Estimator, Model
+    from pyspark.ml.param import Param, Params
+    from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+except ImportError:
+    from hvd_cluster.estimators.stages.plain_stage import (
+        Estimator,
+        MLReadable,
+        MLReader,
+        MLWritable,
+        MLWriter,
+        Model,
+        Param,
+        Params,
+    )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hvd_cluster.estimators.params import Row
+
+__all__ = ["Estimator", "MLReadable", "MLReader", "MLWritable", "MLWriter", "Model", "Param", "Params", "Stage"]
+
+
+class Stage(Params, MLWritable, MLReadable):
+    """Keyword-only construction from the class's param rows, and persistence, for estimators and models alike."""
+
+    #: Every param by the keyword of the constructor; set by ``with_params``.
+    param_rows: ClassVar[Mapping[str, Row]] = {}
+    #: Spark ML's name of a param -> the keyword.
+    param_aliases: ClassVar[Mapping[str, str]] = {}
+    #: Name of an alias's accessor -> the function. A program's own class may have params of these names.
+    alias_accessors: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """The accessors of aliases, where no class has a method of that name."""
+        accessor = type(self).alias_accessors.get(name)
+        if accessor is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return functools.partial(accessor, self)
+
+    def __init__(self, **given: Any) -> None:
+        from hvd_cluster.estimators.params import check
+
+        super().__init__()
+        given = self._by_keyword(given)
+        check(self.param_rows, given, type(self).__name__)
+        self._setDefault(**{name: row.default for name, row in self.param_rows.items()})
+        self._set(**given)
+
+    def setParams(self, **given: Any) -> Any:
+        """Set several params at once; what is wrong is reported all at once. Returns self."""
+        from hvd_cluster.estimators.params import check
+
+        given = self._by_keyword(given)
+        check(self.param_rows, given, type(self).__name__)
+        return self._set(**given)
+
+    def _set(self, **kwargs: Any) -> Any:
+        return super()._set(**self._by_key(self._by_keyword(kwargs)))
+
+    def _setDefault(self, **kwargs: Any) -> Any:
+        return super()._setDefault(**self._by_key(kwargs))
+
+    def _by_keyword(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same values, with Spark ML's names as the keywords that they stand for."""
+        return {self.param_aliases.get(name, name): value for name, value in given.items()}
+
+    def _by_key(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same values under the names of the Params, which differ from the keyword where that name is taken."""
+        return {self.param_rows[name].key if name in self.param_rows else name: value for name, value in given.items()}
+
+    def _value(self, name: str) -> Any:
+        return self.getOrDefault(self.param_rows[name].key)
+
+    def _as_saved(self, name: str, value: Any) -> Any:
+        """The form in which a saved stage keeps the value of a param; ``_set`` takes it back."""
+        return value
+
+    def write(self) -> MLWriter:
+        """A writer as Spark ML has them: ``stage.write().overwrite().save(path)``."""
+        from hvd_cluster.estimators.stages.persistence import StageWriter
+
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader:
+        """A reader as Spark ML has them: ``cls.read().load(path)``."""
+        from hvd_cluster.estimators.stages.persistence import StageReader
+
+        return StageReader(cls)

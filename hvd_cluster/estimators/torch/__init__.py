@@ -1,0 +1,1 @@
+"""TorchEstimator, and what its workers do."""

@@ -1,0 +1,209 @@
+"""A run's state after an epoch, in the store: one file, whole or absent."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.torch.optimizer_state import rates, set_rates
+
+
+@dataclass(frozen=True)
+class Running:
+    """How far an epoch has come, for a checkpoint within it."""
+
+    #: Rows of the epoch that all ranks together have trained on.
+    rows: int
+    #: What each rank has added up for the means, shape (ranks, numbers).
+    sums: torch.Tensor
+    #: The random generators of each rank; see :mod:`hvd_cluster.estimators.torch.random_state`.
+    random: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What resuming takes."""
+
+    model: dict[str, Any]
+    #: State of the optimizer, with the rate of one worker: a run may be resumed by another number of them.
+    optimizer: dict[str, Any]
+    #: The rates that ``size`` workers used, so that the same number goes on with exactly those.
+    scaled_rates: list[float]
+    size: int
+    #: Finished epochs.
+    epochs: int
+    history: list[dict[str, Any]]
+    #: What it was trained on; None in files of before there was one.
+    trained_on: Fingerprint | None = None
+    #: State of the scheduler and of the gradients' scaler, where there are such.
+    scheduler: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None
+    #: Where the next epoch stands; None at its beginning, when random generators are seeded anew.
+    running: Running | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        size: int,
+        scale: float,
+        history: list[dict[str, Any]],
+        trained_on: Fingerprint | None = None,
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
+        running: Running | None = None,
+    ) -> Checkpoint:
+        """Take the state of a run in which the rates are ``scale`` times those of one worker."""
+        scaled = rates(optimizer)
+        state = optimizer.state_dict()
+        groups = [dict(group) for group in state["param_groups"]]
+        for group, rate in zip(groups, scaled, strict=True):
+            if "lr" in group:
+                group["lr"] = rate / scale
+        return cls(
+            model=on_cpu(model.state_dict()),
+            optimizer=on_cpu({**state, "param_groups": groups}),
+            scaled_rates=scaled,
+            size=size,
+            epochs=len(history),
+            history=history,
+            trained_on=trained_on,
+            scheduler=None if scheduler is None else on_cpu(scheduler.state_dict()),
+            scaler=None if scaler is None else on_cpu(scaler.state_dict()),
+            running=running,
+        )
+
+    def require_data(self, run_id: str, now: Fingerprint) -> None:
+        """Check that a fit goes on with the data that the run began with.
+
+        Raises:
+            DataError: it differs; the text says in what.
+        """
+        if self.trained_on is not None:
+            self.trained_on.require(run_id, now)
+
+    def restore(
+        self,
+        run_id: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        size: int,
+        scale: float,
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
+    ) -> None:
+        """Put the state back, the rates multiplied for ``size`` workers.
+
+        Raises:
+            DataError: the checkpoint is of another model or optimizer.
+        """
+        try:
+            model.load_state_dict(self.model)
+            optimizer.load_state_dict(self.optimizer)
+            if scheduler is not None and self.scheduler is not None:
+                scheduler.load_state_dict(self.scheduler)
+            if scaler is not None and self.scaler is not None:
+                scaler.load_state_dict(self.scaler)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id ({error})"
+            ) from error
+        if size == self.size:
+            set_rates(optimizer, self.scaled_rates)
+            return
+        set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
+        if scheduler is not None and hasattr(scheduler, "base_lrs"):
+            before = self._scale
+            scheduler.base_lrs = [rate / before * scale for rate in scheduler.base_lrs]
+
+    @property
+    def _scale(self) -> float:
+        """By what the rates of one worker were multiplied."""
+        pairs = zip(self.scaled_rates, (group.get("lr", 0.0) for group in self.optimizer["param_groups"]), strict=True)
+        return next((scaled / float(rate) for scaled, rate in pairs if rate), 1.0)
+
+    def to_bytes(self) -> bytes:
+        content = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scaled_rates": self.scaled_rates,
+            "size": self.size,
+            "epoch": self.epochs,
+            "history": json.dumps(self.history),
+            "trained_on": json.dumps(self.trained_on.to_dict() if self.trained_on is not None else None),
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "running": None if self.running is None else vars(self.running),
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, blob: bytes, origin: str) -> Checkpoint:
+        """Read what :meth:`to_bytes` wrote; nothing in it is executed.
+
+        Raises:
+            DataError: ``origin`` holds something else.
+        """
+        try:
+            content = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+            trained_on = json.loads(content.get("trained_on", "null"))
+            running = content.get("running")
+            return cls(
+                model=content["model"],
+                optimizer=content["optimizer"],
+                scaled_rates=content["scaled_rates"],
+                size=content["size"],
+                epochs=content["epoch"],
+                history=json.loads(content["history"]),
+                trained_on=None if trained_on is None else Fingerprint(**trained_on),
+                scheduler=content.get("scheduler"),
+                scaler=content.get("scaler"),
+                running=None if running is None else Running(**running),
+            )
+        except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
+            raise DataError(
+                f"{origin} is not a checkpoint of this run ({error}): delete it, or choose another run_id"
+            ) from error
+
+    def save(self, files: RunFiles, best: bool = False) -> None:
+        """Keep it as the run's last checkpoint, or as that of its best epoch.
+
+        Raises:
+            DataError: the store cannot be written; the text says what is left of the run.
+        """
+        try:
+            files.save(self.to_bytes(), best)
+        except DataError as error:
+            if self.epochs > 1:  # files are written whole or not at all: the one before is there
+                kept = f"the checkpoint of epoch {self.epochs - 1} is kept: run again with run_id={files.run_id!r}"
+                raise DataError(f"{error}; {kept}") from error.__cause__
+            raise
+
+    @classmethod
+    def load(cls, files: RunFiles) -> Checkpoint | None:
+        """The run's last checkpoint, or None."""
+        blob = files.last()
+        return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
+
+
+def on_cpu(state: Any) -> Any:
+    """The same nest of dicts and lists with every tensor on the CPU, and numpy's scalars as Python's."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {key: on_cpu(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(on_cpu(value) for value in state)
+    return state.item() if type(state).__module__ == "numpy" else state

@@ -1,0 +1,114 @@
+"""TorchEstimator: a DataFrame and a ``torch.nn.Module`` in, a TorchModel out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd_cluster.data.dataset import Dataset
+from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_params
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.spec import TrainResult, TrainSpec
+from hvd_cluster.estimators.torch.checkpoint import Checkpoint
+from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+from hvd_cluster.estimators.torch.probe import probe
+from hvd_cluster.estimators.torch.train import train
+
+
+@with_params(ESTIMATOR_ROWS, TORCH_ROWS)
+class TorchEstimator(ModuleEstimator):
+    """Trains a PyTorch model on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
+
+    ``fit(data)`` takes a Spark DataFrame (classic or Connect), and then the workers run on the Spark cluster; or a
+    pandas DataFrame, a pyarrow Table or the path of Parquet files, and then they are processes of this machine.
+
+    Each feature column becomes one positional argument of the model, a tensor of shape ``(rows, *shape of a row)``;
+    each label column meets one output in the loss. Columns come in the model's floating dtype; integers come as int64
+    and bools as bool where only that works (embeddings, class labels). The learning rate is multiplied by the number
+    of workers unless ``scale_lr=False``.
+
+    An epoch goes through all training rows; its last global batch is filled up with rows that were seen before
+    (``padding_rows`` in the history). After each epoch rank 0 writes a checkpoint to the store; a fit with the same
+    ``run_id`` goes on from it, says so in a warning, and refuses other columns or another number of rows. When a worker
+    dies, all start again from the last checkpoint, up to ``max_restarts`` times, and the weights at the end are those
+    of a fit that nobody disturbed. Without a store the rows of a Spark DataFrame go straight to the workers' disks.
+
+    Raises (from fit, before any worker starts):
+        ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
+        DataError: the data or the store cannot be used, or the model, the loss or a metric does not fit the columns.
+        LaunchError: something cannot be sent to the workers, or they cannot be started.
+    Raises (later):
+        WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
+    """
+
+    run_prefix = "pytorch"
+
+    def _mistakes(self) -> list[str]:
+        value = self._value
+        wrong = []
+        if not isinstance(value("model"), torch.nn.Module):
+            wrong.append("Model parameter is required: give a torch.nn.Module")
+        wrong += self._objective_mistakes()
+        if value("class_weights") is not None and len(value("label_cols") or []) > 1:
+            wrong.append("class_weights needs a single label column: use sample_weight_col with several")
+        if not all(callable(callback) for callback in value("callbacks") or []):
+            wrong.append("callbacks: must be a list of functions (record, model)")
+        wrong += self._count_mistakes()
+        return wrong
+
+    def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
+        value = self._value
+        objective, metrics = self._objective(), self._metric_groups()
+        findings = probe(
+            value("model"),
+            dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(value("input_shapes"))),
+            objective,
+            metrics,
+            self._first_rows(dataset, seed),
+            dataset.schema,
+            custom_step=value("train_minibatch_fn") is not None,
+            weighted=value("class_weights") is not None,
+        )
+        same = (
+            "train_minibatch_fn", "validation_minibatch_fn", "lr_scheduler", "lr_scheduler_interval", "mixed_precision",
+            "gradient_clip_norm", "gradient_clip_value", "class_weights", "early_stopping", "return_best",
+        )  # fmt: skip
+        return TrainSpec(
+            model=value("model"),
+            optimizer=OptimizerState.of(value("optimizer"), value("model")),
+            inputs=findings.inputs,
+            output_shapes=findings.output_shapes,
+            objective=objective,
+            metrics=metrics,
+            **self._fit_fields(dataset, store, run_id, seed),
+            **{name: value(name) for name in same},
+        )
+
+    def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
+        found = Checkpoint.load(RunFiles(store, run_id))
+        if found is not None:
+            trial = copy.deepcopy(self._value("model"))
+            optimizer = OptimizerState.of(self._value("optimizer"), self._value("model")).build(trial)
+            found.restore(run_id, trial, optimizer, size=1, scale=1.0)
+        return found
+
+    def _train_fn(self) -> Callable[[TrainSpec], TrainResult]:
+        return train
+
+    def _create_model(self, results: list[TrainResult], spec: TrainSpec) -> Any:
+        state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
+        model = copy.deepcopy(spec.model).cpu()
+        model.load_state_dict(state["model"])
+        optimizer = spec.optimizer.build(model)
+        optimizer.load_state_dict(state["optimizer"])
+        arguments = self._get_model_kwargs(
+            model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
+        )
+        return self.get_model_class()(**arguments)

@@ -1,0 +1,78 @@
+"""TorchModel: what TorchEstimator returns. Scores DataFrames, and keeps how it came about."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.model import FittedModel
+from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
+from hvd_cluster.estimators.scoring.scorer import Framework
+from hvd_cluster.estimators.torch.objective import as_outputs
+
+
+def predict(model: torch.nn.Module, features: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of ``model`` as a list, without gradients."""
+    with torch.no_grad():
+        return as_outputs(model(*features))
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and back in the modes that its parts were in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@with_params(MODEL_ROWS, TORCH_MODEL_ROWS)
+class TorchModel(FittedModel):
+    """A trained PyTorch model as a transformer.
+
+    ``transform(data)`` keeps every column and adds one for each output, named ``<label>__output`` unless
+    ``output_cols`` says otherwise. A pandas DataFrame gives a pandas DataFrame, a pyarrow Table a Table, a Spark
+    DataFrame a Spark DataFrame. An output of one number a row has the type of its label column (integers are rounded);
+    any other is a vector: Spark ML's on Spark, a list of float32 elsewhere. ``output_kinds`` asks for other forms:
+    "vector", "array" (a list of float32), "probability" (the softmax of logits, as a vector), "argmax" (the class:
+    float64 on Spark, int64 elsewhere) or "columns" (a column of its own for each element).
+
+    Raises (from transform):
+        ValueError: an output column exists already, or a feature column does not.
+        DataError: a feature column holds nulls or is none that the model takes.
+    """
+
+    framework = Framework(predict=predict, mode=evaluating)
+
+    def _wrong_model(self) -> str:
+        if isinstance(self._value("model"), torch.nn.Module):
+            return ""
+        return f"this {type(self).__name__} has no model: give model=, or setModel()"
+
+    def _default_dtype(self) -> str:
+        floating = (p.dtype for p in self._value("model").parameters() if p.dtype.is_floating_point)
+        return str(next(floating, torch.float32)).removeprefix("torch.")
+
+    def log_to_mlflow(self, mlflow: Any) -> None:
+        """Log the model to the active run of ``mlflow``, as "model" in its PyTorch flavour."""
+        log = mlflow.pytorch.log_model
+        accepted = inspect.signature(log).parameters
+        given = {"name" if "name" in accepted else "artifact_path": "model"}  # the latter until MLflow 3
+        if "serialization_format" in accepted:
+            given["serialization_format"] = "pickle"  # the other one traces the model, and needs an example
+        # Named here: MLflow would load the model in a process of its own to find out what it imports.
+        log(self._portable_model(), pip_requirements=[f"torch=={torch.__version__}"], **given)
+
+    def _portable_model(self) -> torch.nn.Module:
+        model: torch.nn.Module = self._value("model")
+        if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
+            return model
+        return copy.deepcopy(model).cpu()

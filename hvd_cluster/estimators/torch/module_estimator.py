@@ -1,0 +1,88 @@
+"""What the estimators of ``torch.nn.Module`` have in common: optimizer, loss and metrics, and the model they return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.column_roles import as_group, wrong_counts
+from hvd_cluster.estimators.estimator import DistributedEstimator
+from hvd_cluster.estimators.spec import MakeObjective
+from hvd_cluster.estimators.torch.model import TorchModel
+from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+
+
+class ModuleEstimator(DistributedEstimator):
+    """Base of TorchEstimator and LightningEstimator."""
+
+    def _objective_mistakes(self) -> list[str]:
+        """What is wrong with optimizer, loss and metrics."""
+        value = self._value
+        wrong = []
+        if not isinstance(value("optimizer"), torch.optim.Optimizer):
+            wrong.append("optimizer is required: give a torch.optim.Optimizer over model.parameters()")
+        elif isinstance(value("optimizer"), torch.optim.LBFGS):
+            wrong.append(
+                "optimizer: LBFGS needs a closure in each step, which distributed training has not; use another"
+            )
+        elif isinstance(value("model"), torch.nn.Module):
+            try:
+                OptimizerState.of(value("optimizer"), value("model"))
+            except ValueError as error:
+                wrong.append(str(error))
+        if value("loss") is not None and value("loss_constructors") is not None:
+            wrong.append("only one of loss_constructors and loss parameters can be specified.")
+        if value("loss") is None and value("loss_constructors") is None:
+            wrong.append("loss is required: give fn(output, label) -> scalar tensor")
+        return wrong
+
+    def _count_mistakes(self) -> list[str]:
+        """Which lists have not one entry for each column."""
+        value = self._value
+        labels = value("label_cols") or []
+        for_labels = {name: value(name) for name in ("loss", "loss_constructors", "loss_weights", "label_shapes")}
+        for_labels.update({f"metrics[{index}]": group for index, group in enumerate(value("metrics") or [])})
+        wrong = wrong_counts(for_labels, len(labels), "label columns") if labels else []
+        if value("feature_cols"):
+            wrong += wrong_counts(
+                {"input_shapes": value("input_shapes")}, len(value("feature_cols")), "feature columns"
+            )
+        return wrong
+
+    def _objective(self) -> MakeObjective:
+        value = self._value
+        count, make = len(value("label_cols")), value("loss_constructors")
+        return MakeObjective(
+            losses=as_group(make if make is not None else value("loss"), count),
+            constructed=make is not None,
+            loss_weights=tuple(value("loss_weights") or [1 / count] * count),
+            label_shapes=as_tuples(value("label_shapes")),
+        )
+
+    def _metric_groups(self) -> tuple[tuple[Any, ...], ...]:
+        return tuple(as_group(group, len(self._value("label_cols"))) for group in self._value("metrics") or [])
+
+    def get_model_class(self) -> type[Any]:
+        return TorchModel
+
+    def _get_model_kwargs(
+        self,
+        model: torch.nn.Module,
+        history: list[dict[str, Any]],
+        optimizer: Any,
+        run_id: str,
+        metadata: dict[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            **super()._get_model_kwargs(model, history, optimizer, run_id, metadata),
+            "optimizer": optimizer,
+            "input_shapes": self._value("input_shapes"),
+            "loss": self._value("loss"),
+            "loss_constructors": self._value("loss_constructors"),
+        }
+
+
+def as_tuples(shapes: list[list[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """Shapes in the form that specs keep."""
+    return None if shapes is None else tuple(tuple(shape) for shape in shapes)

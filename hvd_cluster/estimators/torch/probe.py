@@ -1,0 +1,227 @@
+"""The model, the loss and the metrics tried on the driver, on a few rows, before any worker starts.
+
+The trial also settles what dtype each column has at the model's edge: the model's own floating dtype, as Horovod had
+it for every column, unless that does not work there and int64 (bool for bools) does: embeddings, class labels.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_cluster.data.schema import Schema
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_row
+
+#: What torch's own losses warn of when the label is broadcast against the output.
+_BROADCAST_WARNING = "Using a target size"
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the trial settled."""
+
+    inputs: Inputs
+    #: Shape of one row of each output.
+    output_shapes: tuple[tuple[int, ...], ...]
+
+
+class _Refused(Exception):
+    """One choice of dtypes did not work; ``progress`` tells how far it came."""
+
+    def __init__(self, text: str, progress: int) -> None:
+        super().__init__(text)
+        self.progress = progress
+
+
+def probe(
+    model: torch.nn.Module,
+    inputs: Inputs,
+    make_objective: Callable[[], Objective],
+    metrics: Sequence[Sequence[Any]],
+    batch: Mapping[str, Tensor],
+    schema: Schema,
+    custom_step: bool = False,
+    weighted: bool = False,
+) -> Findings:
+    """Run one small batch through a copy of ``model`` and through the loss and the metrics.
+
+    Args:
+        batch: columns of a few rows, as the reader yields them.
+        custom_step: a step of the user's own computes the loss; only the model's input is tried.
+        weighted: rows will be weighted, also where no column has their weights.
+
+    Raises:
+        DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
+            model or the loss complained of.
+    """
+    trial = copy.deepcopy(model).to(_CPU)
+    refusals: list[_Refused] = []
+    for feature_dtypes, label_dtypes in _choices(trial, inputs, batch):
+        candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, 5), custom_step, weighted)
+                if custom_step or all(5 not in shape for shape in shapes):
+                    return Findings(candidate, shapes)
+                # An output of 5 values meets 5 rows: a wrong shape might fit by chance. Once more with another number.
+                again = _repeat(batch, 7)
+                return Findings(
+                    candidate, _try(trial, candidate, make_objective, metrics, again, custom_step, weighted)
+                )
+        except _Refused as refusal:
+            refusals.append(refusal)
+    raise DataError(f"{max(refusals, key=lambda refusal: refusal.progress)}\n{shapes_text(inputs, batch, schema)}")
+
+
+def floating_dtype(model: torch.nn.Module) -> str:
+    """torch's name of the model's floating dtype."""
+    return _name(next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32))
+
+
+def _choices(
+    model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor]
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """dtypes of features and labels to try, most welcome first."""
+    floating: torch.dtype = getattr(torch, floating_dtype(model))
+
+    def wanted(names: Sequence[str], own: bool) -> tuple[str, ...]:
+        dtypes = (batch[name].dtype for name in names)
+        return tuple(_name(floating if dtype.is_floating_point or not own else _whole(dtype)) for dtype in dtypes)
+
+    seen = set()
+    for own_features, own_labels in ((False, False), (False, True), (True, False), (True, True)):
+        choice = (wanted(inputs.feature_cols, own_features), wanted(inputs.label_cols, own_labels))
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
+
+
+def _try(
+    model: torch.nn.Module,
+    inputs: Inputs,
+    make_objective: Callable[[], Objective],
+    metrics: Sequence[Sequence[Any]],
+    batch: Mapping[str, Tensor],
+    custom_step: bool,
+    weighted: bool,
+) -> tuple[tuple[int, ...], ...]:
+    """Shapes of one row of each output."""
+    rows = len(next(iter(batch.values())))
+    model.train()
+    features = _attempt(lambda: inputs.features(batch, _CPU), "input_shapes does not fit the feature columns", 0)
+    raw = _attempt(lambda: model(*features), "the model does not take the feature columns", 1)
+    outputs = _attempt(lambda: as_outputs(raw), "the model must return a tensor, or a tuple or list of tensors", 1)
+    for output in outputs:
+        if not isinstance(output, Tensor) or not output.dim() or len(output) != rows:
+            shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise _Refused(
+                f"the model must return tensors with one row for each row of its input ({rows}), not {shown}", 2
+            )
+    shapes = tuple(tuple(output.shape[1:]) for output in outputs)
+    if custom_step:
+        return shapes
+    if len(outputs) != len(inputs.label_cols):
+        raise _Refused(
+            f"the model returns {len(outputs)} output(s) for {len(inputs.label_cols)} label column(s): it must return "
+            "one for each, in their order",
+            2,
+        )
+    objective = _attempt(make_objective, "the loss cannot be constructed", 2)
+    labels = inputs.labels(batch, _CPU)
+    _, shaped = _attempt(
+        lambda: objective.transform_outputs(outputs, labels), "label_shapes does not fit the labels", 2
+    )
+    weights = inputs.sample_weights(batch, _CPU)
+    if weighted and weights is None:
+        weights = torch.ones(rows)
+    total: Any = 0.0
+    for name, fn, output, label in zip(inputs.label_cols, objective.losses, outputs, shaped, strict=True):
+        total = total + _try_loss(name, fn, output, label, weights)
+    if not isinstance(total, Tensor) or not total.requires_grad:
+        raise _Refused("the loss does not depend on any trainable parameter of the model: no gradient reaches them", 4)
+    _attempt(total.backward, "the gradient of the loss cannot be computed", 4)
+    for index, group in enumerate(metrics):
+        for name, metric, output, label in zip(inputs.label_cols, group, outputs, shaped, strict=True):
+            _try_metric(f"metrics[{index}]", name, metric, output.detach(), label)
+    return shapes
+
+
+def _try_loss(name: str, fn: Any, output: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
+    sizes = f"output {tuple(output.shape)}, label {tuple(label.shape)}"
+    if weights is not None:
+        value = _attempt(
+            lambda: per_row(fn, output, label),
+            f"the loss for {name!r} must take reduction='none' because sample_weight_col is set, or class_weights "
+            f"({sizes})",
+            3,
+        )
+        if not isinstance(value, Tensor) or value.numel() % len(weights):
+            raise _Refused(
+                f"the loss for {name!r} with reduction='none' must return one value for each row ({sizes})", 3
+            )
+        return value.mean()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=_BROADCAST_WARNING)
+        value = _attempt(lambda: fn(output, label), f"the loss does not take output and label of {name!r} ({sizes})", 3)
+    if not isinstance(value, Tensor):
+        raise _Refused(
+            f"the loss for {name!r} returns no scalar tensor but {type(value).__name__}: compute it with torch", 4
+        )
+    if value.numel() != 1:
+        raise _Refused(
+            f"the loss for {name!r} returns no scalar but a tensor of shape {tuple(value.shape)} ({sizes}): "
+            "reduce it, for example with .mean()",
+            4,
+        )
+    return value.reshape(())
+
+
+def _try_metric(where: str, name: str, metric: Any, output: Tensor, label: Tensor) -> None:
+    sizes = f"output {tuple(output.shape)}, label {tuple(label.shape)}"
+    value = _attempt(lambda: metric(output, label), f"{where} does not take output and label of {name!r} ({sizes})", 5)
+    number = _attempt(lambda: torch.as_tensor(value), f"{where} must return a number for {name!r}, not {value!r}", 5)
+    if number.numel() != 1:
+        raise _Refused(f"{where} must return one number for {name!r}, not a tensor of shape {tuple(number.shape)}", 5)
+
+
+def _attempt(what: Callable[[], Any], complaint: str, progress: int) -> Any:
+    try:
+        return what()
+    except Exception as error:  # the user's own code, which may raise anything
+        raise _Refused(f"{complaint}: {type(error).__name__}: {error}", progress) from error
+
+
+def _repeat(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """The batch with exactly ``rows`` rows: a number that no dimension of the outputs has."""
+    return {name: tensor[torch.arange(rows) % len(tensor)] for name, tensor in batch.items()}
+
+
+def shapes_text(inputs: Inputs, batch: Mapping[str, Tensor], schema: Schema) -> str:
+    """What the columns are, a line for each."""
+    lines = []
+    for index, name in enumerate((*inputs.feature_cols, *inputs.label_cols)):
+        role = "feature" if index < len(inputs.feature_cols) else "label"
+        stored = f", {schema[name].kind.value} in the data" if name in schema else ""
+        line = f"  {role} {name!r}: batch of shape (rows{''.join(f', {n}' for n in batch[name].shape[1:])}){stored}"
+        if role == "feature" and inputs.input_shapes is not None:
+            line += f", given to the model as {inputs.input_shapes[index]}"
+        lines.append(line)
+    return "\n".join(["the columns are:", *lines])
+
+
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool if dtype == torch.bool else torch.int64
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

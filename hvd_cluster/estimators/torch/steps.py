@@ -1,0 +1,131 @@
+"""One batch forward and backward, and a step of the optimizer where its group of batches is complete."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch.objective import Objective
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Steps:
+    """The model and all that moves its weights."""
+
+    spec: TrainSpec
+    device: torch.device
+    model: torch.nn.Module
+    #: A ``DistributedOptimizer``.
+    optimizer: Any
+    objective: Objective
+    #: Of ``torch.optim.lr_scheduler``, or None.
+    scheduler: Any = None
+    #: Scales the loss, so that half precision's gradients do not vanish; None where that is not needed.
+    scaler: Any = None
+
+    @classmethod
+    def of(
+        cls, spec: TrainSpec, device: torch.device, model: torch.nn.Module, optimizer: Any, objective: Objective
+    ) -> Steps:
+        """With the scheduler and the scaler that the spec asks for, at their beginning."""
+        scheduler = spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None
+        scaler = torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None
+        return cls(spec, device, model, optimizer, objective, scheduler, scaler)
+
+    def train(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int, steps: int
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """Train on one batch; returns the outputs and the loss, detached.
+
+        All ranks have as many rows, so the average of their gradients is that of the global batch.
+        """
+        group = self.spec.backward_passes_per_step
+        if self.spec.train_minibatch_fn is not None:
+            outputs, loss = self._own_step(inputs, labels, weights, step)
+        else:
+            if step % group == 0:
+                self.optimizer.zero_grad()
+            with self.precision():
+                outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
+                loss = self.objective(outputs, shaped, weights)
+            batches = min(group, steps - step // group * group)  # the last group of an epoch may be short
+            scaled = loss / batches if self.scaler is None else self.scaler.scale(loss / batches)
+            scaled.backward()
+            if (step + 1) % group == 0 or step + 1 == steps:
+                self._update()
+        if self.spec.lr_scheduler_interval == "step" and ((step + 1) % group == 0 or step + 1 == steps):
+            self.move_rates(loss)
+        return outputs, loss.detach()
+
+    def validate(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """The outputs and the loss of one batch, without training."""
+        with self.precision():
+            if self.spec.validation_minibatch_fn is not None:
+                outputs, loss = self.spec.validation_minibatch_fn(
+                    self.model, self.objective.transform_outputs, self.objective, inputs, labels, weights, step
+                )
+                return self.objective.transform_outputs(outputs, labels)[0], loss
+            outputs, shaped = self.objective.transform_outputs(self.model(*inputs), labels)
+            return outputs, self.objective(outputs, shaped, weights)
+
+    def move_rates(self, metric: Any) -> None:
+        """One step of the scheduler, if there is one; ``metric`` is for those that go by it."""
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step(float(metric))
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of the forward pass."""
+        if self.spec.mixed_precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=_DTYPES[self.spec.mixed_precision])
+
+    def _own_step(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """A step of the user's own."""
+        with self.precision():
+            outputs, loss = self.spec.train_minibatch_fn(
+                self.model,
+                self.optimizer,
+                self.objective.transform_outputs,
+                self.objective,
+                inputs,
+                labels,
+                weights,
+                self.spec.backward_passes_per_step,
+                step,
+            )
+        return self.objective.transform_outputs(outputs, labels)[0], loss
+
+    def _update(self) -> None:
+        """Average the gradients over the ranks, clip them, and move the weights."""
+        norm, value = self.spec.gradient_clip_norm, self.spec.gradient_clip_value
+        if self.scaler is None and norm is None and value is None:
+            self.optimizer.step()
+            return
+        self.optimizer.synchronize()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, value)
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, norm)
+        with self.optimizer.skip_synchronize():
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()

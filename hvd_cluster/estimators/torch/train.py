@@ -1,0 +1,166 @@
+"""Training, as one worker does it: knows tensors and collectives, and nothing of Spark or of launching."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+from typing import Any
+
+import torch
+
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.reports import Reports
+from hvd_cluster.estimators.run.scalars import scalar_log
+from hvd_cluster.estimators.run.world import entered
+from hvd_cluster.estimators.spec import TrainResult, TrainSpec
+from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running, on_cpu
+from hvd_cluster.estimators.torch.checkpointing import Checkpointing, share_buffers
+from hvd_cluster.estimators.torch.class_weights import ClassWeights
+from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.objective import Objective
+from hvd_cluster.estimators.torch.optimizer_state import rates, set_rates
+from hvd_cluster.estimators.torch.steps import Steps
+from hvd_cluster.estimators.torch.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def train(spec: TrainSpec) -> TrainResult:
+    """Train ``spec.model`` on this worker's shard, together with the other workers of the job.
+
+    Where the run has a checkpoint, go on after its last epoch: the weights at the end are those of an undisturbed run.
+
+    Raises:
+        RuntimeError: some ranks have a GPU and some have none.
+        DataError: the run's checkpoint is of another model or of other data, or it cannot be written.
+        HorovodInternalError: another worker has died.
+    """
+    with entered(spec) as hvd:
+        return _train(spec, hvd)
+
+
+def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
+    device = choose_device(spec.use_gpu, hvd)
+    model = copy.deepcopy(spec.model).to(device)  # a backend may run us in the process that made the spec
+    base = spec.optimizer.build(model)
+    scale = float(hvd.size()) if spec.scale_lr else 1.0
+    _start_equal(hvd, model, base, scale)
+    held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
+    optimizer = hvd.DistributedOptimizer(
+        base,
+        named_parameters=[(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in held],
+        compression=spec.gradient_compression or hvd.Compression.none,
+        backward_passes_per_step=spec.backward_passes_per_step,
+    )
+    steps = Steps.of(spec, device, model, optimizer, _objective(spec, device))
+    saving = Checkpointing(spec, hvd, steps, scale, Fingerprint.of(spec.dataset, spec.inputs))
+    found = saving.load()
+    if found is not None:
+        found.restore(spec.run_id, model, optimizer, hvd.size(), scale, scheduler=steps.scheduler, scaler=steps.scaler)
+        logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
+    reports = Reports(spec, hvd.rank())
+    readers = Readers.of(spec, hvd.rank(), hvd.size())
+    worker = Worker(spec, hvd, device, steps, readers, reports, ClassWeights.of(spec, hvd))
+    history = _epochs(worker, saving, found)
+    state = b""
+    if hvd.rank() == 0:
+        state = _pack(saving.to_return(history))
+    hvd.barrier()
+    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=history)
+
+
+def _epochs(worker: Worker, saving: Checkpointing, found: Checkpoint | None) -> list[dict[str, Any]]:
+    """Train until the last epoch, or until the spec's early stopping ends it; returns the history."""
+    spec, hvd, steps = worker.spec, worker.hvd, worker.steps
+    history = found.history if found is not None else []
+    running = found.running if found is not None else None
+    with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
+        while len(history) < spec.epochs and not _is_over(spec, history):
+            epoch = len(history)
+            random_state.seed_all(spec.seed, epoch, hvd.rank())
+            done, sums = (0, None) if running is None else _take_up(running, spec, hvd)
+            running = None
+
+            def after_step(done: int, means: Means) -> None:
+                if saving.is_due_within(done, worker.readers.train_steps):
+                    saving.save_within(history, done, means)
+
+            record = {"epoch": epoch, **worker.train_epoch(epoch, done, sums, after_step)}
+            share_buffers(hvd, steps.model)
+            if spec.validation_is_there:
+                record["validation"] = worker.validate_epoch()
+            if spec.lr_scheduler_interval == "epoch":
+                steps.move_rates(record.get("validation", record["train"])["loss"])
+            history.append(record)
+            saving.save_epoch(history, len(history) == spec.epochs or _is_over(spec, history))
+            worker.reports.epoch(record)
+            if log is not None:
+                log(record)
+            for callback in spec.callbacks:
+                callback(record, steps.model)
+    return history
+
+
+def _is_over(spec: TrainSpec, history: list[dict[str, Any]]) -> bool:
+    return bool(history) and spec.early_stopping is not None and spec.early_stopping.is_over(history)
+
+
+def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Tensor | None]:
+    """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
+
+    Another number of ranks goes on at the global batch in which the rows end, and draws other random numbers.
+    """
+    done = running.rows // (spec.batch_size * hvd.size())
+    if len(running.sums) == hvd.size():
+        random_state.restore(running.random[hvd.rank()])
+        return done, running.sums[hvd.rank()]
+    return done, running.sums.sum(dim=0) if hvd.rank() == 0 else None
+
+
+def _objective(spec: TrainSpec, device: torch.device) -> Objective:
+    objective = spec.objective()
+    for loss in objective.losses:
+        if isinstance(loss, torch.nn.Module):
+            loss.to(device)
+    return objective
+
+
+def _start_equal(hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Bring all ranks to the same weights and optimizer state, and to the rates of all workers together."""
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    hvd.broadcast_parameters(tensors, root_rank=0)
+    if optimizer.state:  # it came with the optimizer that was given; an empty one is equal on all ranks
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
+
+
+def choose_device(use_gpu: bool, hvd: Any) -> torch.device:
+    """The device of this rank: the GPU at its local_rank, or the CPU; the same kind on all ranks.
+
+    Raises:
+        RuntimeError: the ranks differ, or a rank would have to share a GPU; on every rank, with all their devices.
+    """
+    local_rank = hvd.local_rank()
+    count = torch.cuda.device_count() if use_gpu and torch.cuda.is_available() else 0
+    mine = "cpu" if count == 0 else "cuda" if local_rank < count else "none left"
+    kinds = hvd.allgather_object(mine, name="hvd_cluster.devices")
+    if len(set(kinds)) > 1:
+        listed = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))
+        raise RuntimeError(
+            f"All ranks don't have same device type! ({listed}) Each worker needs a GPU of its own: "
+            "give the job as many GPUs as workers, lower num_proc, or set use_gpu=False."
+        )
+    if mine == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _pack(checkpoint: Checkpoint) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"model": on_cpu(checkpoint.model), "optimizer": checkpoint.optimizer}, buffer)
+    return buffer.getvalue()

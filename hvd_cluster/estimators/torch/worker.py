@@ -1,0 +1,122 @@
+"""One epoch on one worker: batches in, steps of the optimizer, a record of means and speeds out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.reports import Reports
+from hvd_cluster.estimators.run.watch import Watch
+from hvd_cluster.estimators.spec import TrainSpec
+from hvd_cluster.estimators.torch.class_weights import ClassWeights
+from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.steps import Steps
+
+#: Called after each step with the number of steps that the epoch has made, and its means so far.
+AfterStep = Callable[[int, Means], None]
+
+
+@dataclass
+class Worker:
+    """What a worker holds while it trains."""
+
+    spec: TrainSpec
+    #: ``hvd_cluster.torch``.
+    hvd: Any
+    device: torch.device
+    steps: Steps
+    readers: Readers
+    reports: Reports
+    class_weights: ClassWeights | None = None
+
+    def train_epoch(
+        self, epoch: int, done: int = 0, sums: Tensor | None = None, after_step: AfterStep | None = None
+    ) -> dict[str, Any]:
+        """Go through the training batches of ``epoch``; the record without validation, the same on every rank.
+
+        Args:
+            epoch: its number.
+            done: steps of it that have been made already, and ``sums`` what they have added to the means.
+            after_step: called after each step.
+        """
+        steps = self.readers.train_steps
+        watch = Watch()
+        means = self._means()
+        if sums is not None:
+            means.take_up(sums)
+        self.steps.model.train()
+        for step, batch in enumerate(watch.timed(self.readers.train_batches(epoch, done)), start=done):
+            inputs, labels, weights = self._take(batch)
+            rows = len(labels[0])
+            outputs, loss = self.steps.train(inputs, labels, weights, step, steps)
+            watch.rows += rows
+            metrics = self._metrics(outputs, labels)
+            means.add(loss, metrics, rows)
+            if self.reports.is_due(last=step + 1 == steps):
+                self._report(epoch, step + 1, steps, loss, metrics, watch)
+            if after_step is not None:
+                after_step(step + 1, means)
+        speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
+        gathered = self.hvd.allgather(speeds, name="hvd_cluster.speeds")
+        return {
+            "train": means.over_ranks(self.hvd, "hvd_cluster.train_means"),
+            "samples_per_s": gathered[:, 0].tolist(),
+            "data_wait_share": gathered[:, 1].tolist(),
+            "seconds": watch.seconds,
+            "padding_rows": self.readers.padding_rows,
+        }
+
+    def validate_epoch(self) -> dict[str, Any]:
+        """The loss and the metrics over the validation rows, each row counted once, without training."""
+        means = self._means()
+        self.steps.model.eval()
+        with torch.no_grad():
+            for step, batch in enumerate(self.readers.validation_batches()):
+                inputs, labels, weights = self._take(batch)
+                outputs, loss = self.steps.validate(inputs, labels, weights, step)
+                means.add(loss, self._metrics(outputs, labels), len(labels[0]))
+        return means.over_ranks(self.hvd, "hvd_cluster.validation_means")
+
+    def _take(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        columns = self.spec.inputs
+        labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
+        if self.class_weights is not None:
+            weights = self.class_weights.row_weights(labels[0], weights)
+        return columns.features(batch, self.device), labels, weights
+
+    def _means(self) -> Means:
+        return Means(self._metric_names(), self.device)
+
+    def _metric_names(self) -> list[list[str]]:
+        labels = self.spec.inputs.label_cols
+        return [[f"group_{index}_{label}" for label in labels] for index in range(len(self.spec.metrics))]
+
+    def _metrics(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Any]:
+        if not self.spec.metrics:
+            return []
+        with torch.no_grad():
+            shaped = self.steps.objective.transform_outputs(list(outputs), labels)[1]
+            pairs = list(zip(outputs, shaped, strict=False))
+            return [
+                metric(output.detach(), label)
+                for group in self.spec.metrics
+                for metric, (output, label) in zip(group, pairs, strict=True)
+            ]
+
+    def _report(self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], watch: Watch) -> None:
+        names = [name for group in self._metric_names() for name in group]
+        self.reports.step(
+            epoch=epoch,
+            epochs=self.spec.epochs,
+            step=step,
+            steps=steps,
+            loss=float(loss),
+            metrics={name: float(value) for name, value in zip(names, metrics, strict=True)},
+            samples_per_s=watch.rows_per_s * self.hvd.size(),
+            data_wait_share=watch.wait_share,
+        )

@@ -1,0 +1,99 @@
+"""A fit in MLflow: one run, with the params, the metrics of each epoch, and the model in MLflow's own flavour."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.estimators.view.history import rows
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.estimator import DistributedEstimator
+
+logger = logging.getLogger(__name__)
+
+#: What MLflow takes as the value of a param.
+_MAX_PARAM_CHARS = 500
+
+
+class NoTracker:
+    """Where nothing is tracked."""
+
+    callbacks: tuple[Callable[[dict[str, Any]], Any], ...] = ()
+
+    def finish(self, model: Any) -> None:
+        """The fit has a model."""
+
+
+class MlflowTracker(NoTracker):
+    """One run of MLflow. It is named by the fit's run id, and only the driver writes to it."""
+
+    def __init__(self, mlflow: Any, client: Any, mlflow_run_id: str) -> None:
+        self._mlflow = mlflow
+        self._client = client
+        self.run_id = mlflow_run_id
+        self.callbacks = (self._log_epoch,)
+
+    def _log_epoch(self, record: dict[str, Any]) -> None:
+        for name, value in rows([record])[0].items():
+            if name != "epoch":
+                self._client.log_metric(self.run_id, name, float(value), step=record["epoch"])
+
+    def finish(self, model: Any) -> None:
+        with self._mlflow.start_run(run_id=self.run_id, nested=self._mlflow.active_run() is not None):
+            model.log_to_mlflow(self._mlflow)
+
+
+@contextlib.contextmanager
+def tracked(stage: DistributedEstimator, run_id: str) -> Iterator[NoTracker]:
+    """The run of a fit, ended as finished or failed with the context.
+
+    Raises:
+        MissingExtraError: MLflow is wanted and not installed.
+    """
+    wanted = stage._value("mlflow")
+    if not wanted:
+        yield NoTracker()
+        return
+    try:
+        import mlflow
+    except ImportError as error:
+        raise MissingExtraError("mlflow", "mlflow", "to track the fit (mlflow=)") from error
+    client = mlflow.MlflowClient()
+    parent = mlflow.active_run()
+    tags = {"mlflow.runName": run_id, **({"mlflow.parentRunId": parent.info.run_id} if parent is not None else {})}
+    run = client.create_run(_experiment_id(client, wanted, parent), tags=tags)
+    try:
+        for name, value in _params(stage).items():
+            client.log_param(run.info.run_id, name, value)
+        yield MlflowTracker(mlflow, client, run.info.run_id)
+    except BaseException:  # raised again: the run must not look as if it went on
+        client.set_terminated(run.info.run_id, "FAILED")
+        raise
+    client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
+    """The experiment that is named, made if need be; else that of the active run, or the one that is set."""
+    if wanted is True:
+        if parent is not None:
+            return str(parent.info.experiment_id)
+        from mlflow.tracking.fluent import _get_experiment_id
+
+        return str(_get_experiment_id())
+    found = client.get_experiment_by_name(wanted)
+    return str(found.experiment_id if found is not None else client.create_experiment(wanted))
+
+
+def _params(stage: DistributedEstimator) -> dict[str, str]:
+    """The params that were given, as text."""
+    given = {name: stage._value(name) for name, row in stage.param_rows.items() if stage.isSet(row.key)}
+    shown = {
+        name: type(value).__name__ if name in ("model", "optimizer") else str(getattr(value, "__name__", value))
+        for name, value in given.items()
+        if name not in ("backend", "mlflow")
+    }
+    return {name: text[:_MAX_PARAM_CHARS] for name, text in shown.items()}

@@ -1,0 +1,108 @@
+"""Trouble of a moment passes unseen; trouble that stays is told, with the file and row group."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from hvd_cluster.data.files import retry
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.errors import DataError
+
+
+class Unsteady(LocalFileSystem):
+    """A remote filesystem whose every n-th read of bytes fails, in all of its instances."""
+
+    protocol = "unsteady"
+    cachable = False
+    calls = 0
+    fails_every = 3
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super()._open(path, mode, **options)
+        read = file.f.read
+
+        class Handle:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
+
+            def read(self, *args: Any) -> bytes:
+                Unsteady.calls += 1
+                if Unsteady.calls % Unsteady.fails_every == 0:
+                    raise OSError("the server reset the connection")
+                return read(*args)
+
+        return Handle()
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.001)
+    return
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    pq.write_table(pa.table({"id": np.arange(100)}), tmp_path / "a.parquet", row_group_size=10)
+    return tmp_path / "a.parquet"
+
+
+def test_reads_that_fail_now_and_then_are_made_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Unsteady.fails_every = 7
+    reader = ParquetReader(str(file), filesystem=Unsteady(), batch_size=5, window_bytes=160)
+    assert sorted(row for batch in reader for row in batch["id"].tolist()) == list(range(100))
+    assert "the server reset the connection" in caplog.text
+    assert "attempt 2 of 5 follows" in caplog.text
+
+
+def test_a_server_that_stays_away_is_named_with_the_row_group(file: Path) -> None:
+    Unsteady.fails_every = 10**9
+    reader = ParquetReader(str(file), filesystem=Unsteady(), batch_size=5, window_bytes=160)
+    Unsteady.fails_every = 1
+    with pytest.raises(DataError, match=r"cannot read row group \d+ of .*a\.parquet: the server reset"):
+        list(reader)
+
+
+def test_calls_end_after_so_many_attempts() -> None:
+    filesystem, calls = pa.fs.PyFileSystem(pa.fs.FSSpecHandler(Unsteady())), []
+
+    def fail(error: OSError) -> None:
+        calls.append(error)
+        raise error
+
+    with pytest.raises(OSError, match="slow down"):
+        retry.retried(functools.partial(fail, OSError("slow down")), filesystem, "reading", num_attempts=3)
+    assert len(calls) == 3
+    calls.clear()
+    for lasting in (FileNotFoundError("gone"), PermissionError("no"), OSError(errno.ENOSPC, "full")):
+        with pytest.raises(type(lasting)):
+            retry.retried(functools.partial(fail, lasting), filesystem, "reading")
+    assert len(calls) == 3, "what no second attempt changes is not tried again"
+
+
+@pytest.mark.parametrize(
+    ("error", "local", "passes"),
+    [
+        (OSError(errno.EIO, "disk"), True, True),
+        (OSError(errno.ESTALE, "nfs"), True, True),
+        (OSError("Couldn't deserialize thrift"), True, False),
+        (OSError("Couldn't deserialize thrift"), False, True),
+        (ConnectionResetError("reset"), False, True),
+        (FileNotFoundError("gone"), False, False),
+        (OSError(errno.EROFS, "read-only"), False, False),
+    ],
+)
+def test_which_errors_may_pass(error: OSError, local: bool, passes: bool) -> None:
+    assert retry.may_pass(error, local=local) is passes

@@ -1,0 +1,354 @@
+"""LightningEstimator in local processes: modules and plain nets in, models out."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.errors import DataError, WorkerFailedError
+from hvd_cluster.estimators import LightningEstimator, TorchModel
+
+if find_spec("lightning") is None:
+    pytest.skip("needs lightning", allow_module_level=True)
+
+import lightning.pytorch as pl
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Net(pl.LightningModule):
+    """One hidden layer over the columns x and a."""
+
+    def __init__(self, lr=0.05, gamma=None, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lr, self.gamma = lr, gamma
+        self.first, self.last = torch.nn.Linear(5, 8), torch.nn.Linear(8, 1)
+        self.dropout = torch.nn.Dropout(dropout)
+
+    def forward(self, x, a):
+        return self.last(self.dropout(torch.tanh(self.first(torch.cat([x, a.reshape(-1, 1)], dim=1)))))
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self(batch["x"], batch["a"]).flatten(), batch["y"])
+        self.log("train_loss", loss, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(batch["y"]))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        loss = F.mse_loss(self(batch["x"], batch["a"]).flatten(), batch["y"])
+        self.log("val_loss", loss, sync_dist=True, batch_size=len(batch["y"]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        if self.gamma is None:
+            return optimizer
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=self.gamma)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_mpi(two_workers, one_worker):
+    """Lightning looks for MPI, which would start Open MPI's daemon in the worker."""
+
+    def fn():
+        import sys
+
+        sys.modules["mpi4py.MPI"] = None
+
+    for workers in (two_workers, one_worker):
+        workers.run(fn)
+
+
+def estimator(backend, model=None, **params):
+    given = {
+        "model": Net() if model is None else model,
+        "feature_cols": ["x", "a"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 2,
+        "random_seed": 5,
+        "verbose": 0,
+        "backend": backend,
+        **params,
+    }
+    return LightningEstimator(**given)
+
+
+def difference(left, right):
+    pairs = zip(left.getModel().parameters(), right.getModel().parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(frame, one_worker, two_workers):
+    two = estimator(two_workers, batch_size=8, validation=0.2).fit(frame)
+    one = estimator(one_worker, batch_size=16, validation=0.2).fit(frame)
+    assert isinstance(two, TorchModel)
+    assert difference(one, two) < 1e-5
+    assert two.getRunId().startswith("lightning_")
+    for ours, alone in zip(two.getHistory(), one.getHistory(), strict=True):
+        assert ours["train"]["loss"] == pytest.approx(alone["train"]["loss"], rel=1e-5)
+        assert ours["validation"]["loss"] == pytest.approx(alone["validation"]["loss"], rel=1e-5)
+        assert ours["logged"]["val_loss"] == ours["validation"]["loss"]
+    assert list(two.history["epoch"]) == [0, 1]
+    scored = two.transform(frame)
+    x, a = torch.tensor(np.stack(frame["x"])), torch.tensor(frame["a"].to_numpy(), dtype=torch.float32)
+    with torch.no_grad():
+        assert np.allclose(scored["y__output"], two.getModel()(x, a).flatten(), atol=1e-5)
+
+
+def test_a_plain_net_with_optimizer_and_loss_is_trained_as_torch_estimator_does(frame, two_workers):
+    from hvd_cluster.estimators import TorchEstimator
+
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def fitted(cls):
+        model = net()
+        given = {
+            "optimizer": torch.optim.Adam(model.parameters(), lr=0.01),
+            "loss": F.mse_loss,
+            "metrics": [F.l1_loss],
+            "sample_weight_col": "w",
+            "validation": "v",
+            "feature_cols": ["x"],
+            "label_cols": ["y"],
+            "epochs": 2,
+            "random_seed": 5,
+            "verbose": 0,
+            "scale_lr": False,
+            "backend": two_workers,
+        }
+        return cls(model=model, **given).fit(frame)
+
+    ours, theirs = fitted(LightningEstimator), fitted(TorchEstimator)
+    assert difference(ours, theirs) < 1e-6
+    for part in ("train", "validation"):
+        one, other = (each.getHistory()[-1][part] for each in (ours, theirs))
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["all_metrics"][0]["group_0_y"] == pytest.approx(other["all_metrics"][0]["group_0_y"], rel=1e-5)
+    assert ours.getOptimizer().state_dict()["param_groups"][0]["lr"] == 0.01
+    assert (
+        ours.getOptimizer().state_dict()["state"][0]["step"] == theirs.getOptimizer().state_dict()["state"][0]["step"]
+    )
+
+
+def test_a_run_that_is_resumed_ends_with_the_weights_of_an_undisturbed_one(frame, two_workers, tmp_path, caplog):
+    def fitted(store, run_id, epochs):
+        model = Net(gamma=0.5, dropout=0.2)
+        return estimator(two_workers, model, store=str(store), run_id=run_id, epochs=epochs).fit(frame)
+
+    straight = fitted(tmp_path / "a", "one", 4)
+    first = fitted(tmp_path / "b", "two", 2)
+    resumed = fitted(tmp_path / "b", "two", 4)
+    assert "run 'two' goes on after epoch 2 of 4" in caplog.text
+    assert difference(first, resumed) > 1e-3
+    assert difference(straight, resumed) == 0
+    assert [record["epoch"] for record in resumed.getHistory()] == [0, 1, 2, 3]
+    assert resumed.getHistory()[3]["train"]["loss"] == straight.getHistory()[3]["train"]["loss"]
+    with pytest.raises(DataError, match="203 rows and has 100"):
+        estimator(two_workers, store=str(tmp_path / "b"), run_id="two").fit(frame[:100])
+
+
+def test_the_weights_that_the_users_checkpoint_found_best_are_returned(frame, two_workers, tmp_path):
+    keep = pl.callbacks.ModelCheckpoint(monitor="val_loss", filename="best")
+    model = estimator(
+        two_workers, Net(lr=0.9), validation=0.3, epochs=4, callbacks=[keep], store=str(tmp_path), run_id="one"
+    ).fit(frame)
+    losses = [record["validation"]["loss"] for record in model.getHistory()]
+    assert min(losses) < losses[-1]
+    [file] = (tmp_path / "runs" / "one").glob("best*.ckpt")
+    saved = torch.load(file, weights_only=False)
+    assert saved["epoch"] == losses.index(min(losses))
+    assert torch.equal(saved["state_dict"]["last.weight"], model.getModel().last.weight)
+
+
+def test_a_callback_stops_all_workers_early(frame, two_workers):
+    stop = pl.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)
+    model = estimator(two_workers, validation=0.3, epochs=9, callbacks=[stop]).fit(frame)
+    assert len(model.getHistory()) == 2
+
+
+def test_what_the_trainer_is_told_arrives_there(frame, two_workers, tmp_path):
+    class Look(pl.Callback):
+        def on_train_end(self, trainer, pl_module):
+            found = [trainer.log_every_n_steps, trainer.gradient_clip_val, trainer.accumulate_grad_batches]
+            (tmp_path / f"{trainer.global_rank}").write_text(str([*found, trainer.world_size]))
+
+    estimator(
+        two_workers,
+        callbacks=[Look()],
+        log_every_n_steps=7,
+        backward_passes_per_step=2,
+        trainer_args={"gradient_clip_val": 0.5},
+        epochs=1,
+        logger=pl.loggers.CSVLogger(str(tmp_path / "csv")),
+        profiler="simple",
+    ).fit(frame)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["[7, 0.5, 2, 2]"] * 2
+    assert "train_loss" in next((tmp_path / "csv").rglob("metrics.csv")).read_text()
+
+
+def test_rows_are_transformed_and_columns_edited_and_removed(frame, two_workers, tmp_path):
+    class Seen(Net):
+        def training_step(self, batch, batch_idx):
+            text = f"{sorted(batch)} {tuple(batch['x'].shape[1:])} {batch['c'].dtype}"
+            (tmp_path / "seen").write_text(text)
+            return F.mse_loss(self(batch["x"].flatten(1), batch["a"]).flatten(), batch["y"])
+
+    def double(row):
+        return {**row, "a": row["a"] * 2}
+
+    fit = estimator(
+        two_workers,
+        Seen(),
+        feature_cols=["x", "a", "c", "w"],
+        transformation_fn=double,
+        transformation_edit_fields=[("x", np.float32, (2, 2), False), ("c", np.int16, (), False)],
+        transformation_removed_fields=["w"],
+        epochs=1,
+    )
+    assert fit.getTransformationRemovedFields() == ["w"]
+    assert fit.fit(frame).getFeatureColumns() == ["x", "a", "c"]
+    assert (tmp_path / "seen").read_text() == "['a', 'c', 'x', 'y'] (2, 2) torch.int16"
+
+
+def test_a_loss_that_is_not_finite_ends_the_fit_where_that_is_asked_for(frame, two_workers):
+    with pytest.raises(WorkerFailedError, match="terminate_on_nan is set"):
+        estimator(two_workers, Net(lr=1e30), terminate_on_nan=True, max_restarts=0).fit(frame)
+
+
+def test_mistakes_are_named_before_anything_starts(frame, two_workers):
+    runs = two_workers.runs
+    net = Net()
+    with pytest.raises(ValueError, match="optimizer is the LightningModule's own business") as caught:
+        estimator(two_workers, net, optimizer=net.configure_optimizers(), loss=F.mse_loss).fit(frame)
+    assert "loss is the LightningModule's own" in str(caught.value)
+    with pytest.raises(ValueError, match=r"optimizer is required(.|\n)*loss is required"):
+        estimator(two_workers, torch.nn.Linear(4, 1)).fit(frame)
+    with pytest.raises(ValueError, match="num_gpus=2 must be 1"):
+        estimator(two_workers, num_gpus=2)
+    with pytest.raises(ValueError, match="multiply the rate by hvd.size"):
+        estimator(two_workers, scale_lr=True)
+    with pytest.raises(RuntimeError, match="async_data_loader_queue_size of 'many'"):
+        estimator(two_workers, train_async_data_loader_queue_size="many")
+    with pytest.raises(ValueError, match="trainer_args=3 must be a dict"):
+        estimator(two_workers, trainer_args=3)
+    assert two_workers.runs == runs
+
+
+def test_unfitted_and_fitted_stages_are_saved_and_loaded(frame, one_worker, tmp_path):
+    fit = estimator(None, num_proc=1, trainer_args={"gradient_clip_val": 1.0})
+    fit.save(str(tmp_path / "estimator"))
+    loaded = LightningEstimator.load(str(tmp_path / "estimator"))
+    assert (loaded.getTrainerArgs(), loaded.getEpochs()) == ({"gradient_clip_val": 1.0}, 2)
+    model = loaded.setBackend(one_worker).setNumProc(None).fit(frame)
+    model.save(str(tmp_path / "model"))
+    assert TorchModel.load(str(tmp_path / "model")).transform(frame).equals(model.transform(frame))
+
+
+@pytest.mark.parametrize("rows", [201, 202])
+def test_every_rank_makes_as_many_validation_steps(frame, two_workers, rows):
+    class Gathers(Net):
+        def validation_step(self, batch, batch_idx):
+            # Every rank must come here as often, or this never ends.
+            gathered = self.all_gather(torch.tensor([float(len(batch["y"]))]))
+            self.log("val_rows", gathered.sum(), reduce_fx="sum")
+
+    data = frame[:rows].assign(v=np.arange(rows) < 33)
+    model = estimator(two_workers, Gathers(), validation="v", val_batch_size=16, epochs=1).fit(data)
+    # 33 rows are two whole global batches and one row, which the rank without one sees as well.
+    assert model.getHistory()[0]["logged"]["val_rows"] == 34
+
+
+@pytest.mark.slow
+def test_two_workers_reach_the_accuracy_of_one_process_on_the_digits(two_workers):
+    import pandas as pd
+    from sklearn.datasets import load_digits
+
+    class Digits(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch["x"]), batch["digit"])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.003)
+
+    digits = load_digits()
+    data = pd.DataFrame({"x": list((digits.data / 16).astype("float32")), "digit": digits.target})
+    train, test = data[:1400], data[1400:]
+    model = estimator(two_workers, Digits(), feature_cols=["x"], label_cols=["digit"], epochs=20, batch_size=16).fit(
+        train
+    )
+    alone = Digits()
+    optimizer = alone.configure_optimizers()
+    x, y = torch.tensor(np.stack(train["x"])), torch.tensor(train["digit"].to_numpy())
+    for epoch in range(20):
+        for rows in torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch)).split(32):
+            optimizer.zero_grad()
+            F.cross_entropy(alone(x[rows]), y[rows]).backward()
+            optimizer.step()
+    scores = np.stack(model.transform(test)["digit__output"])
+    ours = np.mean(scores.argmax(axis=1) == test["digit"])
+    with torch.no_grad():
+        theirs = np.mean(alone(torch.tensor(np.stack(test["x"]))).argmax(dim=1).numpy() == test["digit"])
+    assert ours > 0.9
+    assert ours > theirs - 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # workers start three times over
+def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(frame, tmp_path):
+    import os
+    import signal
+
+    class Dies(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            flag = tmp_path / "died"
+            if trainer.global_rank == 1 and trainer.current_epoch == 2 and not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def fitted(store, **params):
+        params = {"num_proc": 2, "epochs": 4, "store": str(store), **params}
+        return estimator(None, Net(dropout=0.2), **params).fit(frame)
+
+    disturbed = fitted(tmp_path / "a", callbacks=[Dies()])
+    assert (tmp_path / "died").exists()
+    assert difference(disturbed, fitted(tmp_path / "b")) == 0
+    assert len(disturbed.getHistory()) == 4
+
+
+def test_data_modules_of_the_users_own_bring_the_batches(frame, two_workers):
+    from hvd_cluster.estimators.lightning.datamodule import PetastormDataModule
+    from hvd_cluster.estimators.run.data_module import NVTabularDataModule
+    from hvd_cluster.estimators.run.data_module import PetastormDataModule as Plain
+
+    class Doubled(PetastormDataModule):
+        def train_dataloader(self):
+            assert self.kwargs["loader_num_epochs"] == 3
+            return super().train_dataloader()
+
+    own = {"train_steps_per_epoch": 11, "validation": 0.2, "max_restarts": 0}
+    models = [
+        estimator(two_workers, data_module=module, loader_num_epochs=3, **own).fit(frame)
+        for module in (None, Plain, Doubled)
+    ]
+    for other in models[1:]:
+        assert len(other.getHistory()) == 2
+        assert other.getHistory()[1]["train"]["loss"] < other.getHistory()[0]["train"]["loss"]
+        assert other.getHistory()[1]["validation"]["loss"] > 0
+    with pytest.raises(WorkerFailedError, match="leave data_module out"):
+        estimator(two_workers, data_module=NVTabularDataModule, **own).fit(frame)

@@ -1,0 +1,45 @@
+"""Progress through the store, where no connection to the driver exists."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.driver import DriverRun
+from hvd_cluster.estimators.run.epochs import EpochListener
+from hvd_cluster.estimators.run.reports import Reports, path_of
+from hvd_cluster.estimators.view.progress_bar import ProgressBar
+
+
+def test_the_driver_finds_in_the_store_what_workers_cannot_tell_it(tmp_path):
+    store = Store.create(tmp_path)
+    spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
+    shown, heard = [], []
+
+    class Bar(ProgressBar):
+        def __call__(self, rank, fields):
+            shown.append(fields["step"])
+
+    run = DriverRun(
+        backend=None, train_fn=None, store=store, max_restarts=0, bar=Bar("r"), epochs=EpochListener([heard.append])
+    )
+
+    def hear(rank, fields):
+        run.epochs.hear([fields["record"]]) if "record" in fields else run.bar(rank, fields)
+
+    with run._watched(spec, hear):
+        reports = Reports(spec, rank=0)
+        Reports(spec, rank=1).step(epoch=0, step=99)
+        for epoch in range(2):
+            assert reports.is_due(last=True)
+            reports.step(epoch=epoch, epochs=2, step=3, steps=3, loss=0.5)
+            assert not reports.is_due(last=False)
+            reports.epoch({"epoch": epoch, "train": {"loss": 0.5}})
+            deadline_s = time.monotonic() + 30
+            while len(heard) <= epoch and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+    assert [record["epoch"] for record in heard] == [0, 1]
+    assert shown
+    assert set(shown) == {3}
+    assert store.exists(path_of(store, "r"))

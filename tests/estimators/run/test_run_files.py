@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import os
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.estimators.run.run_files import PIECE_BYTES, ReceivedFiles, RunFiles, read
+from hvd_cluster.launch import progress
+
+
+def test_a_checkpoint_travels_to_the_driver_in_pieces_and_appears_whole(tmp_path):
+    import json
+
+    store = Store.create(tmp_path)
+    blob = os.urandom(2 * PIECE_BYTES + 5)
+    sent = []
+    progress.attach(lambda event: sent.append(json.loads(event)))
+    try:
+        RunFiles(store, "r", on_driver=True).save(blob)
+        RunFiles(store, "r", on_driver=True).save(b"best", best=True)
+    finally:
+        progress.attach(None)
+    received = ReceivedFiles(store, "r")
+    for fields in (sent[0], *sent[:2]):  # a worker that died sent only the beginning
+        received.hear(fields)
+        assert read(store, "r") is None
+    for fields in sent:
+        received.hear(fields)
+    assert read(store, "r") == blob
+    assert read(store, "r", ".best") == b"best"
+    assert RunFiles(store, "r", on_driver=True, resume=b"given").last() == b"given"
+
+
+def test_a_store_that_workers_see_is_written_and_read_directly(tmp_path):
+    files = RunFiles(Store.create(tmp_path), "r")
+    assert (files.last(), files.best()) == (None, None)
+    files.save(b"last")
+    files.save(b"best", best=True)
+    assert (files.last(), files.best()) == (b"last", b"best")
+    silent = RunFiles(Store.create(tmp_path / "other", save_runs=False), "r")
+    silent.save(b"last")
+    assert silent.last() is None

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, plan
+
+LOGITS = [[0.0, 1.0, 3.0], [2.0, 1.0, 0.0]]
+TABLE = pa.table({"x": LOGITS})
+
+
+def model(outputs=3, **params):
+    given = {
+        "model": torch.nn.Identity(),
+        "feature_columns": ["x"],
+        "label_columns": ["c"],
+        "_metadata": {"feature_dtypes": ("float32",), "output_types": (VECTOR,), "output_shapes": ((outputs,),)},
+        **params,
+    }
+    return TorchModel(**given)
+
+
+def softmax(rows):
+    powers = np.exp(np.array(rows))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_one_output_in_several_forms():
+    scored = model(output_cols=["p", "guess", "raw"], output_kinds=["probability", "argmax", "array"]).transform(TABLE)
+    assert scored.schema.field("guess").type == pa.int64()
+    assert scored["guess"].to_pylist() == [2, 0]
+    assert np.array(scored["p"].to_pylist()) == pytest.approx(softmax(LOGITS), abs=1e-6)
+    assert scored["raw"].to_pylist() == LOGITS
+
+
+def test_a_column_for_each_element():
+    scored = model(output_kinds="columns").transform(TABLE)
+    assert scored.column_names == ["x", "c__output_0", "c__output_1", "c__output_2"]
+    assert [scored[f"c__output_{i}"].to_pylist() for i in range(3)] == [[0.0, 2.0], [1.0, 1.0], [3.0, 0.0]]
+
+
+def test_one_logit_is_that_of_the_second_of_two_classes():
+    table = pa.table({"x": [[2.0], [-1.0]]})
+    given = {"outputs": 1, "output_cols": ["p", "guess"], "output_kinds": ["probability", "argmax"]}
+    scored = model(**given).transform(table)
+    assert scored["guess"].to_pylist() == [1, 0]
+    assert np.array(scored["p"].to_pylist())[:, 1] == pytest.approx(1 / (1 + np.exp([-2.0, 1.0])), abs=1e-6)
+
+
+def test_classes_are_float64_on_spark_and_int64_elsewhere():
+    types = [plan(["g"], 1, [VECTOR], [(3,)], ["argmax"], on_spark)[0].type for on_spark in (True, False)]
+    assert types == ["float64", "int64"]
+    assert [column.type for column in plan(["a", "b"], 2, ["int64", VECTOR], None, ["plain", "array"], True)] == [
+        "int64",
+        ARRAY,
+    ]
+
+
+def test_what_does_not_agree_is_named():
+    with pytest.raises(ValueError, match="output_cols has 1 names for 2 outputs"):
+        model(output_cols=["p"], output_kinds=["probability", "argmax"]).transform(TABLE)
+    with pytest.raises(ValueError, match="output_kinds has 1 entries for 2 outputs"):
+        plan(["a"], 2, [VECTOR] * 2, None, ["plain"], False)
+    with pytest.raises(ValueError, match="'columns' needs a model that was fitted"):
+        plan(["a"], 1, [VECTOR], None, ["columns"], False)
+    with pytest.raises(ValueError, match="output_kinds='best' must be a list of 'plain'"):
+        model(output_kinds="best")

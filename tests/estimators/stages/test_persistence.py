@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators import LocalBackend, TorchEstimator, TorchModel
+
+HERE = Path(__file__).parents[1]
+
+
+def estimator():
+    net = torch.nn.Linear(3, 1)
+    return TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+        loss=F.mse_loss,
+        feature_cols=["x"],
+        label_cols=["y"],
+        input_shapes=[[-1, 3]],
+        metrics=[lambda output, label: (output - label).abs().mean()],
+        epochs=4,
+        validation=0.25,
+    )
+
+
+def test_an_unfitted_estimator_comes_back_with_all_its_params(tmp_path):
+    saved = estimator()
+    saved.save(str(tmp_path / "stage"))
+    loaded = TorchEstimator.load(str(tmp_path / "stage"))
+    assert loaded.uid == saved.uid
+    assert (loaded.getEpochs(), loaded.getValidation(), loaded.getInputShapes()) == (4, 0.25, [[-1, 3]])
+    assert loaded.isSet("epochs")
+    assert not loaded.isSet("batch_size")
+    assert torch.equal(loaded.getModel().weight, saved.getModel().weight)
+    assert loaded.getLoss() is F.mse_loss
+    assert loaded.getMetrics()[0](torch.ones(2), torch.zeros(2)).item() == 1.0
+    # The optimizer still holds the parameters of the model it came with.
+    assert loaded.getOptimizer().param_groups[0]["params"][0] is loaded.getModel().weight
+    assert loaded.getOptimizer().param_groups[0]["momentum"] == 0.9
+
+
+def test_a_model_comes_back_and_scores_alike(tmp_path):
+    import pyarrow as pa
+
+    model = TorchModel(
+        model=torch.nn.Linear(2, 1),
+        feature_columns=["a"],
+        label_columns=["y"],
+        history=[{"epoch": 0, "train": {"loss": 0.5, "all_metrics": []}}],
+        _metadata={"feature_dtypes": ("float32",), "output_types": ("float64",)},
+    )
+    model.write().overwrite().save(str(tmp_path / "stage"))
+    loaded = TorchModel.load(str(tmp_path / "stage"))
+    table = pa.table({"a": [[1.0, 2.0], [3.0, 4.0]]})
+    assert loaded.transform(table) == model.transform(table)
+    assert loaded.getHistory() == model.getHistory()
+
+
+def test_the_metadata_is_spark_mls(tmp_path):
+    saved = estimator()
+    saved.save(str(tmp_path / "stage"))
+    lines = (tmp_path / "stage" / "metadata" / "part-00000").read_text().splitlines()
+    assert len(lines) == 1
+    metadata = json.loads(lines[0])
+    assert metadata["class"] == "hvd_cluster.estimators.torch.estimator.TorchEstimator"
+    assert metadata["uid"] == saved.uid
+    assert metadata["paramMap"]["epochs"] == 4
+    assert metadata["defaultParamMap"]["batch_size"] == 32
+
+
+def test_backend_and_credentials_are_not_saved(tmp_path):
+    saved = estimator().setBackend(LocalBackend(2))
+    saved.setStore(Store.create(tmp_path / "work", storage_options={"secret": "swordfish"}))
+    saved.save(str(tmp_path / "stage"))
+    loaded = TorchEstimator.load(str(tmp_path / "stage"))
+    assert loaded.getBackend() is None
+    assert loaded.getStore() == str(tmp_path / "work")
+    assert b"swordfish" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_saving_over_something_must_be_asked_for(tmp_path):
+    path = str(tmp_path / "stage")
+    estimator().save(path)
+    with pytest.raises(DataError, match=r"exists already.*overwrite\(\)"):
+        estimator().save(path)
+    again = estimator().setEpochs(9)
+    again.write().overwrite().save(path)
+    assert TorchEstimator.load(path).getEpochs() == 9
+
+
+def test_a_folder_without_metadata_is_not_a_stage(tmp_path):
+    path = tmp_path / "stage"
+    estimator().save(str(path))
+    for file in (path / "metadata").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match="not a saved stage"):
+        TorchEstimator.load(str(path))
+
+
+def test_loading_as_another_class_names_the_right_one(tmp_path):
+    estimator().save(str(tmp_path / "stage"))
+    with pytest.raises(DataError, match=r"holds a TorchEstimator.*TorchEstimator\.load"):
+        TorchModel.load(str(tmp_path / "stage"))
+
+
+@pytest.mark.parametrize("writer_has_spark", [True, False])
+def test_stages_travel_between_environments_with_and_without_spark(tmp_path, writer_has_spark):
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    write = """
+        import torch
+        from hvd_cluster.estimators import TorchModel
+        torch.manual_seed(0)
+        TorchModel(model=torch.nn.Linear(2, 1), label_columns=["y"], run_id="r").save(path)
+    """
+    read = """
+        from hvd_cluster.estimators import TorchModel
+        model = TorchModel.load(path)
+        print(model.getRunId(), model.getModel().weight.sum().item())
+    """
+    python(write, with_spark=writer_has_spark, path=tmp_path / "stage")
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(2, 1).weight.sum().item()
+    assert python(read, with_spark=not writer_has_spark, path=tmp_path / "stage") == f"r {weight}"
+
+
+def python(code, *, with_spark, path):
+    """Run code in a new process, in which pyspark, ray and tensorflow may be impossible to import."""
+    start = "" if with_spark else "import absent; absent.block('pyspark', 'ray', 'tensorflow')\n"
+    program = f"{start}path = {str(path)!r}\n{textwrap.dedent(code)}"
+    environ = {"PYTHONPATH": str(HERE / "scripts"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_saved_stage_names_the_spark_that_is_there(tmp_path):
+    pyspark = pytest.importorskip("pyspark", reason="pyspark is not installed")
+    estimator().save(str(tmp_path / "stage"))
+    metadata = json.loads((tmp_path / "stage" / "metadata" / "part-00000").read_text())
+    assert metadata["sparkVersion"] == pyspark.__version__

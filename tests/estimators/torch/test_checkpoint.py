@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import copy
+import resource
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.torch.checkpoint import Checkpoint
+
+
+def trained(lr):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_checkpoint_holds_the_rate_of_one_worker(tmp_path):
+    store = Store.create(tmp_path)
+    model, optimizer = trained(lr=np.float64(0.3))
+    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0}]).save(RunFiles(store, "run"))
+    content = torch.load(store.get_checkpoint_path("run"), weights_only=True)
+    assert content["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.1)
+    assert torch.equal(content["model"]["weight"], model.weight)
+
+
+@pytest.mark.parametrize("size", [3, 2])
+def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, size):
+    store = Store.create(tmp_path)
+    model, optimizer = trained(lr=0.7)
+    Checkpoint.of(model, optimizer, 3, 3.0, [{"epoch": 0, "train": {"loss": float("nan")}}]).save(
+        RunFiles(store, "run")
+    )
+    twin = torch.nn.Linear(2, 1)
+    fresh = torch.optim.SGD(twin.parameters(), lr=99.0, momentum=0.9)
+    found = Checkpoint.load(RunFiles(store, "run"))
+    assert (found.epochs, found.history[0]["epoch"]) == (1, 0)
+    found.restore("run", twin, fresh, size, float(size))
+    assert torch.equal(twin.weight, model.weight)
+    assert torch.equal(fresh.state[twin.weight]["momentum_buffer"], optimizer.state[model.weight]["momentum_buffer"])
+    # With as many workers as before it is the very same rate, not one that was divided and multiplied again.
+    assert fresh.param_groups[0]["lr"] == (0.7 if size == 3 else pytest.approx(0.7 / 3 * 2))
+
+
+def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
+    assert Checkpoint.load(RunFiles(Store.create(tmp_path), "run")) is None
+
+
+def test_a_store_that_keeps_no_runs_gets_none(tmp_path):
+    store = Store.create(tmp_path, save_runs=False)
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(RunFiles(store, "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_or_half_file_is_named_and_not_executed(tmp_path):
+    store = Store.create(tmp_path)
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).save(RunFiles(store, "run"))
+    path = store.get_checkpoint_path("run")
+    store.write(path, store.read(path)[:-40])
+    with pytest.raises(DataError, match=r"not a checkpoint of this run.*another run_id"):
+        Checkpoint.load(RunFiles(store, "run"))
+
+
+def test_taking_a_checkpoint_leaves_the_optimizer_alone():
+    model, optimizer = trained(0.1)
+    before = copy.deepcopy(optimizer.state_dict())
+    Checkpoint.of(model, optimizer, 2, 2.0, [])
+    assert optimizer.state_dict()["param_groups"] == before["param_groups"]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_store_that_fills_up_is_named_with_what_is_kept(tmp_path, epochs):
+    store = Store.create(tmp_path)
+    state = Checkpoint.of(*trained(0.1), 1, 1.0, [{"epoch": epoch} for epoch in range(epochs)])
+    state.save(RunFiles(store, "run"))
+    before = store.read(store.get_checkpoint_path("run"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(
+            DataError, match=r"the store '.*run/checkpoint' cannot be written: File too large"
+        ) as caught:
+            state.save(RunFiles(store, "run"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept = "the checkpoint of epoch 2 is kept: run again with run_id='run'"
+    assert (kept in str(caught.value)) is (epochs == 3)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert store.read(store.get_checkpoint_path("run")) == before
+    assert len(list((tmp_path / "runs" / "run").iterdir())) == 1
+
+
+def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
+    store = Store.create(tmp_path)
+    then = Fingerprint(["x"], ["y"], {"x": "list float32[4]", "y": "numeric float32"}, 100)
+    Checkpoint.of(*trained(0.1), 1, 1.0, [], then).save(RunFiles(store, "run"))
+    found = Checkpoint.load(RunFiles(store, "run"))
+    found.require_data("run", then)
+    now = Fingerprint(["x", "a"], ["y"], {"x": "list float32[5]", "a": "numeric float64", "y": "numeric float32"}, 99)
+    with pytest.raises(DataError) as caught:
+        found.require_data("run", now)
+    for part in (
+        "run_id='run' has a checkpoint of a fit on other data",
+        "feature_cols were ['x'] and are ['x', 'a']",
+        "column 'x' was list float32[4] and is list float32[5]",
+        "column 'a' is new",
+        "the data had 100 rows and has 99",
+        "choose another run_id",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_checkpoint_of_before_there_were_fingerprints_goes_with_any_data():
+    Checkpoint.of(*trained(0.1), 1, 1.0, []).require_data("run", Fingerprint(["x"], ["y"], {}, 1))

@@ -1,0 +1,174 @@
+"""The whole path in local processes: data of every kind in, a model out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import venv
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.estimators import TorchEstimator, TorchModel
+from hvd_cluster.estimators.backend import LocalBackend
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+HERE = Path(__file__).parents[1]
+
+
+def estimator(backend=None, **params):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    given = {
+        "model": net,
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.05),
+        "loss": F.mse_loss,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "epochs": 2,
+        "batch_size": 16,
+        "verbose": 0,
+        "scale_lr": False,
+        "random_seed": 3,
+        "backend": backend,
+        **params,
+    }
+    return TorchEstimator(**given)
+
+
+def test_a_pandas_frame_is_fitted_in_processes_of_its_own_with_one_progress_bar(frame, capfd):
+    fit = estimator(num_proc=2, verbose=1, validation=0.2)
+    before = fit.getModel().weight.clone()
+    model = fit.fit(frame)
+    assert isinstance(model, TorchModel)
+    assert torch.equal(fit.getModel().weight, before)
+    assert not torch.equal(model.getModel().weight, before)
+    assert model.getRunId().startswith("pytorch_")
+    assert [record["epoch"] for record in model.getHistory()] == [0, 1]
+    assert "epoch 2/2" in capfd.readouterr().err
+    scored = model.transform(frame)
+    assert np.mean((scored["y__output"] - frame["y"]) ** 2) < np.var(frame["y"])
+
+
+def test_every_kind_of_local_data_gives_the_same_model(frame, two_workers, tmp_path):
+    table = pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False)
+    pq.write_table(table, tmp_path / "rows.parquet")
+    models = [estimator(two_workers).fit(data) for data in (frame, table, str(tmp_path / "rows.parquet"))]
+    first, *others = [model.getModel().weight for model in models]
+    for other in others:
+        torch.testing.assert_close(other, first, atol=1e-6, rtol=0)
+    assert pq.read_table(tmp_path / "rows.parquet").num_rows == 203
+
+
+def test_the_store_keeps_the_run_and_not_the_data(frame, one_worker, tmp_path):
+    estimator(one_worker, store=str(tmp_path), run_id="mine").fit(frame)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    left = [name for name in left if not name.startswith("runs/mine/logs/")]
+    assert left == ["runs/mine/checkpoint"]
+
+
+def test_without_feature_cols_all_others_are_features(frame, one_worker):
+    data = frame[["x", "y", "w", "v"]]
+    model = estimator(one_worker, feature_cols=None, sample_weight_col="w", validation="v").fit(data)
+    assert model.getFeatureColumns() == ["x"]
+
+
+def test_params_can_be_given_to_fit(frame, one_worker):
+    fit = estimator(one_worker)
+    short, long = fit.fit(frame, [{fit.epochs: 1}, {fit.epochs: 3}])
+    assert (len(short.getHistory()), len(long.getHistory())) == (1, 3)
+    assert fit.getEpochs() == 2
+
+
+def test_a_fitted_model_is_saved_loaded_and_trained_on(frame, one_worker, tmp_path):
+    fit = estimator(one_worker)
+    model = fit.fit(frame)
+    model.save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    assert loaded.transform(frame).equals(model.transform(frame))
+    further = fit.copy({fit.model: loaded.getModel(), fit.optimizer: loaded.getOptimizer()}).fit(frame)
+    assert further.getHistory()[0]["train"]["loss"] < model.getHistory()[0]["train"]["loss"]
+
+
+def test_two_fits_at_once_do_not_meet(frame, tmp_path):
+    models = {}
+
+    def run(seed):
+        models[seed] = estimator(LocalBackend(1), store=tmp_path, random_seed=seed, epochs=1).fit(frame)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert models[1].getRunId() != models[2].getRunId()
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert not torch.equal(models[1].getModel().weight, models[2].getModel().weight)
+
+
+def test_a_subclass_brings_its_own_backend_model_class_and_arguments(frame, two_workers):
+    class MyModel(TorchModel): ...
+
+    class Mine(TorchEstimator):
+        def __init__(self, **kwargs):
+            super().__init__()
+            self._set(**kwargs)
+
+        def _fit(self, dataset):
+            return super()._fit(dataset)
+
+        def _get_or_create_backend(self):
+            return two_workers
+
+        def get_model_class(self):
+            return MyModel
+
+        def _get_model_kwargs(self, model, history, optimizer, run_id, metadata):
+            arguments = super()._get_model_kwargs(model, history, optimizer, run_id, metadata)
+            assert {"_metadata", "input_shapes", "loss", "loss_constructors"} <= arguments.keys()
+            return {**arguments, "output_cols": ["guess"]}
+
+    base = estimator()
+    runs = two_workers.runs
+    values = {row.name: base.getOrDefault(row.key) for row in base.param_rows.values() if base.isSet(row.key)}
+    model = Mine(**values).fit(frame)
+    assert isinstance(model, MyModel)
+    assert two_workers.runs == runs + 1
+    assert "guess" in model.transform(frame)
+
+
+def test_it_fits_pandas_where_pyspark_ray_and_tensorflow_cannot_be_found():
+    fit_without_spark(sys.executable, PYTHONPATH=str(HERE / "scripts"))
+
+
+@pytest.mark.slow
+def test_it_fits_pandas_in_an_environment_without_pyspark_ray_and_tensorflow(tmp_path):
+    venv.create(tmp_path, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("pyspark", "py4j", "ray", "tensorflow")):
+            (site / entry.name).symlink_to(entry)
+    fit_without_spark(tmp_path / "bin" / "python")
+
+
+def fit_without_spark(python, **variables):
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        [str(python), str(HERE / "scripts" / "fit_without_spark.py")],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "y__output", "Estimator:hvd_cluster.estimators.stages.plain_stage"]

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from hvd_cluster.data.schema import Kind
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.scoring.metadata import output_type
+from hvd_cluster.estimators.scoring.output_columns import VECTOR
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Sums(torch.nn.Module):
+    """The sum of each row of x, and x itself twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropout(x.sum(dim=1, keepdim=True)), torch.cat([x, x], dim=1)
+
+
+def model(kind=TorchModel, types=("float64", VECTOR), **params):
+    given = {
+        "model": Sums(),
+        "feature_columns": ["x"],
+        "label_columns": ["y", "z"],
+        "_metadata": {"feature_dtypes": ("float32",), "output_types": types},
+        **params,
+    }
+    return kind(**given)
+
+
+TABLE = pa.table({"id": [1, 2, 3], "x": [[1.0, 0.4], [2.0, 0.6], [-1.0, -0.6]]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape", "expected"),
+    [
+        (Kind.NUMERIC, "int64", (1,), "int64"),
+        (Kind.NUMERIC, "float32", (), "float32"),
+        (Kind.BOOL, "bool", (1,), "bool"),
+        (Kind.NUMERIC, "float16", (1,), "float64"),
+        (Kind.STRING, "str", (1,), "float64"),
+        (Kind.NUMERIC, "int64", (3,), VECTOR),
+        (Kind.VECTOR, "float64", (1,), VECTOR),
+        (Kind.LIST, "float32", (4,), VECTOR),
+    ],
+)
+def test_one_number_has_the_type_of_its_label_and_anything_else_is_a_vector(kind, dtype, shape, expected):
+    assert output_type(kind, dtype, shape) == expected
+
+
+def test_a_table_keeps_its_columns_and_gets_the_outputs():
+    scored = model().transform(TABLE)
+    assert scored.column_names == ["id", "x", "y__output", "z__output"]
+    assert scored["y__output"].type == pa.float64()
+    assert scored["y__output"].to_pylist() == pytest.approx([1.4, 2.6, -1.6])
+    assert scored["z__output"].type == pa.list_(pa.float32())
+    assert scored["z__output"][1].as_py() == pytest.approx([2.0, 0.6, 2.0, 0.6])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("int32", [1, 3, -2]), ("bool", [True, True, True])])
+def test_integers_and_bools_are_rounded(name, expected):
+    scored = model(types=(name, VECTOR)).transform(TABLE)
+    assert scored["y__output"].to_pylist() == expected
+    assert str(scored["y__output"].type) == name
+
+
+def test_a_pandas_frame_keeps_its_index():
+    frame = TABLE.to_pandas().set_index(pd.Index(["a", "b", "c"]))
+    scored = model().transform(frame)
+    assert list(scored.index) == ["a", "b", "c"]
+    assert scored["y__output"].dtype == np.float64
+    assert scored.loc["b", "z__output"] == pytest.approx([2.0, 0.6, 2.0, 0.6])
+    assert "y__output" not in frame
+
+
+def test_rows_are_scored_in_batches_and_the_model_evaluates():
+    class Spy(Sums):
+        def forward(self, x):
+            assert not self.training
+            assert len(x) <= 2
+            return super().forward(x)
+
+    spy = Spy().train()
+    scored = model(model=spy, batch_size=2).transform(TABLE)
+    assert scored["y__output"].to_pylist() == pytest.approx([1.4, 2.6, -1.6])
+    assert spy.training
+
+
+def test_no_rows_give_no_rows():
+    scored = model().transform(TABLE[:0])
+    assert scored.num_rows == 0
+    assert scored["z__output"].type == pa.list_(pa.float32())
+
+
+def test_outputs_may_be_named():
+    scored = model().setOutputCols(["sum", "twice"]).transform(TABLE)
+    assert scored.column_names == ["id", "x", "sum", "twice"]
+    assert model().getOutputCols() == ["y__output", "z__output"]
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"output_cols": ["id", "twice"]}, "output column 'id' exists already"),
+        ({"output_cols": ["sum"]}, "output_cols has 1 names for 2 outputs"),
+        ({"feature_columns": ["X"]}, "no column 'X'; did you mean 'x'"),
+        ({"model": None}, "has no model"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(params, text):
+    with pytest.raises(ValueError, match=text):
+        model(**params).transform(TABLE)
+
+
+def test_nulls_and_wrong_shapes_are_named():
+    with pytest.raises(DataError, match=r"'x'.*1"):
+        model().transform(pa.table({"x": [[1.0, 2.0], None]}))
+    with pytest.raises(DataError, match="one row for each"):
+        model(model=torch.nn.Flatten(0), label_columns=["y"], _metadata=None).transform(TABLE)
+
+
+def test_a_prediction_function_of_the_users_own_goes_row_by_row():
+    class Mine(TorchModel):
+        def get_prediction_fn(self):
+            def predict_fn(net, row):
+                x = torch.as_tensor(np.asarray(row["x"], dtype=np.float32)).unsqueeze(0)
+                return [net(x)[0] + row["id"], net(x)[1]]
+
+            return predict_fn
+
+    for data in (TABLE, TABLE.to_pandas()):
+        scored = model(Mine).transform(data)
+        assert list(scored["y__output"].to_numpy()) == pytest.approx([2.4, 4.6, 1.4])
+        assert len(scored["z__output"][0]) == 4
+
+
+def test_the_default_prediction_function_predicts_one_row():
+    one, two = model().get_prediction_fn()(Sums().eval(), {"x": [1.0, 2.0]})
+    assert one.item() == 3.0
+    assert two.tolist() == [[1.0, 2.0, 1.0, 2.0]]
+
+
+def test_the_history_is_a_frame_and_a_list():
+    records = [{"epoch": 0, "train": {"loss": 0.5, "all_metrics": []}}]
+    fitted = model(history=records)
+    assert fitted.getHistory() == records
+    assert fitted.history["train_loss"].tolist() == [0.5]
+
+
+def test_a_model_on_a_copy_with_other_values():
+    fitted = model()
+    other = fitted.copy({fitted.output_cols: ["a", "b"]})
+    assert (other.getOutputCols(), fitted.getOutputCols()) == (["a", "b"], ["y__output", "z__output"])
+    assert other.getModel() is fitted.getModel()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.spec import Inputs, MakeObjective
+from hvd_cluster.estimators.torch.probe import probe
+
+ROWS = 3
+
+
+def run(net, loss, *, features=None, label=None, metrics=(), weights=False, shapes=None, **more):
+    batch = {"x": torch.randn(ROWS, 4) if features is None else features}
+    batch["y"] = torch.randn(ROWS) if label is None else label
+    batch["w"] = torch.ones(ROWS)
+    schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
+    inputs = Inputs(
+        feature_cols=("x",), label_cols=("y",), sample_weight_col="w" if weights else None, input_shapes=shapes
+    )
+    objective = MakeObjective((loss,), False, (1.0,), None)
+    return probe(net, inputs, objective, [(metric,) for metric in metrics], batch, schema, **more)
+
+
+def test_columns_come_in_the_dtype_of_the_model():
+    assert run(torch.nn.Linear(4, 1).double(), F.mse_loss).inputs.feature_dtypes == ("float64",)
+    # As Horovod did, integers become floats where that works ...
+    found = run(torch.nn.Linear(4, 1), F.mse_loss, features=torch.ones(ROWS, 4, dtype=torch.int64))
+    assert found.inputs.feature_dtypes == ("float32",)
+    # ... and stay integers where only that works.
+    embedding = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(8, 3))
+    found = run(
+        embedding,
+        F.cross_entropy,
+        features=torch.ones(ROWS, 4, dtype=torch.int32),
+        label=torch.ones(ROWS, dtype=torch.int16),
+    )
+    assert found.inputs.feature_dtypes == ("int64",)
+
+
+def test_class_labels_stay_integers():
+    found = run(torch.nn.Linear(4, 3), F.cross_entropy, label=torch.tensor([0, 1, 2]))
+    assert found.inputs.label_dtypes == ("int64",)
+    assert found.output_shapes == ((3,),)
+
+
+def test_a_small_integer_label_is_widened_for_the_loss():
+    found = run(torch.nn.Linear(4, 3), F.cross_entropy, label=torch.tensor([0, 1, 2], dtype=torch.int32))
+    assert found.inputs.label_dtypes == ("int64",)
+
+
+def test_the_trial_leaves_model_and_generator_as_they_were():
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 1)).eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    features, label = torch.randn(ROWS, 4), torch.randn(ROWS)
+    generator = torch.get_rng_state()
+    run(net, F.mse_loss, features=features, label=label)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(generator, torch.get_rng_state())
+    assert not net.training
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "more", "texts"),
+    [
+        (torch.nn.Linear(5, 1), F.mse_loss, {}, ["does not take the feature columns", "feature 'x'", "(rows, 4)"]),
+        (torch.nn.Linear(4, 1), lambda o, l: (o - l) ** 2, {}, ["no scalar", "(5, 1)", ".mean()"]),
+        (torch.nn.Linear(4, 1), lambda o, l: 1.0, {}, ["no scalar tensor but float"]),
+        (torch.nn.Linear(4, 1), lambda o, l: (o - l).detach().mean(), {}, ["no gradient reaches"]),
+        (torch.nn.Linear(4, 2), F.mse_loss, {}, ["does not take output and label of 'y'", "(5, 2)"]),
+        (torch.nn.Linear(4, 5), lambda o, l: ((o - l) ** 2).mean(), {}, ["does not take output and label"]),
+        (torch.nn.Linear(4, 1), F.mse_loss, {"shapes": ((-1, 3),)}, ["input_shapes does not fit", "(-1, 3)"]),
+        (torch.nn.Linear(4, 1), F.mse_loss, {"metrics": [lambda o, l: o]}, ["metrics[0] must return one number"]),
+        (torch.nn.Linear(4, 1), F.mse_loss, {"metrics": [lambda o: 1]}, ["metrics[0] does not take", "TypeError"]),
+        (torch.nn.Flatten(0), F.mse_loss, {}, ["one row for each row"]),
+        (
+            torch.nn.Linear(4, 1),
+            lambda o, l: F.mse_loss(o, l),
+            {"weights": True},
+            ["must take reduction='none' because sample_weight_col"],
+        ),
+    ],
+)
+def test_a_misfit_is_named_with_the_shapes_and_the_complaint(net, loss, more, texts):
+    with pytest.raises(DataError) as caught:
+        run(net, loss, **more)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_a_label_of_one_number_meets_an_output_of_one_column():
+    seen = []
+
+    def loss(output, label):
+        seen.append((tuple(output.shape), tuple(label.shape)))
+        return F.mse_loss(output, label)
+
+    run(torch.nn.Linear(4, 1), loss)
+    assert seen == [((5, 1), (5, 1))]
+
+
+def test_with_a_step_of_the_users_own_only_the_input_is_tried():
+    assert run(torch.nn.Linear(4, 2), None, custom_step=True).output_shapes == ((2,),)

@@ -1,0 +1,415 @@
+"""Training on real workers: what it computes, against loops written out here."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError, WorkerFailedError
+from hvd_cluster.estimators import LocalBackend, TorchEstimator
+
+# The workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Net(torch.nn.Module):
+    """Two inputs, dropout if asked for."""
+
+    def __init__(self, dropout=0.0, outputs=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(5, 8)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.last = torch.nn.Linear(8, outputs)
+
+    def forward(self, x, a):
+        return self.last(self.dropout(torch.tanh(self.first(torch.cat([x, a.reshape(-1, 1)], dim=1)))))
+
+
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def adam(net):
+    return torch.optim.Adam(net.parameters(), lr=0.01)
+
+
+def fit(frame, backend, net=None, optimizer=sgd, **params):
+    net = net or Net()
+    given = {
+        "loss": F.mse_loss,
+        "feature_cols": ["x", "a"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 3,
+        "scale_lr": False,
+        "random_seed": 5,
+        "verbose": 0,
+        **params,
+    }
+    return TorchEstimator(model=net, optimizer=optimizer(net), backend=backend, **given).fit(frame)
+
+
+def difference(left, right):
+    pairs = zip(left.getModel().parameters(), right.getModel().parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def global_batches(frame, tmp_path, rows, epoch, remainder="pad"):
+    """The batches of all ranks together, as one reader yields them."""
+    data = materialize(frame, Store.create(tmp_path), columns=["x", "a", "y", "w"], num_proc=1, seed=5)
+    reader = ParquetReader(
+        data.train, data.schema, data.store, batch_size=rows, seed=5, shuffle=True, remainder=remainder
+    )
+    yield from reader.epoch(epoch)
+    data.remove()
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(frame, one_worker, two_workers, optimizer):
+    two = fit(frame, two_workers, optimizer=optimizer, batch_size=8)
+    one = fit(frame, one_worker, optimizer=optimizer, batch_size=16)
+    assert difference(one, two) < 1e-5
+    assert two.getHistory()[-1]["train"]["loss"] == pytest.approx(one.getHistory()[-1]["train"]["loss"], rel=1e-5)
+
+
+def test_two_workers_reach_the_weights_of_a_plain_loop(frame, two_workers, tmp_path):
+    fitted = fit(frame, two_workers, batch_size=8)
+    net = Net()
+    optimizer = sgd(net)
+    losses = []
+    for epoch in range(3):
+        losses.append([])
+        for batch in global_batches(frame, tmp_path, 16, epoch):
+            optimizer.zero_grad()
+            output = net(batch["x"], batch["a"].float())
+            loss = F.mse_loss(output.flatten(), batch["y"])
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    for name, value in fitted.getModel().state_dict().items():
+        torch.testing.assert_close(value, net.state_dict()[name], atol=1e-5, rtol=0)
+    history = fitted.getHistory()
+    assert [record["train"]["loss"] for record in history] == pytest.approx(
+        [np.mean(each) for each in losses], rel=1e-5
+    )
+    assert [record["padding_rows"] for record in history] == [13 * 16 - 203] * 3
+    assert len(history[0]["samples_per_s"]) == len(history[0]["data_wait_share"]) == 2
+
+
+def test_accumulated_gradients_are_the_mean_of_the_group(frame, two_workers, one_worker):
+    grouped = fit(frame, two_workers, batch_size=4, backward_passes_per_step=2, train_steps_per_epoch=24)
+    # Rank r of R takes the rows whose position is r mod R, so two steps of 2 x 4 rows are one step of 16.
+    whole = fit(frame, one_worker, batch_size=16, train_steps_per_epoch=12)
+    assert difference(grouped, whole) < 1e-5
+
+
+def test_the_last_group_of_an_epoch_may_be_short(frame, two_workers):
+    model = fit(frame, two_workers, batch_size=8, backward_passes_per_step=3, epochs=2)
+    assert np.isfinite(model.getHistory()[-1]["train"]["loss"])
+
+
+def test_the_learning_rate_is_multiplied_by_the_number_of_workers(frame, two_workers, tmp_path):
+    scaled = fit(frame, two_workers, scale_lr=True, store=tmp_path, run_id="scaled")
+    by_hand = fit(
+        frame,
+        two_workers,
+        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+    )
+    assert difference(scaled, by_hand) < 1e-6
+    saved = torch.load(tmp_path / "runs" / "scaled" / "checkpoint", weights_only=True)
+    assert saved["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.05)
+    assert scaled.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_workers, tmp_path):
+    kept = {"net": None, "scale_lr": True, "validation": 0.2, "random_seed": None}
+    whole = fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=4, store=tmp_path / "a", run_id="r")
+    fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=2, store=tmp_path / "b", run_id="r")
+    resumed = fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=4, store=tmp_path / "b", run_id="r")
+    assert difference(whole, resumed) == 0.0
+    assert [record["epoch"] for record in resumed.getHistory()] == [0, 1, 2, 3]
+    losses = [[record["validation"]["loss"] for record in model.getHistory()] for model in (whole, resumed)]
+    assert losses[0] == losses[1]
+    # Nothing is left to do: the model is that of the checkpoint.
+    again = fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=4, store=tmp_path / "b", run_id="r")
+    assert difference(again, resumed) == 0.0
+
+
+def test_a_checkpoint_of_another_model_is_refused(frame, one_worker, tmp_path):
+    fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
+    runs = one_worker.runs
+    with pytest.raises(DataError, match="run_id='r' has a checkpoint of another model or optimizer"):
+        fit(frame, one_worker, net=torch.nn.Linear(4, 1), feature_cols=["x"], epochs=2, store=tmp_path, run_id="r")
+    assert one_worker.runs == runs
+
+
+def test_a_fit_says_that_it_goes_on_with_a_run(frame, one_worker, tmp_path, caplog):
+    for epochs in (1, 3, 3):
+        fit(frame, one_worker, epochs=epochs, store=tmp_path, run_id="r")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told[0] == "run 'r' goes on after epoch 1 of 3"
+    assert told[1].startswith("run 'r' has finished 3 of 3 epochs and has nothing left to train")
+    assert len(told) == 2
+
+
+def test_a_run_on_other_rows_or_columns_is_refused(frame, one_worker, tmp_path):
+    fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
+    runs = one_worker.runs
+    with pytest.raises(DataError, match=r"run_id='r' has .* other data \(the data had 203 rows and has 100\): choose"):
+        fit(frame[:100], one_worker, epochs=2, store=tmp_path, run_id="r")
+    with pytest.raises(DataError, match="label_cols were .* and are "):
+        fit(frame, one_worker, label_cols=["w"], epochs=2, store=tmp_path, run_id="r")
+    assert one_worker.runs == runs
+    # The same rows may be shared out otherwise.
+    fit(frame, one_worker, epochs=2, store=tmp_path, run_id="r", validation=0.2)
+
+
+def test_a_failed_run_says_how_to_go_on(frame, tmp_path):
+    def full_disk(record, model):
+        import resource
+
+        if record["epoch"] == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    with pytest.raises(WorkerFailedError) as caught:
+        fit(frame, LocalBackend(1, verbose=0), callbacks=[full_disk], store=tmp_path, run_id="r")
+    text = str(caught.value)
+    assert "cannot be written: File too large" in text
+    assert "the checkpoint of epoch 2 is kept: run again with run_id='r'" in text
+    last = "Run 'r' has a checkpoint of epoch 2 of 3: fit again with run_id='r' to go on from there."
+    assert text.splitlines()[-1] == last
+    assert isinstance(caught.value.__cause__, DataError)
+
+
+def test_a_failed_run_without_a_checkpoint_says_nothing_of_one(frame, one_worker, tmp_path):
+    def broken(record, model):
+        raise KeyError("the user's mistake")
+
+    with pytest.raises(WorkerFailedError) as caught:
+        fit(frame, one_worker, callbacks=[broken])  # its store goes with it
+    assert "fit again" not in str(caught.value)
+
+
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x, a):
+        return self.last(self.norm(torch.tanh(self.first(torch.cat([x, a.reshape(-1, 1)], dim=1)))))
+
+
+def test_the_model_that_is_validated_is_the_one_that_is_returned(frame, two_workers):
+    model = fit(frame, two_workers, net=Normed(), validation="v")
+    rows = frame[frame["v"]]
+    output = model.transform(rows)["y__output"].to_numpy().astype("float64")
+    assert model.getHistory()[-1]["validation"]["loss"] == pytest.approx(np.mean((output - rows["y"]) ** 2), rel=1e-6)
+
+
+def test_validation_counts_every_row_once(frame, two_workers):
+    def error(output, label):
+        return (output - label).abs().mean()
+
+    model = fit(frame, two_workers, validation="v", metrics=[error], val_batch_size=5)
+    rows = frame[frame["v"]]
+    output = model.transform(rows)["y__output"].to_numpy()
+    found = model.getHistory()[-1]["validation"]
+    assert found["loss"] == pytest.approx(np.mean((output - rows["y"]) ** 2), rel=1e-4)
+    assert found["all_metrics"] == [{"group_0_y": pytest.approx(np.mean(np.abs(output - rows["y"])), rel=1e-4)}]
+
+
+def test_row_weights_count_in_the_loss(frame, two_workers, tmp_path):
+    fitted = fit(frame, two_workers, sample_weight_col="w", epochs=1)
+    net = Net()
+    optimizer = sgd(net)
+    for batch in global_batches(frame, tmp_path, 16, 0):
+        optimizer.zero_grad()
+        output = net(batch["x"], batch["a"].float()).flatten()
+        ((output - batch["y"]) ** 2 * batch["w"].float()).mean().backward()
+        optimizer.step()
+    for name, value in fitted.getModel().state_dict().items():
+        torch.testing.assert_close(value, net.state_dict()[name], atol=1e-5, rtol=0)
+
+
+class TwoHeads(Net):
+    def forward(self, x, a):
+        hidden = torch.tanh(self.first(torch.cat([x.reshape(len(x), 4), a], dim=1)))
+        return self.last(hidden)[:, :1], self.last(hidden)[:, 1:]
+
+
+def test_several_inputs_outputs_losses_and_metrics(frame, two_workers):
+    def accuracy(output, label):
+        return (output.argmax(dim=1) == label).float().mean()
+
+    def error(output, label):
+        return (output - label).abs().mean()
+
+    model = fit(
+        frame,
+        two_workers,
+        net=TwoHeads(outputs=4),
+        optimizer=adam,
+        label_cols=["y", "c"],
+        loss=[F.mse_loss, lambda output, label: F.cross_entropy(output, label.long())],
+        loss_weights=[0.2, 0.8],
+        input_shapes=[[-1, 2, 2], [-1, 1]],
+        metrics=[[error, accuracy]],
+        validation=0.2,
+        epochs=12,
+    )
+    validation = model.getHistory()[-1]["validation"]
+    assert validation["all_metrics"][0]["group_0_c"] > 0.6
+    scored = model.transform(frame)
+    assert scored["y__output"].dtype == np.float32
+    assert len(scored["c__output"][0]) == 3
+    guesses = np.argmax(np.stack(scored["c__output"]), axis=1)
+    assert np.mean(guesses == frame["c"]) > 0.6
+
+
+def test_a_step_of_the_users_own_is_called(frame, two_workers):
+    def step(
+        model,
+        optimizer,
+        transform_outputs,
+        loss_fn,
+        inputs,
+        labels,
+        sample_weights,
+        backward_passes_per_step,
+        batch_idx,
+    ):
+        assert backward_passes_per_step == 1
+        assert isinstance(batch_idx, int)
+        optimizer.zero_grad()
+        outputs, labels = transform_outputs(model(*inputs), labels)
+        loss = loss_fn(outputs, labels, sample_weights)
+        loss.backward()
+        optimizer.step()
+        return outputs, loss
+
+    assert difference(fit(frame, two_workers, train_minibatch_fn=step), fit(frame, two_workers)) == 0.0
+
+
+def test_fewer_steps_an_epoch_go_on_where_the_last_one_ended(frame, two_workers):
+    # 203 rows in batches of 16 are 13 steps.
+    halves = fit(frame, two_workers, epochs=2, train_steps_per_epoch=13)
+    pieces = fit(frame, two_workers, epochs=13, train_steps_per_epoch=2)
+    assert difference(halves, pieces) == 0.0
+
+
+def test_loss_constructors_and_compression_work(frame, two_workers):
+    import hvd_cluster.torch as hvd
+
+    model = fit(
+        frame,
+        two_workers,
+        loss=None,
+        loss_constructors=lambda: torch.nn.MSELoss(),
+        gradient_compression=hvd.Compression.fp16,
+        epochs=4,
+    )
+    losses = [record["train"]["loss"] for record in model.getHistory()]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_callbacks_see_every_epoch_on_every_rank(frame, two_workers, tmp_path):
+    def note(record, model):
+        import os
+
+        name = f"{os.environ['RANK']}-{record['epoch']}-{record['train']['loss']:.6f}"
+        (tmp_path / name).write_text(type(model).__name__)
+
+    model = fit(frame, two_workers, callbacks=[note], epochs=2)
+    losses = [f"{record['train']['loss']:.6f}" for record in model.getHistory()]
+    expected = sorted(f"{rank}-{epoch}-{losses[epoch]}" for rank in (0, 1) for epoch in (0, 1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == expected
+
+
+def test_string_columns_reach_the_model_through_the_users_transform(frame, two_workers):
+    named = frame.assign(a=["high" if value > 0 else "low" for value in frame["a"]])
+
+    def encode(row):
+        return {**row, "a": 1.0 if row["a"] == "high" else -1.0}
+
+    model = fit(named, two_workers, transformation_fn=encode, epochs=1)
+    assert np.isfinite(model.getHistory()[0]["train"]["loss"])
+
+
+@pytest.mark.parametrize("workers", ["one_worker", "two_workers"])
+def test_the_users_own_traceback_comes_first(frame, workers, request):
+    def broken(output, label):
+        if len(output) > 7:  # not on the few rows of the trial
+            raise KeyError("the user's mistake")
+        return F.mse_loss(output, label)
+
+    with pytest.raises(WorkerFailedError) as caught:
+        fit(frame, request.getfixturevalue(workers), loss=broken)
+    text = str(caught.value)
+    assert "the user's mistake" in text
+    assert "tensorboard" not in text
+    assert "in broken" in text.partition("Rank ")[0]
+
+
+def test_ranks_with_different_devices_say_so_on_every_rank(two_workers):
+    def choose():
+        import os
+
+        import torch
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.estimators.torch.train import choose_device
+
+        original = torch.cuda.is_available, torch.cuda.device_count
+        if os.environ["RANK"] == "0":
+            torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
+        hvd.init()
+        try:
+            choose_device(True, hvd)
+        except RuntimeError as error:
+            return str(error), choose_device(False, hvd).type
+        finally:
+            torch.cuda.is_available, torch.cuda.device_count = original
+            hvd.shutdown()
+
+    for text, device in two_workers.run(choose):
+        assert text.startswith("All ranks don't have same device type! (rank 0: cuda, rank 1: cpu)")
+        assert device == "cpu"
+
+
+def test_tensorboard_gets_scalars_where_it_is_installed(frame, one_worker, tmp_path, monkeypatch):
+    code = (
+        "class SummaryWriter:\n"
+        "    def __init__(self, folder): import pathlib; self.p = pathlib.Path(folder); self.p.mkdir(parents=True)\n"
+        "    def add_scalar(self, name, value, epoch):\n"
+        "        (self.p / name.replace('/', '-')).write_text(f'{epoch} {value}')\n"
+        "    def flush(self): pass\n"
+        "    def close(self): pass\n"
+    )
+
+    def install(record, model):  # after the last epoch: the next fit of the same worker finds it
+        import sys
+        import types
+
+        module = types.ModuleType("torch.utils.tensorboard")
+        exec(code, module.__dict__)
+        sys.modules["torch.utils.tensorboard"] = module
+
+    def remove(record, model):
+        import sys
+
+        del sys.modules["torch.utils.tensorboard"]
+
+    fit(frame, one_worker, epochs=1, callbacks=[install])
+    model = fit(frame, one_worker, epochs=1, callbacks=[remove], store=tmp_path, run_id="r", validation=0.1)
+    logs = tmp_path / "runs" / "r" / "logs"
+    assert sorted(path.name for path in logs.iterdir()) == ["loss-train", "loss-validation"]
+    assert (logs / "loss-train").read_text() == f"0 {model.getHistory()[0]['train']['loss']}"

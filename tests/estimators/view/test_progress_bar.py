@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import io
+import sys
+
+from hvd_cluster.estimators.view.progress_bar import ProgressBar
+
+
+def event(epoch, step, loss=0.5):
+    return {"epoch": epoch, "epochs": 2, "step": step, "steps": 10, "loss": loss, "samples_per_s": 1234.5}
+
+
+def test_one_bar_shows_epoch_loss_and_speed_of_rank_0():
+    out = io.StringIO()
+    with ProgressBar("run-1", file=out) as bar:
+        bar(0, event(0, 4))
+        bar(1, event(0, 5, loss=99.0))
+        bar(0, {"user": "field"})
+        bar(0, event(1, 10, loss=0.25))
+    text = out.getvalue()
+    for part in ("run-1", "20/20", "epoch 2/2", "loss 0.25", "samples/s"):
+        assert part in text
+    assert "99" not in text.replace("99%", "")
+
+
+def test_without_tqdm_there_is_a_line_for_each_tenth(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    out = io.StringIO()
+    with ProgressBar("run-1", file=out) as bar:
+        for epoch in range(2):
+            for step in range(1, 11):
+                bar(0, event(epoch, step))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[-1] == "run-1: step 20/20, epoch 2/2, loss 0.5, 1,234 samples/s"
+
+
+def test_a_silent_fit_and_a_finished_one_show_nothing():
+    out = io.StringIO()
+    with ProgressBar("run-1", enabled=False, file=out) as bar:
+        bar(0, event(0, 1))
+    bar(0, event(0, 2))
+    assert out.getvalue() == ""
+
+
+def test_a_resumed_run_starts_where_it_was_left():
+    out = io.StringIO()
+    with ProgressBar("run-1", file=out) as bar:
+        bar(0, event(1, 1))
+    assert "11/20" in out.getvalue()
