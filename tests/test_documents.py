@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def write(name: str, folder: Path) -> str:
 
 
 def test_every_script_of_the_readme_is_run_below() -> None:
-    assert set(SCRIPTS) == {"train.py", "function.py", "on_spark.py", "estimator.py"}
+    assert set(SCRIPTS) == {"train.py", "function.py", "on_spark.py", "on_ray.py", "estimator.py"}
 
 
 def test_the_script_trains_under_hvdrun(tmp_path: Path) -> None:
@@ -56,6 +57,14 @@ def test_the_function_returns_what_its_comment_says(tmp_path: Path) -> None:
 def test_the_function_on_spark_returns_what_its_comment_says(tmp_path: Path) -> None:
     out = run(sys.executable, write("on_spark.py", tmp_path), cwd=tmp_path)
     assert out.strip().splitlines()[-1] == "[(0, 2), (1, 2)]"
+
+
+def test_the_function_on_ray_returns_what_its_comment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:  # its sockets' names must be short
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        out = run(sys.executable, write("on_ray.py", tmp_path), cwd=tmp_path)
+    assert "[(0, 2), (1, 2)]" in out.splitlines()
 
 
 def test_the_estimator_fits_and_scores(tmp_path: Path) -> None:
