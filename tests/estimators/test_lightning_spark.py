@@ -51,7 +51,9 @@ def rows():
     return pd.DataFrame({"id": np.arange(96), "x": x.tolist(), "y": x @ [1.0, 2.0, -1.0]})
 
 
-@pytest.mark.parametrize("with_store", [True, False], ids=["through a store", "without one"])
+@pytest.mark.parametrize(
+    "with_store", [pytest.param(True, marks=pytest.mark.slow), False], ids=["through a store", "without one"]
+)
 def test_a_spark_frame_is_fitted_and_scored(spark, tmp_path, with_store):
     data = spark.createDataFrame(rows()).repartition(3)
     keep = pl.callbacks.ModelCheckpoint(monitor="val_loss", filename="best")

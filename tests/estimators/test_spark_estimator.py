@@ -154,6 +154,7 @@ def test_a_stage_alone_is_saved_over_an_older_one(spark, tmp_path):
     assert TorchEstimator.load(str(tmp_path / "stage")).getEpochs() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.spark("local", "connect")
 # CrossValidator leaves its thread pool to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
