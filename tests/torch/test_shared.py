@@ -165,6 +165,7 @@ def test_a_forked_child_that_lets_go_of_a_tensor_takes_nothing_from_the_parent()
 
     def fn() -> float:
         import os
+import time
         import warnings
 
         import hvd_cluster.torch as hvd
@@ -197,9 +198,33 @@ def test_a_region_that_is_full_says_which_knob_sets_it() -> None:
             hvd.shared_empty(2 << 18)
         del kept[1]
         kept.append(hvd.shared_empty(1 << 18))
+        hvd.barrier()  # the world ends for all when the first rank leaves it
         hvd.shutdown()
         return str(caught.value)
 
     env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY_REGION_MB": "4"}
     for text in local.run(fn, num_proc=2, env=env):
         assert "HOROVOD_SHARED_MEMORY_REGION_MB" in text
+
+
+def test_where_the_world_has_ended_it_says_so() -> None:
+    from hvd_cluster.launch import local
+
+    def fn() -> str:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            hvd.shutdown()
+            return "left"
+        deadline_s = time.monotonic() + 30
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            while time.monotonic() < deadline_s:
+                hvd.shared_empty(1000)
+                time.sleep(0.01)
+        hvd.shutdown()
+        return str(caught.value)
+
+    told, left = local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    assert left == "left"
+    assert "Horovod has been shut down" in told

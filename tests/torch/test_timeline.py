@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ def train() -> None:
 
     hvd.init()
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    # However busy the machine: while one layer takes its time, the gradients of those behind it travel.
+    model[2].register_full_backward_hook(lambda *_: time.sleep(0.1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
     for _ in range(STEPS):
         optimizer.zero_grad()

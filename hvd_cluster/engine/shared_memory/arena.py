@@ -17,6 +17,8 @@ from collections import OrderedDict
 
 import torch
 
+from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
+
 _PAGE_BYTES = 4096
 #: Views of other ranks' tensors that are kept.
 _MOST_VIEWS = 1000
@@ -52,13 +54,17 @@ class Arena:
 
         Raises:
             MemoryError: the region is full, or the machine is.
+            HorovodInternalError: the world has ended; another rank may have left it.
         """
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
         num_bytes = -(-count * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
-        start = self._take(num_bytes)
-        block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)
+        with self._lock:
+            if self._descriptor < 0:
+                raise HorovodInternalError(f"{SHUT_DOWN_TEXT} (its shared memory is gone)")
+            start = self._take(num_bytes)
+            block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)
         # The storage of the tensor holds the block, and the block the mapping.
         weakref.finalize(block, self._give_back, start, num_bytes).atexit = False
         return torch.frombuffer(block, dtype=dtype, count=count).view(shape)
@@ -89,17 +95,17 @@ class Arena:
                 del self._memory
 
     def _take(self, num_bytes: int) -> int:
-        with self._lock:
-            for position, (start, length) in enumerate(self._free):
-                if length < num_bytes:
-                    continue
-                try:
-                    # Without this a full machine is noticed at the first touch, by SIGBUS.
-                    os.posix_fallocate(self._descriptor, start, num_bytes)
-                except OSError as error:
-                    raise MemoryError(f"{num_bytes} bytes of shared memory cannot be allocated: {error}") from error
-                self._free[position : position + 1] = [(start + num_bytes, length - num_bytes)][: length > num_bytes]
-                return start
+        """A block of the region, under the lock."""
+        for position, (start, length) in enumerate(self._free):
+            if length < num_bytes:
+                continue
+            try:
+                # Without this a full machine is noticed at the first touch, by SIGBUS.
+                os.posix_fallocate(self._descriptor, start, num_bytes)
+            except OSError as error:
+                raise MemoryError(f"{num_bytes} bytes of shared memory cannot be allocated: {error}") from error
+            self._free[position : position + 1] = [(start + num_bytes, length - num_bytes)][: length > num_bytes]
+            return start
         raise MemoryError(
             f"{num_bytes} bytes of shared memory cannot be allocated: this rank's region of {self._end - self._first} "
             "bytes is used up or in pieces. HOROVOD_SHARED_MEMORY_REGION_MB sets its size"

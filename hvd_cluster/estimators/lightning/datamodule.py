@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.estimators.lightning.data import floating
 from hvd_cluster.lightning.installed import lightning
 
 _LightningDataModule: Any = lightning().LightningDataModule
@@ -56,14 +57,17 @@ class PetastormDataModule(_LightningDataModule):
     def train_dataloader(self) -> Any:
         """The training batches; each epoch has an order of its own."""
         reader = self._reader(self.train_dir, self.train_batch_size, self.shuffle, "pad")
-        return _Epochs(reader, self.steps_per_epoch_train, lambda: self.trainer.current_epoch)
+        return self._epochs(reader, self.steps_per_epoch_train, lambda: self.trainer.current_epoch)
 
     def val_dataloader(self) -> Any:
         """The validation batches; none where no rows are held out."""
         if not self.has_val or self.val_dir is None:
             return []
         reader = self._reader(self.val_dir, self.val_batch_size, False, "drop")
-        return _Epochs(reader, min(self.steps_per_epoch_val, reader.steps), lambda: 0)
+        return self._epochs(reader, min(self.steps_per_epoch_val, reader.steps), lambda: 0)
+
+    def _epochs(self, reader: ParquetReader, steps: int, epoch: Callable[[], int]) -> _Epochs:
+        return _Epochs(reader, steps, epoch, self.kwargs.get("floating_dtype"))
 
     def _reader(self, path: str, batch_size: int, shuffle: bool, remainder: Literal["pad", "drop"]) -> ParquetReader:
         return ParquetReader(
@@ -81,10 +85,10 @@ class PetastormDataModule(_LightningDataModule):
 
 
 class _Epochs:
-    """A loader of ``steps`` batches of the epoch that the fit stands at."""
+    """A loader of ``steps`` batches of the epoch that the fit stands at; floating columns come in the model's dtype."""
 
-    def __init__(self, reader: ParquetReader, steps: int, epoch: Callable[[], int]) -> None:
-        self._reader, self._steps, self._epoch = reader, steps, epoch
+    def __init__(self, reader: ParquetReader, steps: int, epoch: Callable[[], int], dtype: str | None) -> None:
+        self._reader, self._steps, self._epoch, self._dtype = reader, steps, epoch, dtype
 
     def __len__(self) -> int:
         return self._steps
@@ -93,4 +97,4 @@ class _Epochs:
         for step, batch in enumerate(self._reader.epoch(self._epoch())):
             if step == self._steps:
                 return
-            yield batch
+            yield batch if self._dtype is None else floating(batch, self._dtype)

@@ -75,7 +75,8 @@ def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> dict[str, Any]:
 
     kind = spec.data_module
     if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
-        return {"datamodule": kind(**arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size())))}
+        given = arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size()))
+        return {"datamodule": kind(**given, floating_dtype=spec.floating_dtype)}
     readers = Readers.of(spec, hvd.rank(), hvd.size())
     epochs.padding_rows = readers.padding_rows
     return {
