@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -165,7 +166,6 @@ def test_a_forked_child_that_lets_go_of_a_tensor_takes_nothing_from_the_parent()
 
     def fn() -> float:
         import os
-import time
         import warnings
 
         import hvd_cluster.torch as hvd
