@@ -217,11 +217,15 @@ def test_where_the_world_has_ended_it_says_so() -> None:
         if hvd.rank() == 1:
             hvd.shutdown()
             return "left"
-        deadline_s = time.monotonic() + 30
-        with pytest.raises(hvd.HorovodInternalError) as caught:
+
+        def allocate() -> None:
+            deadline_s = time.monotonic() + 30
             while time.monotonic() < deadline_s:
                 hvd.shared_empty(1000)
                 time.sleep(0.01)
+
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            allocate()
         hvd.shutdown()
         return str(caught.value)
 
