@@ -16,7 +16,7 @@ from hvd_cluster.estimators import TorchModel
 
 TURNS = 3
 #: Enough that the second or so that any Spark job takes does not count.
-ROWS = 400_000
+ROWS = 1_200_000
 FEATURES = 20
 
 
