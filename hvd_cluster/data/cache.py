@@ -31,7 +31,7 @@ _UNFINISHED = ".unfinished-"
 #: More than Arrow's format adds to a table, and to each column of it.
 _HEADER_BYTES = 1024
 
-#: Path of a file, index of the row group, names of the columns, and which rows.
+#: A file as it was when the reader was made, index of the row group, names of the columns, and which rows.
 Key = tuple[str, int, tuple[str, ...], RowFilter | None]
 
 
@@ -39,11 +39,10 @@ class RowGroupCache(ABC):
     """Tables by row group. Several threads may use it at once."""
 
     @abstractmethod
-    def get(self, filesystem: Any, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
+    def get(self, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
         """The table of a row group: the one that is kept, or what ``read()`` returns.
 
         Args:
-            filesystem: the ``pyarrow.fs.FileSystem`` that serves the file.
             key: which table is meant.
             read: reads it.
 
@@ -66,7 +65,7 @@ class MemoryCache(RowGroupCache):
         #: Bytes that are kept now.
         self.held_bytes = 0
 
-    def get(self, filesystem: Any, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
+    def get(self, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
         table = self._tables.get(key)
         if table is not None:
             return table
@@ -88,8 +87,8 @@ class DiskCache(RowGroupCache):
     """Keeps tables as Arrow files on the local disk, which all processes of the host map into memory.
 
     A file is named by what it was read from (path, size and time of change of the source, row group, columns, filter),
-    so a source that changes is read anew. When the folder is full, files that no process has asked for longest make
-    room, but none that was asked for in the last hour.
+    so a new reader reads a source that has changed anew. When the folder is full, files that no process has asked for
+    longest make room, but none that was asked for in the last hour.
 
     Args:
         folder: a local folder for nothing else; it is made, and stays when the job ends, for the next one.
@@ -102,22 +101,14 @@ class DiskCache(RowGroupCache):
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int) -> None:
         self._folder = Path(folder).absolute()
         self._limit_bytes = limit_bytes
-        self._versions: dict[str, str] = {}
 
-    def get(self, filesystem: Any, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
-        path = self._folder / f"{self._name(filesystem, key)}.arrow"
+    def get(self, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
+        path = self._folder / f"{hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()}.arrow"
         table = _mapped(path)
         if table is not None:
             return table
         table = read()
         return (_mapped(path) if self._write(path, table) else None) or table
-
-    def _name(self, filesystem: Any, key: Key) -> str:
-        version = self._versions.get(key[0])
-        if version is None:
-            info = filesystem.get_file_info(key[0])
-            version = self._versions[key[0]] = f"{filesystem.type_name} {info.size} {info.mtime_ns}"
-        return hashlib.blake2b(repr((version, *key)).encode(), digest_size=16).hexdigest()
 
     def _write(self, path: Path, table: pa.Table) -> bool:
         """Write a table where there is room; whether it is there now."""

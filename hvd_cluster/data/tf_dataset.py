@@ -30,7 +30,7 @@ def to_tf_dataset(
 
     Returns:
         A ``tf.data.Dataset`` of dictionaries: column name -> ``tf.Tensor`` of shape (rows, *column.shape). Its
-        cardinality is known unless there is no end.
+        cardinality is unknown: an iteration that follows one that stopped early has fewer batches.
 
     Raises:
         MissingExtraError: TensorFlow is not installed.
@@ -54,8 +54,6 @@ def to_tf_dataset(
         column.name: tf.TensorSpec((None, *column.shape), tf.dtypes.as_dtype(column.dtype)) for column in reader.schema
     }
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if num_epochs is not None and reader.position.row == 0:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_epochs * reader.steps))
     if map_batch is not None:
         dataset = dataset.map(map_batch)
     return dataset.prefetch(prefetch) if prefetch else dataset

@@ -103,12 +103,15 @@ def test_what_nobody_uses_makes_room(file: Path, tmp_path: Path) -> None:
     assert len(kept - set(old)) >= 8, "those in use stay"
 
 
-def test_a_source_that_changes_is_read_anew(file: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    batches(reader(file, DiskCache(cache, 1 << 20)))
+@pytest.mark.parametrize("kind", ["memory", "disk", "disk anew"])
+def test_a_source_that_changes_is_read_anew(file: Path, tmp_path: Path, kind: str) -> None:
+    cache = MemoryCache(1 << 20) if kind == "memory" else DiskCache(tmp_path / "cache", 1 << 20)
+    batches(reader(file, cache))
+    if kind == "disk anew":
+        cache = DiskCache(tmp_path / "cache", 1 << 20)
     ids = np.arange(ROWS) + 1000
     pq.write_table(pa.table({"id": ids, "x": ids.astype("f4")}), file, row_group_size=50)
-    seen = [row for ids, _ in batches(reader(file, DiskCache(cache, 1 << 20), remainder="partial")) for row in ids]
+    seen = [row for ids, _ in batches(reader(file, cache, remainder="partial")) for row in ids]
     assert sorted(seen) == list(range(1000, 1000 + ROWS))
 
 

@@ -146,3 +146,17 @@ def test_readers_read_ahead_in_threads_that_close_with_the_iteration(folder: Pat
         break
     assert reader.position.row == 4
     assert len(rows(reader)) == 116
+
+
+def test_a_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": [float(i) for i in range(1000)]})
+    pq.write_table(table, path, use_dictionary=False, compression="none", write_page_checksum=True)
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet.*damaged"):
+        list(ParquetReader(path, batch_size=100))

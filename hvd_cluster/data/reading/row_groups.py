@@ -47,6 +47,7 @@ class RowGroupTables:
         self._filter = row_filter
         self._cache = cache
         self._footers: dict[str, Any] = {}
+        self._sources: dict[str, str] = {}
 
     def read(self, pieces: Sequence[RowRange]) -> pa.Table:
         """The rows of ranges of one file, one after the other.
@@ -80,8 +81,15 @@ class RowGroupTables:
         """All rows of a row group that the filter lets through."""
         if self._cache is None:
             return self._filtered(group)
-        key = (group.path, group.index, tuple(self._names), self._filter)
-        return self._cache.get(self._filesystem, key, lambda: self._filtered(group))
+        key = (self._source(group.path), group.index, tuple(self._names), self._filter)
+        return self._cache.get(key, lambda: self._filtered(group))
+
+    def _source(self, path: str) -> str:
+        """A file as it is now: one that changes is another source to a reader that is made afterwards."""
+        if path not in self._sources:
+            info = self._filesystem.get_file_info(path)
+            self._sources[path] = f"{self._filesystem.type_name} {info.size} {info.mtime_ns} {path}"
+        return self._sources[path]
 
     def _filtered(self, group: RowGroup) -> pa.Table:
         if self._filter is None:
@@ -118,7 +126,9 @@ class RowGroupTables:
         parquet = load_pyarrow("pyarrow.parquet")
         # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
         with self._filesystem.open_input_file(path) as stream:
-            file = parquet.ParquetFile(stream, metadata=self._footers.get(path), pre_buffer=True)
+            file = parquet.ParquetFile(
+                stream, metadata=self._footers.get(path), pre_buffer=True, page_checksum_verification=True
+            )
             footer = self._footers[path] = file.metadata
             table = file.read_row_groups(indices, columns=list(names), use_threads=False)
             return table, [footer.row_group(index).num_rows for index in indices]

@@ -101,7 +101,9 @@ class PartFile:
             # Dictionaries pay for strings; numbers to train on are mostly distinct, and decode faster plain.
             texts = [column.name for column in self._plan.schema if not column.has_tensor]
             parquet = load_pyarrow("pyarrow.parquet")
-            self._writer = parquet.ParquetWriter(self._stream, self._schema, use_dictionary=texts)
+            self._writer = parquet.ParquetWriter(
+                self._stream, self._schema, use_dictionary=texts, write_page_checksum=True
+            )
 
     def _flush(self, rows: int) -> None:
         """Write the first ``rows`` waiting rows as row groups."""
