@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
 from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.oldpaths.carry import carries, carry
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.topology import Topology, export, join_address
+from hvd_cluster.topology import Topology, export, inherited, join_address
 
 #: Ray has two of that name; its release and a setting decide which of them is in force, and TorchTrainer follows them.
 _DataParallelTrainer: Any = TorchTrainer.__bases__[0]
@@ -36,10 +37,12 @@ class HorovodConfig(BackendConfig):
     Args:
         nics: network interface for the workers' data; by default the one that reaches rank 0's node.
         timeout_s: seconds that the workers wait for each other in ``hvd.init()``.
+        as_horovod: the workers answer for ``import horovod``; by default where this process does.
     """
 
     nics: str | None = None
     timeout_s: float = 300
+    as_horovod: bool = field(default_factory=carries)
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:
@@ -104,7 +107,10 @@ def _settle(topology: Topology, config: HorovodConfig) -> None:
     """In a worker: take its place."""
     interface = {"HOROVOD_GLOO_IFACE": config.nics} if config.nics else {}
     timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{config.timeout_s:g}"}
-    export({**topology.to_env(), **interface, **timeout})
+    if config.as_horovod:
+        import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
+    carried = carry(inherited(), wanted=config.as_horovod)
+    export({**topology.to_env(), **interface, **timeout, **carried})
 
 
 class HorovodTrainer(_DataParallelTrainer):

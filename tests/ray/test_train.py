@@ -134,3 +134,30 @@ def test_several_trials_of_tune_have_an_executor_each(ray_cluster: TestCluster, 
     assert not results.errors
     assert sorted(result.metrics["score"] for result in results) == [4.0, 40.0]
     assert {result.metrics["size"] for result in results} == {2}
+
+
+def test_a_loop_may_say_horovod(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+
+    from hvd_cluster.ray.train import HorovodConfig, HorovodTrainer
+
+    said = str(tmp_path)
+
+    def loop() -> None:
+        from pathlib import Path
+
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+        Path(said, str(hvd.rank())).write_text(str(total))
+
+    result = HorovodTrainer(
+        loop,
+        horovod_config=HorovodConfig(as_horovod=True),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path), name="horovod"),
+    ).fit()
+    assert result.error is None
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
