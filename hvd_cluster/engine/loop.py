@@ -14,15 +14,15 @@ from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives.step import Step
-from hvd_cluster.engine.execution import Execution, ExecutionQueue, carry_out_at_once
+from hvd_cluster.engine.execution import Execution, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
 from hvd_cluster.engine.mailbox import Mailbox
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
-from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, element_dtype
-from hvd_cluster.engine.stall import Message as StallMessage
-from hvd_cluster.engine.stall import Question, StallInspector
+from hvd_cluster.engine.queues import Queues
+from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, zeros_for
+from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.engine.world import World
@@ -107,16 +107,14 @@ class Loop:
             send_up=lambda message: self._neighbours.send_up(("up", message)),
             send_down=lambda entries, is_last: self._neighbours.send_down(("close" if is_last else "log", entries)),
         )
-        self._queues = {id: ExecutionQueue(self._work_done) for id in process_sets}
-        #: Queues of removed process sets, until what was decided before the removal is done.
-        self._draining: dict[int, ExecutionQueue] = {}
+        self._queues = Queues(process_sets, self._work_done, self.transports.remove)
         self._next_process_set_id = len(process_sets)
         self._stall = StallInspector(
             self._rank,
             world.hosts,
             process_sets,
             settings,
-            send_up=self._tell_of_stall,
+            send_up=lambda message: self._neighbours.send_up(("stall", message)),
             send_down=lambda message: self._neighbours.send_down(("stall", message)),
             abort=self._abort,
         )
@@ -135,7 +133,7 @@ class Loop:
         """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
         if self._mailbox.has_ended and self._closing_since_s is None:
             return True
-        if self._closing_since_s is None or any(self._all_queues()):
+        if self._closing_since_s is None or self._queues:
             return False
         if self._neighbours.has_children:
             return time.monotonic() - self._closing_since_s > FAREWELL_S
@@ -285,19 +283,12 @@ class Loop:
         finished = []
         while self._finished:
             finished.append(self._finished.popleft())
-        for queue in self._all_queues():
-            queue.advance(finished)
-        for id in [id for id, queue in self._draining.items() if not queue]:
-            del self._draining[id]
-            self.transports.remove(id)
+        self._queues.advance(finished)
 
     def _work_done(self, execution: Execution, step: Step) -> None:
         """Called by the transports' threads."""
         self._finished.append((execution, step))
         self._mailbox.ring()
-
-    def _all_queues(self) -> list[ExecutionQueue]:
-        return [*self._queues.values(), *self._draining.values()]
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -329,7 +320,7 @@ class Loop:
         mine = self._mailbox.decide_all([key for key, _ in bucket.requests])
         # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
         self._deciding = requests = [
-            request if request is not None else _zeros(key, signature, self._join_device)
+            request if request is not None else zeros_for(key, signature, self._join_device)
             for request, (key, signature) in zip(mine, bucket.requests, strict=True)
         ]
         if self.recorder.enabled:
@@ -368,7 +359,7 @@ class Loop:
             self._next_process_set_id += 1
             self._negotiator.add_process_set(id, frozenset(signature.ranks))
             self._process_sets[id] = signature.ranks
-            self._queues[id] = ExecutionQueue(self._work_done)
+            self._queues.add(id)
             self.transports.build(id)
         else:
             id = next(id for id, ranks in self._process_sets.items() if ranks == signature.ranks)
@@ -376,10 +367,7 @@ class Loop:
             del self._process_sets[id]
             for orphan in self._mailbox.withdraw(id):
                 orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
-            self._draining[id] = self._queues.pop(id)
-            if not self._draining[id]:
-                del self._draining[id]
-                self.transports.remove(id)
+            self._queues.remove(id)
         if request is not None:
             request.handle.succeed(id)
 
@@ -399,7 +387,7 @@ class Loop:
                 self._agreement.settle(self._carry_out)  # the end may stand there
             # An end without a farewell, while something all had agreed on is under way, is no end in good order.
             is_expected = self._closing_since_s is not None and (
-                self._neighbours.has_said_bye(rank) or not any(self._all_queues())
+                self._neighbours.has_said_bye(rank) or not self._queues
             )
             if not is_expected:
                 self._abort(gone.reason, gone.source)
@@ -415,29 +403,12 @@ class Loop:
         elif kind == "events":
             self._timeline.write(content)
         elif kind == "stall":
-            self._hear_of_stall(content)
+            self._stall.hear(content, self._mailbox.pending())
         elif kind == "timeline":
             self._neighbours.send_down(message)
             self._set_timeline(*content)
         else:
             self._abort(content, rank)
-
-    def _tell_of_stall(self, message: StallMessage) -> None:
-        if self._is_root:
-            self._hear_of_stall(message)
-        else:
-            self._neighbours.send_up(("stall", message))
-
-    def _hear_of_stall(self, message: StallMessage) -> None:
-        """Questions travel down to every rank, everything else up to the root."""
-        pending = self._mailbox.pending()
-        if isinstance(message, Question):
-            self._neighbours.send_down(("stall", message))
-            self._stall.hear(message, pending)
-        elif self._is_root:
-            self._stall.hear(message, pending)
-        else:
-            self._neighbours.send_up(("stall", message))
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -459,8 +430,7 @@ class Loop:
             # Before the waiters wake: they may write the tensors that a transport still works on.
             self.transports.abort()
         finally:
-            for queue in self._all_queues():
-                queue.fail(lambda: HorovodInternalError(text))
+            self._queues.fail(lambda: HorovodInternalError(text))
             for request in self._deciding:
                 request.handle.fail(HorovodInternalError(text))
 
@@ -469,24 +439,3 @@ class Loop:
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(HorovodInternalError(text))
-
-
-def _zeros(key: Key, signature: Signature, gpu: int) -> Request:
-    """What a joined rank contributes to a request that it has not submitted."""
-    tensors = [
-        torch.zeros(
-            meta.shape,
-            dtype=element_dtype(meta.dtype),
-            device=torch.device(meta.device, gpu) if meta.device == "cuda" and gpu >= 0 else torch.device(meta.device),
-        )
-        for meta in signature.tensors
-    ]
-    return Request(
-        name=key[1],
-        process_set_id=key[0],
-        signature=signature,
-        inputs=tensors,
-        outputs=tensors,
-        finish=lambda _: None,
-        handle=Handle(),
-    )

@@ -173,3 +173,24 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 _NAMES: dict[torch.dtype, str] = {}
+
+
+def zeros_for(key: Key, signature: Signature, gpu: int) -> Request:
+    """What a joined rank contributes to a request that it has not submitted."""
+    tensors = [
+        torch.zeros(
+            meta.shape,
+            dtype=element_dtype(meta.dtype),
+            device=torch.device(meta.device, gpu) if meta.device == "cuda" and gpu >= 0 else torch.device(meta.device),
+        )
+        for meta in signature.tensors
+    ]
+    return Request(
+        name=key[1],
+        process_set_id=key[0],
+        signature=signature,
+        inputs=tensors,
+        outputs=tensors,
+        finish=lambda _: None,
+        handle=Handle(),
+    )

@@ -75,8 +75,8 @@ class StallInspector:
         hosts: the host of each rank, for the warning.
         process_sets: the ranks of each process set.
         settings: the two times, and whether to inspect at all.
-        send_up: hands a message to the root; at the root, to its own :meth:`hear`.
-        send_down: hands a message to every other rank.
+        send_up: hands a message to the parent in the tree; not called at the root.
+        send_down: hands a message to the children.
         abort: ends the job with a text.
     """
 
@@ -162,7 +162,11 @@ class StallInspector:
                 keys = [r.key for r in pending if now_s - r.submitted_s >= self._warning_s]
                 if self._rank != 0:
                     self._root_deadline_s = now_s + _ROOT_PATIENCE_S
-                self._send_up(Overdue(tuple(keys), is_final))
+                overdue = Overdue(tuple(keys), is_final)
+                if self._rank == 0:
+                    self._ask(overdue, {request.key: request for request in pending})
+                else:
+                    self._send_up(overdue)
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None
             self._miss_root(pending)
@@ -171,10 +175,13 @@ class StallInspector:
             self._conclude(inquiry)
 
     def hear(self, message: Message, pending: Mapping[Key, Request]) -> None:
-        """A message of another rank's inspector, or of this one's at the root."""
+        """A message of another rank's inspector. Questions travel down to every rank, all others up to the root."""
         if isinstance(message, Question):
+            self._send_down(message)
             self._root_deadline_s = None
             self._send_up(self._answer(message, pending))
+        elif self._rank != 0:
+            self._send_up(message)
         elif isinstance(message, Answer):
             for inquiry in self._inquiries:
                 if inquiry.question.number == message.number:

@@ -43,8 +43,8 @@ def run(script: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed")
-def test_without_tensorflow_the_error_names_the_extra(folder: Path) -> None:
+def test_without_tensorflow_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match=r"hvd-cluster\[tensorflow\]"):
         to_tf_dataset(ParquetReader(folder, batch_size=8))
 

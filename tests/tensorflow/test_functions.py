@@ -13,11 +13,17 @@ def test_variables_become_those_of_the_root(two: Any) -> None:
         hvd.broadcast_variables(variables, 1)
         one = tf.Variable([5.0 + hvd.rank()])
         same = hvd.broadcast_(one, 0) is one
-        again = tf.function(lambda: hvd.broadcast_(variables, 0)) and tf.Variable([7.0 * hvd.rank()])
-        tf.function(lambda: hvd.broadcast_variables([again], 1) and None)()
-        return [v.numpy().tolist() for v in (*variables, one, again)] + [same]
+        again, more = tf.Variable([7.0 * hvd.rank()]), tf.Variable([3.0 - hvd.rank()])
 
-    assert two(fn) == [[[1.0], 1, [], [5.0], [7.0], True]] * 2
+        @tf.function
+        def inside() -> None:
+            hvd.broadcast_variables([again], 1)
+            hvd.broadcast_(more, 0)
+
+        inside()
+        return [v.numpy().tolist() for v in (*variables, one, again, more)] + [same]
+
+    assert two(fn) == [[[1.0], 1, [], [5.0], [7.0], [3.0], True]] * 2
 
 
 def test_objects_travel(two: Any) -> None:

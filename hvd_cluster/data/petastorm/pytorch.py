@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -45,7 +46,7 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
     return torch.utils.data.default_collate(list(batch))
 
 
-class LoaderBase:
+class LoaderBase(ABC):
     """What the loaders over a reader have in common: one iteration is one pass over the reader's rows.
 
     A second iteration resets the reader, which needs the first one to have come to its end. Leaving a ``with`` block
@@ -92,8 +93,9 @@ class LoaderBase:
         """The rows of a row group, before they are cut into batches."""
         return chunk
 
+    @abstractmethod
     def _made(self, batch: Chunk) -> Any:
-        raise NotImplementedError
+        """The batch that iteration gives, of rows that were drawn."""
 
 
 class DataLoader(LoaderBase):

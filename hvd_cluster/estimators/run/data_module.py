@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -129,18 +129,12 @@ class NVTabularDataModule(DataModule):
 
     short_name = "nvtabular"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
             "NVTabularDataModule is not supported: leave data_module out and name the continuous and the categorical "
             "columns in feature_cols (categories as integers, for embeddings), or subclass "
             "horovod.spark.common.datamodule.DataModule around a loader of NVTabular's successor, Merlin"
         )
-
-    def train_data(self) -> Iterable[Any]:
-        raise NotImplementedError
-
-    def val_data(self) -> Iterable[Any] | None:
-        raise NotImplementedError
 
 
 def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: int) -> dict[str, Any]:
