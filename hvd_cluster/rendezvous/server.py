@@ -40,6 +40,7 @@ class KeyValueServer:
         #: The port on which the server listens.
         self.port: int = self._listener.getsockname()[1]
         self._bell, self._bell_far_end = socket.socketpair()
+        self._closing = threading.Lock()  # the bell must not be rung once its far end is closed
         self._to_close: collections.deque[bytes] = collections.deque()
         self._table: KeyValueTable[Link] = KeyValueTable()
         self._links: dict[Link, None] = {}  # oldest first
@@ -49,14 +50,17 @@ class KeyValueServer:
     def close_keys(self, prefix: str) -> None:
         """Remove the keys that start with ``prefix`` and refuse them from now on: what they belonged to is over."""
         self._to_close.append(prefix.encode())
-        self._bell.send(b"c")
+        with self._closing:
+            if self._thread.is_alive():
+                self._bell.send(b"c")
 
     def close(self) -> None:
-        """Stop serving; connected workers see the end of their connection. May be called twice."""
-        if self._thread.is_alive():
-            self._bell.send(b"x")
-            self._thread.join()
-        self._bell.close()
+        """Stop serving; connected workers see the end of their connection. May be called twice, and by several threads."""
+        with self._closing:
+            if self._thread.is_alive():
+                self._bell.send(b"x")
+                self._thread.join()
+            self._bell.close()
 
     def __enter__(self) -> KeyValueServer:
         return self

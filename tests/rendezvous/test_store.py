@@ -147,3 +147,27 @@ def test_a_gloo_process_group_works_on_the_authenticated_store(server: KeyValueS
         client.close()
     assert {rank: tensor.tolist() for rank, tensor in sums.items()} == {0: [3.0] * 3, 1: [3.0] * 3}
     assert not dist.is_initialized()
+
+
+def test_several_threads_may_close_a_server_at_once() -> None:
+    for _ in range(200):
+        server = KeyValueServer(SECRET)
+        gate = threading.Barrier(4)
+        failures: list[OSError] = []
+
+        def close(
+            server: KeyValueServer = server, gate: threading.Barrier = gate, failures: list[OSError] = failures
+        ) -> None:
+            gate.wait()
+            try:
+                server.close()
+                server.close_keys("late/")
+            except OSError as error:
+                failures.append(error)
+
+        closers = [threading.Thread(target=close) for _ in range(4)]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+        assert not failures
