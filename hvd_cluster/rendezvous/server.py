@@ -55,7 +55,7 @@ class KeyValueServer:
                 self._bell.send(b"c")
 
     def close(self) -> None:
-        """Stop serving; connected workers see the end of their connection. May be called twice, and by several threads."""
+        """Stop serving; connected workers see the end of their connection. May be called twice, by several threads."""
         with self._closing:
             if self._thread.is_alive():
                 self._bell.send(b"x")
