@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.keras.compilation import keep_from_xla
 from hvd_cluster.keras.compression import Compression, Compressor
+from hvd_cluster.keras.loss_scale import agree_where_distributed, around
 from hvd_cluster.keras.passes import Passes
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Groups, Reduction
@@ -39,8 +41,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     none, and an explicit ``jit_compile=True`` is refused at the first step.
 
     Args:
-        optimizer: a Keras optimizer, built or not. For float16 wrap a ``LossScaleOptimizer``, so that all ranks skip a
-            step together.
+        optimizer: a Keras optimizer, built or not. Around a ``LossScaleOptimizer`` or in one, which ``model.compile``
+            makes for mixed_float16, all ranks skip a step or none does, by the gradients of all of them.
         name: of the new optimizer; by default that of the old.
         device_dense: accepted, and without effect.
         device_sparse: accepted, and without effect.
@@ -65,13 +67,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"op={op} is not supported: use hvd.Average or hvd.Sum")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
-    if isinstance(optimizer, _DistributedOptimizer):
-        raise ValueError("this optimizer is distributed already")
-    # A subclass of the wrapped class with our methods in front; under its public name, which a saved model names.
-    module, class_name = _public_name(type(optimizer))
-    kind: Any = type(class_name, (_DistributedOptimizer, type(optimizer)), {"__module__": module})
-    wrapped = object.__new__(kind)
-    wrapped.__dict__.update(optimizer.__dict__)
     reduction = reduction_of_backend()(
         op=ReduceOp(op),
         compression=compression,
@@ -82,11 +77,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
     )
     passes = Passes(backward_passes_per_step, average=average_aggregated_gradients)
-    wrapped.__dict__["_hvd"] = _Distribution(reduction, passes)
-    if name is not None:
-        wrapped.name = name
-    if wrapped.built:
-        wrapped._hvd.passes.build(wrapped, wrapped._trainable_variables)
+    wrapped = _distributed(optimizer, name, _Distribution(reduction, passes))
+    agree_where_distributed(_DistributedOptimizer)
     if keras.backend.backend() == "tensorflow":
         keep_from_xla(_DistributedOptimizer)
     return wrapped
@@ -174,14 +166,22 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         base = super().apply
         self._hvd.passes.add(gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
 
+    def on_all_ranks(self, condition: Any) -> Any:
+        """Whether ``condition``, a boolean tensor of shape (), holds on all ranks."""
+        return self._hvd.reduction.on_all_ranks(condition)
+
+    def sums_hidden(self) -> AbstractContextManager[None]:
+        """For as long as a model is saved or loaded: ``variables`` leaves out what the wrapped optimizer has not."""
+        return self._hvd.passes.hidden()
+
     def save_own_variables(self, store: Any) -> None:
         """Save what the wrapped optimizer would."""
-        with self._hvd.passes.hidden():
+        with self.sums_hidden():
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Load what the wrapped optimizer has saved."""
-        with self._hvd.passes.hidden():
+        with self.sums_hidden():
             super().load_own_variables(store)
 
 
@@ -191,6 +191,25 @@ class _Distribution:
 
     reduction: Reduction
     passes: Passes
+
+
+def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) -> Any:
+    """An optimizer like ``optimizer``, with its state, that steps as ``distribution`` says."""
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError("this optimizer is distributed already")
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return around(_distributed(optimizer.inner_optimizer, None, distribution), optimizer, name)
+    # A subclass of the wrapped class with our methods in front; under its public name, which a saved model names.
+    module, class_name = _public_name(type(optimizer))
+    kind: Any = type(class_name, (_DistributedOptimizer, type(optimizer)), {"__module__": module})
+    wrapped = object.__new__(kind)
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__["_hvd"] = distribution
+    if name is not None:
+        wrapped.name = name
+    if wrapped.built:
+        distribution.passes.build(wrapped, wrapped._trainable_variables)
+    return wrapped
 
 
 class _Variables(list[Any]):

@@ -100,6 +100,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if rate == before:
             return
         optimizer.learning_rate = rate
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # the velocities are not the loss scaling's
         if self.momentum_correction and before and getattr(optimizer, "momentum", 0):
             for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
                 velocity.assign(velocity * (rate / before))

@@ -33,6 +33,11 @@ class JaxReduction(Reduction):
         shapes = tuple(shape_of(tensor.shape, tensor.dtype) for tensor in tensors)
         return list(io_callback(carry_out, shapes, *tensors, ordered=True))
 
+    def num_members(self, dtype: Any) -> Any:
+        """Asked when the compiled step runs: an elastic world may have another size by then."""
+        shape_of: Any = jax.ShapeDtypeStruct
+        return io_callback(lambda: np.asarray(self.process_set.size(), dtype), shape_of((), dtype), ordered=True)
+
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
     ) -> None:

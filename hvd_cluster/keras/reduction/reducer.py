@@ -61,12 +61,12 @@ class Reduction(ABC):
             variables: Keras's variables.
         """
         results = list(gradients)
-        if basics.size() == 1 and not Settings.from_env().elastic:
+        if _is_alone():
             return results
         is_local = [id(variable) in self.local_variables for variable in variables]
         for index, gradient in enumerate(results):
             if is_local[index] and gradient is not None and self.scale_local_gradients:
-                results[index] = gradient / (self.process_set.size() or 1)
+                results[index] = gradient / self.num_members(gradient.dtype)
         shared = [index for index, gradient in enumerate(results) if gradient is not None and not is_local[index]]
         if not shared:
             return results
@@ -79,6 +79,18 @@ class Reduction(ABC):
     @abstractmethod
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
         """Reduce tensors of the backend, those of a group together."""
+
+    def num_members(self, dtype: Any) -> Any:
+        """How many ranks take part, when the step runs: a number, or a tensor of ``dtype`` and shape ()."""
+        del dtype
+        return self.process_set.size()
+
+    def on_all_ranks(self, condition: Any) -> Any:
+        """Whether a boolean tensor of the backend, of shape (), holds on all ranks."""
+        if _is_alone():
+            return condition
+        (against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
+        return keras.ops.equal(against, 0.0)
 
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
@@ -124,3 +136,8 @@ class Reduction(ABC):
         if isinstance(groups, (list, tuple)):
             groups = [[id(v) for v in group] if isinstance(group, (list, tuple)) else group for group in groups]
         return grouped(groups, [id(variable) for variable in variables])
+
+
+def _is_alone() -> bool:
+    """No rank to reduce with, now or when a compiled step runs: an elastic world may grow."""
+    return basics.size() == 1 and not Settings.from_env().elastic

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.keras.reduction.reducer import Reduction
+from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
+from hvd_cluster.tensorflow.naming import label
 
 
 class TensorFlowReduction(Reduction):
@@ -27,5 +33,7 @@ class TensorFlowReduction(Reduction):
         return reducer(gradients, variables, "keras")
 
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
-        """Not reached: the reducer of TensorFlow does all of it."""
-        raise NotImplementedError("TensorFlowReduction reduces when it is called")
+        """Reduce dense tensors, as they are."""
+        name = None if tf.executing_eagerly() else label("keras", tensors[0])
+        collective = Collective(kind=Kind.ALLREDUCE, process_set=self.process_set, name=name, op=self.op)
+        return reduced(tensors, collective, groups)
