@@ -120,6 +120,7 @@ together = hvd.ProcessSet([0, 1])
 hvd.init(comm=world, process_sets=[split, together])
 total = hvd.allreduce(torch.tensor([10.0 ** number]), op=hvd.Sum, process_set=split).item()
 print(f"set {number}: {split.ranks}, id {split.process_set_id} and {together.process_set_id}, {total:g};", flush=True)
+hvd.barrier()  # one rank's shutdown is everyone's: the other set may not have begun
 hvd.shutdown()
 between = half.Create_intercomm(0, world, 1 if number % 2 == 0 else 2)
 for wrong in (MPI.COMM_NULL, between):
