@@ -27,6 +27,8 @@ class Passes:
         self._divisor = per_step if average else 1
         self._counter: Any = None
         self._sums: dict[int, Any] = {}
+        #: ``id`` of each variable that has ever had a gradient: one that has none in one pass may have a sum.
+        self._present: set[int] = set()
         self._is_hidden = False
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -54,9 +56,18 @@ class Passes:
             apply: takes the step with reduced gradients.
 
         Raises:
-            ValueError: a gradient is sparse.
+            ValueError: a gradient is sparse, or that of a variable that the optimizer was not built with.
         """
-        present = [gradient is not None for gradient in gradients]
+        unknown = [variable.path for variable in variables if id(variable) not in self._sums]
+        if unknown:
+            raise ValueError(
+                f"with backward_passes_per_step={self.per_step} an optimizer sums the gradients of the variables that "
+                f"it was built with, and {unknown} are not among them: use an optimizer for each set of variables"
+            )
+        self._present |= {
+            id(variable) for gradient, variable in zip(gradients, variables, strict=True) if gradient is not None
+        }
+        present = [id(variable) in self._present for variable in variables]
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
                 self._sums[id(variable)].assign_add(_dense(gradient, reduction))

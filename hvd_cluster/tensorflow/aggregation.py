@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.tensorflow.gradients import variable_key
+
 
 class LocalAggregation:
     """Sums gradients of ``passes_per_step`` passes, and lets every so manyth through.
@@ -24,34 +26,48 @@ class LocalAggregation:
         self._passes_per_step = passes_per_step
         self._average = average
         self._sparse_as_dense = sparse_as_dense
-        self._sums: list[Any] | None = None
+        #: The sum of each variable whose gradient has ever been there, by :func:`variable_key`.
+        self._sums: dict[int, Any] = {}
+        #: The variables of the first pass, which are those of all.
+        self._variables: list[Any] | None = None
         self._counter: Any = None
         self._is_step: Any = None
 
-    def aggregate(self, gradients: Sequence[Any], reduce: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    def aggregate(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        reduce: Callable[[Sequence[Any]], list[Any]],
+    ) -> list[Any]:
         """Add ``gradients`` to the sums.
 
         Args:
-            gradients: a tensor or None for each variable.
+            gradients: a tensor or None for each variable; one that is missing in one pass counts as zero there.
+            variables: what they belong to; the same ones in every pass.
             reduce: reduces the sums over all ranks.
 
         Returns:
             In the pass that completes a step what ``reduce`` gave, else the sums so far, which are not to be applied.
+            None for a variable that has had no gradient yet.
 
         Raises:
-            ValueError: a gradient is sparse.
+            ValueError: a gradient is sparse, or the variables are others than in the passes before.
         """
+        self._check_variables(variables)
+        keys = [variable_key(variable) for variable in variables]
         dense = [self._as_dense(gradient) for gradient in gradients]
-        present = [index for index, gradient in enumerate(dense) if gradient is not None]
-        if self._sums is None:
-            with tf.init_scope():
+        with tf.init_scope():
+            if self._counter is None:
                 self._counter = local_variable(tf.zeros((), tf.int32), "hvd_passes")
-                self._sums = [
-                    None if each is None else local_variable(tf.zeros(each.shape, each.dtype), "hvd_sum")
-                    for each in dense
-                ]
-        sums = self._sums
-        added = [sums[index].assign_add(dense[index], read_value=True) for index in present]
+            for key, each in zip(keys, dense, strict=True):
+                if each is not None and key not in self._sums:
+                    self._sums[key] = local_variable(tf.zeros(each.shape, each.dtype), "hvd_sum")
+        present = [index for index, key in enumerate(keys) if key in self._sums]
+        sums = {index: self._sums[keys[index]] for index in present}
+        added = [
+            sums[index].read_value() if dense[index] is None else sums[index].assign_add(dense[index], read_value=True)
+            for index in present
+        ]
         passes = self._counter.assign_add(1, read_value=True)
         self._is_step = tf.equal(passes % self._passes_per_step, 0)
 
@@ -87,6 +103,18 @@ class LocalAggregation:
 
         done = tf.cond(self._is_step, branch(apply), branch(skip))
         return None if tf.executing_eagerly() else tf.group(done)
+
+    def _check_variables(self, variables: Sequence[Any]) -> None:
+        if self._variables is None:
+            self._variables = list(variables)
+        known = {variable_key(variable): variable.name for variable in self._variables}
+        given = {variable_key(variable): variable.name for variable in variables}
+        if known.keys() != given.keys():
+            raise ValueError(
+                f"with backward_passes_per_step={self._passes_per_step} an optimizer sums the gradients of the "
+                f"variables of its first pass, {sorted(known.values())}, and was now given those of "
+                f"{sorted(given.values())}: use an optimizer for each set of variables"
+            )
 
     def _as_dense(self, gradient: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices):

@@ -7,7 +7,9 @@ A ``tf.function`` runs such calls one after the other, in the order of the progr
 all there is. A v1 graph runs them in any order, on as many threads as TensorFlow has for it: two ranks with all their
 threads waiting for different tensors would wait for ever. There one node begins a call, and another one waits for it,
 behind a lock of the graph that takes no thread to wait for: one thread waits, the others go on to begin what else the
-session runs. (With ``inter_op_parallelism_threads=1`` there are no others, and the order has to be equal on all ranks.)
+session runs. That holds for a session of one thread too: TensorFlow grants the lock in a thread of its own, which puts
+what waits for the lock behind all that is ready to run. (A ``tf.function`` that a v1 graph calls blocks the thread it
+runs in: several that run beside each other need as many threads, or an order.)
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy.typing as npt
 import tensorflow as tf
 import torch
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from hvd_cluster.engine.submission import Waitable
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
@@ -62,10 +65,12 @@ def call(
             return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs], True).wait()]
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph)
+    while isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
     if isinstance(graph, tf.__internal__.FuncGraph):
         results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
     else:
-        results = _begun_and_awaited(begin, inputs, list(dtypes))
+        results = _begun_and_awaited(begin, inputs, list(dtypes), graph)
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -88,7 +93,9 @@ def _blocking(begin: Begin, arrays: Sequence[Array]) -> list[Array]:
     return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
 
 
-def _begun_and_awaited(begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+def _begun_and_awaited(
+    begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType], v1_graph: Any
+) -> list[tf.Tensor]:
     def submit(*arrays: Array) -> npt.NDArray[np.int64]:
         waitable = begin([_from_array(array) for array in arrays], False)
         with _lock:
@@ -102,12 +109,11 @@ def _begun_and_awaited(begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[t
         return [_to_array(result) for result in waitable.wait()]
 
     number = tf.numpy_function(submit, inputs, tf.int64)
-    graph = tf.compat.v1.get_default_graph()
-    if graph not in _turns:
+    if v1_graph not in _turns:
         with tf.init_scope():
-            _turns[graph] = tf.CriticalSection(name="hvd_turn")
+            _turns[v1_graph] = tf.CriticalSection(name="hvd_turn")
     # All of it depends on the number alone, so that no lock is taken before the call has begun.
-    results = _turns[graph].execute(lambda: tf.numpy_function(fetch, [number], dtypes))
+    results = _turns[v1_graph].execute(lambda: tf.numpy_function(fetch, [number], dtypes))
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
+from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError, NotInitializedError
 
 
 class InvalidRequestError(tf.errors.InvalidArgumentError, ValueError):
@@ -22,6 +22,10 @@ class InvalidRequestError(tf.errors.InvalidArgumentError, ValueError):
 
 class RanksDisagreeError(tf.errors.FailedPreconditionError, HorovodInternalError):
     """The ranks asked for different things under one name, or the operation cannot be carried out as things stand."""
+
+
+class UninitializedError(tf.errors.FailedPreconditionError, NotInitializedError):
+    """A question after rank or size before ``hvd.init()``."""
 
 
 class WorldEndedError(tf.errors.UnknownError, HorovodInternalError):
@@ -40,6 +44,8 @@ def as_tensorflow_errors() -> Iterator[None]:
         raise kind(None, None, str(error)) from error
     except NotImplementedError:
         raise
+    except NotInitializedError as error:
+        raise UninitializedError(None, None, str(error)) from error
     except ValueError as error:
         raise InvalidRequestError(None, None, str(error)) from error
 

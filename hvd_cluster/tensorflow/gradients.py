@@ -8,16 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
-from hvd_cluster.settings import Settings
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.naming import label
-from hvd_cluster.tensorflow.questions import num_members_op
+from hvd_cluster.tensorflow.questions import is_alone, num_members_op
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -62,7 +60,7 @@ class GradientReducer:
             The reduced gradients, in the same order; None stays None.
         """
         results = list(gradients)
-        if basics.size() == 1 and not Settings.from_env().elastic:
+        if is_alone():
             return results
         is_local = [variable_key(variable) in self.local_keys for variable in variables]
         if self.scale_local_gradients and any(is_local):

@@ -132,7 +132,9 @@ class _DistributedV1Optimizer(WrappingOptimizer):
         if self._aggregation is None:
             reduced = self._reducer(gradients, variables, "optimizer")
         else:
-            reduced = self._aggregation.aggregate(gradients, lambda sums: self._reducer(sums, variables, "optimizer"))
+            reduced = self._aggregation.aggregate(
+                gradients, variables, lambda sums: self._reducer(sums, variables, "optimizer")
+            )
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:

@@ -35,7 +35,7 @@ class LocalGradientAggregationHelper:
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add a pass: the reduced sums where it completes a step, else the sums so far, not to be applied."""
-        return self._aggregation.aggregate(grads, lambda sums: self._reduce(sums, vars))
+        return self._aggregation.aggregate(grads, vars, lambda sums: self._reduce(sums, vars))
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Call ``apply_grads_closure`` where the last pass has completed a step, else count an iteration only."""

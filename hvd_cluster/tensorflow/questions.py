@@ -10,6 +10,7 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.submission import Finished, members, running_engine
+from hvd_cluster.settings import Settings
 from hvd_cluster.tensorflow.crossing import call
 
 
@@ -44,6 +45,15 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
         tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
     """
     return _answer(lambda: int(basics.rank() in _ranks(process_set_id)), name)
+
+
+def is_alone() -> bool:
+    """No rank to reduce with, now or when a graph that is traced now runs: an elastic world may grow.
+
+    Raises:
+        NotInitializedError: ``hvd.init()`` has not been called.
+    """
+    return basics.size() == 1 and not Settings.from_env().elastic
 
 
 def index_op(process_set: ProcessSet) -> tf.Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.questions import is_alone
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc,unused-ignore]
@@ -35,7 +35,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, mask)
-        if basics.size() == 1:
+        if is_alone():
             return mean, variance
         # One request for both; the mean of squares, unlike the variance, is a mean over the ranks too.
         both = tf.stack([mean, variance + tf.square(mean)])
