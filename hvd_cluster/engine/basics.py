@@ -78,6 +78,8 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
         if member.interface:
             settings = replace(settings, gloo_interface=member.interface)
             export({"NCCL_SOCKET_IFNAME": member.interface})
+        if member.devices:
+            export({"CUDA_VISIBLE_DEVICES": member.devices})
         try:
             _join(topology, comm, static, settings)
             return

@@ -193,6 +193,10 @@ class Fleet:
         """The interface by which the others reach that host; empty where there are no others."""
         return self._sites[name].interface
 
+    def gpus(self, worker: str) -> tuple[str, ...]:
+        """The GPUs that were assigned to the worker of that name in its topology; none where nobody assigns any."""
+        return ()
+
     def environment(self, name: str) -> dict[str, str | None]:
         """The variables by which a worker on that host takes the interface that the others reach."""
         interface = self.interface(name)

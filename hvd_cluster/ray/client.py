@@ -44,10 +44,15 @@ class ClientAdapter(Adapter):
         actor_class = load_ray().remote(_Elsewhere)
         # A thread for the call, and one to ask meanwhile what workers have logged.
         self._actor = actor_class.options(num_cpus=0, max_concurrency=2).remote(cloudpickle.dumps(self._arguments))
-        self._result(self._actor.start.remote(executable, extra_env_vars))
+        try:
+            self._result(self._actor.start.remote(executable, extra_env_vars))
+        except BaseException:  # an interrupt as well: what it has started ends with it
+            self._drop()
+            raise
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        return self._call("execute", packed(fn), callbacks)
+        results: list[Any] = self._call("execute", packed(fn), callbacks)
+        return results
 
     def run(
         self,
@@ -56,7 +61,8 @@ class ClientAdapter(Adapter):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[Any]:
-        return self._call("run", packed(fn, args, kwargs), callbacks)
+        results: list[Any] = self._call("run", packed(fn, args, kwargs), callbacks)
+        return results
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -65,7 +71,7 @@ class ClientAdapter(Adapter):
         return refs
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        return self._result(self._started().execute_single.remote(packed(fn)))
+        return self._call("execute_single", packed(fn), None)
 
     def shutdown(self) -> None:
         actor, self._actor = self._actor, None
@@ -75,12 +81,18 @@ class ClientAdapter(Adapter):
             finally:
                 load_ray().kill(actor)
 
+    def _drop(self) -> None:
+        """Kill the executor in the cluster: its workers and its placement group end with their owner."""
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            load_ray().kill(actor)
+
     def _started(self) -> Any:
         if self._actor is None:
             raise ValueError("the executor has no workers: call start() first")
         return self._actor
 
-    def _call(self, method: str, call: bytes, callbacks: Sequence[Callback] | None) -> list[Any]:
+    def _call(self, method: str, call: bytes, callbacks: Sequence[Callback] | None) -> Any:
         ray, actor = load_ray(), self._started()
         ref = getattr(actor, method).remote(call, bool(callbacks))
         try:
@@ -91,14 +103,13 @@ class ClientAdapter(Adapter):
                         callback(info)
                 if done:
                     break
-            results: list[Any] = self._result(ref)
+            result = self._result(ref)
         except WorkerFailedError:
             raise
         except BaseException:  # an interrupt, or a callback that raised: what the workers do now belongs to nobody
-            self._actor = None
-            ray.kill(actor)
+            self._drop()
             raise
-        return results
+        return result
 
     def _result(self, ref: Any) -> Any:
         """What the executor in the cluster returned; its exceptions as it raised them, without Ray's wrapping."""
@@ -134,7 +145,7 @@ class _Elsewhere:
     def run_remote(self, call: bytes) -> list[Any]:
         return self._executor.run_remote(unpack(call))
 
-    def execute_single(self, call: bytes) -> Any:
+    def execute_single(self, call: bytes, logs: bool) -> Any:
         return self._executor.execute_single(unpack(call))
 
     def logged(self) -> list[dict[str, Any]]:

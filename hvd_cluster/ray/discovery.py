@@ -7,9 +7,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.ray import nodes
+from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.settings import refuse_unknown
 
@@ -35,22 +37,30 @@ class NodeDiscovery(HostDiscovery):
             most = self._resources.slots(node.resources)
             # Ray's count of what is free lags a second behind: never less than what the job has there already.
             slots[node.node_id] = min(most, self._num_own(node.node_id) + self._resources.slots(free[node.node_id]))
-        return slots_by_host(slots, self._resources)
-
-
-def slots_by_host(slots: Mapping[str, int], resources: WorkerResources) -> dict[str, int]:
-    """Nodes as hosts of an elastic job; each GPU's worker is alone on a host of its own. Pure.
-
-    A worker with GPUs sees no others, so that in whichever world it is, ``set_device(local_rank())`` picks its own.
-    """
-    if not resources.gpus:
         return {node: number for node, number in slots.items() if number}
-    return {f"{node}/{slot}": 1 for node, number in slots.items() for slot in range(number)}
 
 
-def node_of(host: str) -> str:
-    """The node of a host, as :func:`slots_by_host` names it. Pure."""
-    return host.partition("/")[0]
+class BundleDiscovery(HostDiscovery):
+    """The nodes of a placement group by their ids, with the room that its bundles have there for workers.
+
+    Args:
+        group: the placement group.
+        resources: what a worker takes.
+        num_own: how many workers of this job there are in the bundle of that index.
+    """
+
+    def __init__(self, group: Any, resources: WorkerResources, num_own: Callable[[int], int]) -> None:
+        self._group = group
+        self._resources = resources
+        self._num_own = num_own
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        living = {node.node_id for node in nodes.living()}
+        slots: Counter[str] = Counter()
+        for bundle in bundles_of(self._group):
+            if bundle.node_id in living:
+                slots[bundle.node_id] += bundle.slots(self._resources, self._num_own(bundle.index))
+        return {node: number for node, number in slots.items() if number}
 
 
 class RayHostDiscovery(HostDiscovery):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
@@ -16,14 +19,20 @@ from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.ray.actor import Order
 from hvd_cluster.ray.adapter import Adapter, Callback, checked_variables
+from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.callbacks import CallbackLoop
-from hvd_cluster.ray.discovery import NodeDiscovery
+from hvd_cluster.ray.discovery import BundleDiscovery, NodeDiscovery
 from hvd_cluster.ray.node_fleet import NodeFleet
 from hvd_cluster.ray.resources import WorkerResources
-from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings
+from hvd_cluster.ray.spec import group_to_use
+from hvd_cluster.ray.start_watch import StartWatch
 from hvd_cluster.ray.static import packed
+from hvd_cluster.ray.strategy import missing, too_small
 from hvd_cluster.rendezvous.secret import new_secret
+
+#: Seconds between two looks for room.
+_LOOK_S = 0.5
 
 
 class ElasticAdapter(Adapter):
@@ -32,11 +41,13 @@ class ElasticAdapter(Adapter):
     Args:
         settings: what the user wants.
         resources: what a worker takes.
+        use_current_group: put workers into the placement group that the program is in, where it is in one.
     """
 
-    def __init__(self, settings: ElasticSettings, resources: WorkerResources) -> None:
+    def __init__(self, settings: ElasticSettings, resources: WorkerResources, use_current_group: bool = True) -> None:
         self._settings = settings
         self._resources = resources
+        self._use_current_group = use_current_group
         self._executable: bytes | None = None
         self._env: dict[str, str | None] = {}
         self._is_started = False
@@ -48,9 +59,9 @@ class ElasticAdapter(Adapter):
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Workers start with each call, and make an executable each."""
-        connect()
+        """Wait for room for ``min_num_proc`` workers. They start with each call, and make an executable each."""
         self._spec({})  # its mistakes are told now
+        self._await_room(group_to_use(self._use_current_group))
         self._executable = (
             None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
         )
@@ -83,23 +94,58 @@ class ElasticAdapter(Adapter):
     def _run(self, order: Order, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise ValueError("the executor has no workers: call start() first")
-        connect()
+        group = group_to_use(self._use_current_group)
         settings = self._settings
         spec = self._spec({**settings.environment, **self._env})
         loop = CallbackLoop(callbacks)
         on_line = printer(None, None, with_timestamp=False, verbose=int(settings.verbose))
         with contextlib.ExitStack() as stack:
-            fleet = NodeFleet(new_secret(), self._resources, order, loop.put)
+            fleet = NodeFleet(new_secret(), self._resources, order, loop.put, group)
             stack.callback(fleet.close)
             fleet.open(others=True)
             driver = ElasticDriver(spec, fleet, on_line, ignore_event)
             stack.callback(driver.close)
-            discovery = settings.discovery or NodeDiscovery(self._resources, fleet.num_workers)
+            discovery = self._discovery(group, fleet)
             manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
             stack.callback(manager.close)
             manager.start()
-            outcomes = loop.until(lambda: driver.run(manager), driver.stop)
+            watch = StartWatch(
+                fleet.num_greeted, manager.usable, settings.min_num_proc, settings.timeout_s, driver.stop
+            )
+            stack.callback(watch.close)
+            try:
+                outcomes = loop.until(lambda: driver.run(manager), driver.stop)
+            except LaunchError as error:
+                raise watch.verdict or error from None
         return collect(outcomes)
+
+    def _discovery(self, group: Any, fleet: NodeFleet | None = None) -> HostDiscovery:
+        if self._settings.discovery is not None:
+            return self._settings.discovery
+        if group is not None:
+            return BundleDiscovery(group, self._resources, fleet.num_in_bundle if fleet else lambda _: 0)
+        return NodeDiscovery(self._resources, fleet.num_workers if fleet else lambda _: 0)
+
+    def _await_room(self, group: Any) -> None:
+        """Wait until there is room for the workers to begin with.
+
+        Raises:
+            StartTimeoutError: there is none within ``placement_group_timeout_s``; the text says what is missing.
+            NotEnoughSlotsError: the placement group that the program is in is too small.
+        """
+        needed, settings = self._settings.min_num_proc, self._settings
+        if group is not None and sum(self._resources.slots(bundle.resources) for bundle in bundles_of(group)) < needed:
+            raise too_small(group, self._resources, f"min_workers={needed} are needed")
+        discovery = self._discovery(group)
+        deadline_s = time.monotonic() + settings.placement_group_timeout_s
+        while sum(discovery.find_available_hosts_and_slots().values()) < needed:
+            if time.monotonic() > deadline_s:
+                raise StartTimeoutError(
+                    f"no room for min_workers={needed} within {settings.placement_group_timeout_s:g} s: "
+                    f"{missing(self._resources.bundle(), needed, 'PACK')}. "
+                    "create_settings(placement_group_timeout_s=...) says how long to wait."
+                )
+            time.sleep(_LOOK_S)
 
     def _spec(self, env: Mapping[str, str | None]) -> ElasticSpec:
         settings = self._settings

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
-from hvd_cluster.ray.session import is_client
+from hvd_cluster.ray.session import connect, is_client
 from hvd_cluster.ray.settings import MiniSettings, refuse_unknown, store_key
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import StaticAdapter
@@ -38,7 +38,7 @@ class RayExecutor:
         reset_limit: how often the workers may change; None for no bound.
         cooldown_range: shortest and longest time, in seconds, for which a node on which a worker failed is not used;
             None for ever.
-        elastic_timeout: seconds to wait for ``min_workers``.
+        elastic_timeout: seconds to wait for ``min_workers`` while the job runs.
         override_discovery: find nodes by asking Ray, whatever ``settings.discovery`` says.
 
     Raises:
@@ -87,7 +87,9 @@ class RayExecutor:
         if min_workers is None:
             self.adapter = StaticAdapter(self.settings, self._spec.strategy)
         else:
-            self.adapter = ElasticAdapter(self._spec.elastic_settings(), self._spec.resources)
+            self.adapter = ElasticAdapter(
+                self._spec.elastic_settings(), self._spec.resources, use_current_placement_group
+            )
 
     @classmethod
     def create_settings(
@@ -137,12 +139,14 @@ class RayExecutor:
             extra_env_vars: variables for the workers; None as a value removes one.
 
         Raises:
-            StartTimeoutError: no room in the cluster, or workers that do not report; a ``TimeoutError``.
+            StartTimeoutError: no room in the cluster, or workers that do not report; a ``TimeoutError``. (The workers
+                of an elastic job start with each call: there it is the call that raises for those that do not report.)
             NotEnoughSlotsError: the placement group that the program is in is too small.
             WorkerFailedError: ``executable_cls`` raised; the text begins with the user's traceback.
             LaunchError: the workers cannot be started, or cannot work together.
         """
-        if is_client():
+        connect()  # RAY_ADDRESS may make this process a Ray Client
+        if is_client() and not isinstance(self.adapter, ClientAdapter):
             self.adapter = ClientAdapter({field.name: getattr(self._spec, field.name) for field in fields(self._spec)})
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 

@@ -20,6 +20,7 @@ from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorWorker, Ears, Order
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.messages import Greeting
+from hvd_cluster.ray.resources import device_env
 from hvd_cluster.ray.session import connect, first_line, load_ray
 from hvd_cluster.ray.strategy import Reservation, Strategy
 from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
@@ -123,8 +124,10 @@ class FixedCrew:
 
     def call_remote(self, order: Order) -> list[Any]:
         """Give ``order`` to every worker; the ``ObjectRef`` of each result, by rank."""
-        order = shared(order)
-        return [worker.submit_remote(order) for worker in self._workers()]
+        workers, order = self._workers(), shared(order)
+        for worker in workers:
+            worker.ears = self._ears  # the callbacks of an earlier call are not this one's
+        return [worker.submit_remote(order) for worker in workers]
 
     def close(self, why: str = "shutdown() has been called") -> None:
         """Let go of the workers and of their placement group. May be called twice."""
@@ -172,7 +175,7 @@ class FixedCrew:
                 secret=secret,
                 job_id=job_id,
             )
-            settlement = Settlement(topology, {**placement.device_env(), **self._env}, carries())
+            settlement = Settlement(topology, {**device_env(placement.visible_devices), **self._env}, carries())
             index = placement.seat.index
             return lambda on_change: ActorWorker(
                 handles[index], refs[index], placement.rank, lambda _: settlement, self._ears, on_change

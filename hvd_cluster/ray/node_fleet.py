@@ -1,4 +1,4 @@
-"""The hosts of an elastic job on Ray: its nodes, or the GPUs of its nodes. Ray starts the workers there."""
+"""The hosts of an elastic job on Ray: its nodes, or those of a placement group. Ray starts the workers there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.task import Task
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorWorker, Ears, OnLog, Order
-from hvd_cluster.ray.discovery import node_of
+from hvd_cluster.ray.bundles import bundles_of, in_bundle
 from hvd_cluster.ray.fixed import shared
 from hvd_cluster.ray.messages import Greeting
-from hvd_cluster.ray.resources import WorkerResources
+from hvd_cluster.ray.resources import WorkerResources, device_env
 from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A worker, and where it was put."""
+
+    host: str
+    actor: ActorWorker
+    #: Of the placement group; None outside of one.
+    bundle: int | None
 
 
 @dataclass
@@ -30,7 +40,7 @@ class _Place:
     """What the fleet knows of one host."""
 
     node: nodes.Node
-    #: Where Ray is to put its workers.
+    #: Where Ray is to put its workers, outside of a placement group.
     options: Mapping[str, Any]
     #: For torch.distributed's own rendezvous; 0 before a worker has greeted from there.
     master_port: int = 0
@@ -44,15 +54,19 @@ class NodeFleet(Fleet):
         resources: what a worker takes.
         order: what every worker does.
         on_log: gets what workers give to ``ray_logger.log``.
+        group: the placement group in whose bundles they are; None for none.
     """
 
-    def __init__(self, secret: bytes, resources: WorkerResources, order: Order, on_log: OnLog) -> None:
+    def __init__(
+        self, secret: bytes, resources: WorkerResources, order: Order, on_log: OnLog, group: Any = None
+    ) -> None:
         super().__init__(secret)
+        self._group = group
         self._resources = resources
         self._order = shared(order)
         self._on_log = on_log
         self._places: dict[str, _Place] = {}
-        self._started: list[tuple[str, ActorWorker]] = []
+        self._started: dict[str, _Started] = {}  # by the worker's name in the job
 
     def open(self, *, others: bool) -> None:
         """Start the rendezvous for all nodes."""
@@ -63,8 +77,7 @@ class NodeFleet(Fleet):
         """Take in a node, by its id, its address or its name."""
         if host.name in self._places:
             return ""
-        name = node_of(host.name)
-        found = [node for node in nodes.living() if name in (node.node_id, node.address, node.hostname)]
+        found = [node for node in nodes.living() if host.name in (node.node_id, node.address, node.hostname)]
         if not found:
             return "Ray has no such node"
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -83,7 +96,7 @@ class NodeFleet(Fleet):
         return {}
 
     def host_key(self, name: str) -> str:
-        return name if self._resources.gpus else self._places[name].node.node_id
+        return self._places[name].node.node_id
 
     def interface(self, name: str) -> str:
         return ""
@@ -102,10 +115,32 @@ class NodeFleet(Fleet):
         )
         return replace(place, host=self._places[name].node.address)
 
+    def gpus(self, worker: str) -> tuple[str, ...]:
+        started = self._started.get(worker)
+        return () if started is None or started.actor.greeting is None else started.actor.greeting.gpus
+
     def num_workers(self, node_id: str) -> int:
         """How many workers of the job live on a node."""
-        self._started = [(host, worker) for host, worker in self._started if worker.outcome is None]
-        return sum(self._places[host].node.node_id == node_id for host, _ in self._started)
+        return sum(self._places[one.host].node.node_id == node_id for one in self._living())
+
+    def num_in_bundle(self, index: int) -> int:
+        """How many workers of the job live in a bundle of the placement group."""
+        return sum(one.bundle == index for one in self._living())
+
+    def num_greeted(self) -> int:
+        """How many workers of the job have ever reported."""
+        return sum(one.actor.greeting is not None for one in list(self._started.values()))
+
+    def _living(self) -> list[_Started]:
+        return [one for one in list(self._started.values()) if one.actor.outcome is None]
+
+    def _bundle(self, node_id: str) -> int | None:
+        """The bundle for one more worker on a node; None where workers are in none."""
+        if self._group is None:
+            return None
+        here = [bundle for bundle in bundles_of(self._group) if bundle.node_id == node_id]
+        with_room = [b for b in here if self._resources.slots(b.resources) > self.num_in_bundle(b.index)]
+        return next((bundle.index for bundle in [*with_room, *here]), None)
 
     def start(
         self,
@@ -124,14 +159,17 @@ class NodeFleet(Fleet):
 
         def settle(greeting: Greeting) -> Settlement:
             place.master_port = greeting.master_port
-            return Settlement(topology, {**task.env, **env}, bool(task.as_horovod))
+            # The driver lists the GPUs of the whole node when the worker joins its first world.
+            return Settlement(topology, {**device_env(greeting.gpus), **task.env, **env}, bool(task.as_horovod))
 
         actor_class = load_ray().remote(BaseHorovodWorker)
         wants = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
-        handle = actor_class.options(**wants, **place.options).remote(topology.rank, topology.size)
+        bundle = self._bundle(place.node.node_id)
+        options = place.options if bundle is None else in_bundle(self._group, bundle)
+        handle = actor_class.options(**wants, **options).remote(topology.rank, topology.size)
         ears = Ears(on_line, on_event, self._on_log)
         worker = ActorWorker(
             handle, handle.greet.remote(self.secret), topology.rank, settle, ears, on_change, self._order
         )
-        self._started.append((name, worker))
+        self._started[topology.worker] = _Started(name, worker, bundle)
         return worker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -23,6 +23,11 @@ class WorkerResources:
         """How many workers find room in ``resources``; as many as there are CPUs where a worker takes nothing."""
         rooms = [resources.get(name, 0) / amount for name, amount in self.bundle().items()]
         return math.floor(min(rooms, default=resources.get("CPU", 0)) + 1e-9)
+
+
+def device_env(gpus: Sequence[str]) -> dict[str, str]:
+    """What shows a worker these GPUs and no others; Ray hides none from a worker that takes none."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def number(amount: float) -> str:

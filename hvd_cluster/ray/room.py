@@ -5,8 +5,8 @@ from __future__ import annotations
 from hvd_cluster.errors import NotEnoughSlotsError
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.resources import listed
-from hvd_cluster.ray.session import connect
-from hvd_cluster.ray.spec import packed_strategy, worker_resources
+from hvd_cluster.ray.spec import group_to_use, worker_resources
+from hvd_cluster.ray.strategy import PGStrategy
 
 
 def num_workers_that_fit(
@@ -21,9 +21,9 @@ def num_workers_that_fit(
         NotEnoughSlotsError: there is room for none.
     """
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
-    ray = connect()
-    if use_current_placement_group and ray.util.get_current_placement_group() is not None:
-        room = packed_strategy(None, resources, use_current=True).num_workers
+    group = group_to_use(use_current_placement_group)
+    if group is not None:
+        room = PGStrategy(None, resources, group).num_workers
     else:
         room = sum(resources.slots(free) for free in nodes.free_by_node().values())
     if not room:

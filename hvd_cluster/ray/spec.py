@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_cluster.ray.bundles import current_group
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings
 from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
+
+#: What says nothing in a job whose number of workers is fixed, and its defaults.
+_OF_ELASTIC_JOBS = {"reset_limit": None, "cooldown_range": None, "elastic_timeout": 600, "override_discovery": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,8 @@ class ExecutorSpec:
     def strategy(self) -> Strategy:
         """The plan of the workers of a job that is not elastic; asks Ray in which placement group this program is."""
         if self.num_hosts is not None:
-            return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources)
+            group = group_to_use(self.use_current_placement_group)
+            return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources, group)
         return packed_strategy(self.num_workers, self.resources, self.use_current_placement_group)
 
     def elastic_settings(self) -> ElasticSettings:
@@ -55,6 +60,7 @@ class ExecutorSpec:
             nics=self.settings.nics,
             verbose=self.settings.verbose,
             timeout_s=self.settings.timeout_s,
+            placement_group_timeout_s=self.settings.placement_group_timeout_s,
             min_num_proc=self.min_workers,
             max_num_proc=self.max_workers,
             reset_limit=self.reset_limit,
@@ -74,6 +80,14 @@ class ExecutorSpec:
             wrong.append("min_workers makes the job elastic: leave out num_workers and num_hosts")
         if self.num_workers is not None and self.num_hosts is not None:
             wrong.append("num_workers and num_hosts exclude each other: give num_hosts with num_workers_per_host")
+        if self.num_hosts is None and self.num_workers_per_host != 1:
+            wrong.append(f"num_workers_per_host={self.num_workers_per_host} counts with num_hosts only: give that too")
+        if least is None:
+            wrong += [
+                f"{name}={getattr(self, name)!r} counts in an elastic job only: give min_workers too"
+                for name, default in _OF_ELASTIC_JOBS.items()
+                if getattr(self, name) != default
+            ]
         if least is not None and most is not None and most < least:
             wrong.append(f"max_workers={most} is less than min_workers={least}")
         if self.cooldown_range is not None and len(self.cooldown_range) != 2:
@@ -89,15 +103,19 @@ def packed_strategy(num_workers: int | None, resources: WorkerResources, use_cur
     Raises:
         ValueError: nobody said how many.
     """
-    ray = connect()
-    group = ray.util.get_current_placement_group() if use_current else None
+    group = group_to_use(use_current)
     if group is None and num_workers is None:
         raise ValueError(
             "how many workers? Give num_workers; or num_hosts with num_workers_per_host; or, for an elastic job, "
             "min_workers. (It may be left out inside a placement group only.)"
         )
-    taken = {} if group is None else ray.get_runtime_context().get_assigned_resources()
-    return PGStrategy(num_workers, resources, group, taken)
+    return PGStrategy(num_workers, resources, group)
+
+
+def group_to_use(use_current: bool) -> Any:
+    """The placement group that this program is in, if it is wanted; None where it is not, or there is none."""
+    connect()
+    return current_group() if use_current else None
 
 
 def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerResources:

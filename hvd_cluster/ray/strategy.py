@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.errors import NotEnoughSlotsError, StartTimeoutError
 from hvd_cluster.ray import nodes
+from hvd_cluster.ray.bundles import bundles_of, described, in_bundle
 from hvd_cluster.ray.resources import WorkerResources, listed, shortage
 from hvd_cluster.ray.session import load_ray
 
@@ -34,10 +35,8 @@ class Reservation:
 
     def options(self, worker: int) -> dict[str, Any]:
         """The options of that worker's actor."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        place = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[worker])
-        return {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, "scheduling_strategy": place}
+        place = in_bundle(self.group, self.bundles[worker])
+        return {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, **place}
 
     def release(self) -> None:
         """Give the resources back; a group that is not ours stays."""
@@ -71,21 +70,13 @@ class PGStrategy(Strategy):
     Args:
         num_workers: how many; with ``placement_group`` None stands for as many as it has room for.
         resources: what each takes.
-        placement_group: the one to use; None makes one.
-        taken: what this program itself takes of ``placement_group``.
+        placement_group: the one to use, which this program is in; None makes one.
     """
 
-    def __init__(
-        self,
-        num_workers: int | None,
-        resources: WorkerResources,
-        placement_group: Any = None,
-        taken: Mapping[str, float] | None = None,
-    ) -> None:
+    def __init__(self, num_workers: int | None, resources: WorkerResources, placement_group: Any = None) -> None:
         self.resources = resources
         self._group = placement_group
         self._num_workers = num_workers
-        self._taken = dict(taken or {})
 
     @property
     def num_workers(self) -> int:
@@ -96,22 +87,12 @@ class PGStrategy(Strategy):
             group, _ = create_placement_group(self.resources.bundle(), self.num_workers, timeout_s, "PACK")
             return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
         if self._room() < self.num_workers or not self.num_workers:
-            raise NotEnoughSlotsError(
-                f"this program runs in a placement group of {len(self._group.bundle_specs)} bundles, with room for "
-                f"{self._room()} workers of {listed(self.resources.bundle())} each, but {self.num_workers or 'some'} "
-                f"are needed. Give it more bundles, or pass use_current_placement_group=False.\nIts bundles: "
-                f"{', '.join(listed(bundle) for bundle in self._group.bundle_specs)}."
-            )
+            raise too_small(self._group, self.resources, f"{self.num_workers or 'some'} are needed")
         return Reservation(self._group, (-1,) * self.num_workers, self.resources, is_own=False)
 
     def _room(self) -> int:
-        """How many workers find room in the group beside the program itself, which sits in one of its bundles."""
-        bundles = [dict(bundle) for bundle in self._group.bundle_specs]
-        for bundle in bundles:
-            if all(bundle.get(name, 0) >= amount for name, amount in self._taken.items()):
-                bundle.update({name: bundle[name] - amount for name, amount in self._taken.items()})
-                break
-        return sum(self.resources.slots(bundle) for bundle in bundles)
+        """How many workers find room in the group beside the program itself."""
+        return sum(self.resources.slots(bundle.resources) for bundle in bundles_of(self._group))
 
 
 class ColocatedStrategy(Strategy):
@@ -121,22 +102,51 @@ class ColocatedStrategy(Strategy):
         num_hosts: how many nodes.
         num_workers_per_host: how many workers on each.
         resources: what each worker takes.
+        placement_group: the one to use, which this program is in; None makes one.
     """
 
-    def __init__(self, num_hosts: int, num_workers_per_host: int, resources: WorkerResources) -> None:
+    def __init__(
+        self, num_hosts: int, num_workers_per_host: int, resources: WorkerResources, placement_group: Any = None
+    ) -> None:
         self.resources = resources
         self._num_hosts = num_hosts
         self._per_host = num_workers_per_host
+        self._group = placement_group
 
     @property
     def num_workers(self) -> int:
         return self._num_hosts * self._per_host
 
     def reserve(self, timeout_s: float) -> Reservation:
+        if self._group is not None:
+            return Reservation(self._group, self._bundles(), self.resources, is_own=False)
         bundle = self.resources.bundle(self._per_host)
         group, _ = create_placement_group(bundle, self._num_hosts, timeout_s, "STRICT_SPREAD")
         bundles = tuple(host for host in range(self._num_hosts) for _ in range(self._per_host))
         return Reservation(group, bundles, self.resources, is_own=True)
+
+    def _bundles(self) -> tuple[int, ...]:
+        """For each worker its bundle in the group: the first nodes that have room for all of theirs."""
+        seats: dict[str, list[int]] = {}  # node -> the bundle of each place there
+        for bundle in bundles_of(self._group):
+            if bundle.node_id:
+                seats.setdefault(bundle.node_id, []).extend([bundle.index] * self.resources.slots(bundle.resources))
+        fit = [on_node[: self._per_host] for on_node in seats.values() if len(on_node) >= self._per_host]
+        if len(fit) < self._num_hosts:
+            raise too_small(
+                self._group,
+                self.resources,
+                f"{self._per_host} on each of {self._num_hosts} nodes are needed, and {len(fit)} of its nodes have "
+                "room for that many",
+            )
+        return tuple(index for on_node in fit[: self._num_hosts] for index in on_node)
+
+
+def too_small(group: Any, resources: WorkerResources, needed: str) -> NotEnoughSlotsError:
+    """The error of a program whose placement group has no room for the workers."""
+    return NotEnoughSlotsError(
+        f"{described(group, resources)}, but {needed}. Give it more bundles, or pass use_current_placement_group=False."
+    )
 
 
 def create_placement_group(
@@ -205,10 +215,3 @@ def missing(bundle: Mapping[str, float], num_bundles: int, strategy: str) -> str
 
 def _holds(resources: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
     return all(resources.get(name, 0) >= amount for name, amount in bundle.items())
-
-
-def bundles_to_nodes(group: Any) -> Sequence[str]:
-    """The node of each bundle; empty for one that has none now."""
-    table = load_ray().util.placement_group_table(group)
-    found: Mapping[int, str] = table["bundles_to_node_id"]
-    return [found[index] for index in sorted(found)]

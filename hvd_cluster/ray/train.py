@@ -18,8 +18,10 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
+from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.oldpaths.carry import carries, carry
+from hvd_cluster.ray.resources import device_env
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, export, inherited, join_address
@@ -53,8 +55,8 @@ class HorovodConfig(BackendConfig):
 class HorovodBackend(Backend):
     """Gives each worker its place before Ray Train calls the user's function."""
 
-    #: Each worker sees the GPUs of all workers of its node, so that ``set_device(local_rank())`` picks its own.
-    share_cuda_visible_devices = True
+    #: Ray would show them in the order of their numbers, which is not that of the local ranks where a worker has two.
+    share_cuda_visible_devices = False
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """The workers are up, and have not begun."""
@@ -62,32 +64,45 @@ class HorovodBackend(Backend):
         where = worker_group.execute(_where)
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
         store_port, master_port = worker_group.execute_single(0, _serve, secret)
-        nodes, addresses = zip(*where, strict=True)
-        for rank, address in enumerate(addresses):
-            topology = Topology(
-                rank=rank,
-                size=size,
-                local_size=size,
-                local_rank=rank,
-                host=address,
-                rendezvous=join_address(addresses[0], store_port),
-                master=join_address(addresses[0], master_port),
-                secret=secret,
-                job_id=job_id,
-                launcher="hvd_cluster",
-            )
-            worker_group.execute_single(rank, _settle, topology.placed(nodes), backend_config)
+        addresses = [address for _, address, _ in where]
+        seats = [Seat(rank, node, address, gpus) for rank, (node, address, gpus) in enumerate(where)]
+        # Ray Train has given out its ranks already: they stay, in whatever order it went over the nodes.
+        for on_node in _by_node(seats):
+            devices = device_env(place(on_node)[0].visible_devices)
+            for seat in on_node:
+                topology = Topology(
+                    rank=seat.index,
+                    size=size,
+                    local_size=size,
+                    local_rank=seat.index,
+                    host=seat.address,
+                    rendezvous=join_address(addresses[0], store_port),
+                    master=join_address(addresses[0], master_port),
+                    secret=secret,
+                    job_id=job_id,
+                    launcher="hvd_cluster",
+                ).placed([seat.host_key for seat in seats])
+                worker_group.execute_single(seat.index, _settle, topology, devices, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """The run is over, or its workers are replaced."""
         worker_group.execute_single(0, _stop_serving)
 
 
-def _where() -> tuple[str, str]:
-    """In a worker: the id and the address of its node."""
+def _by_node(seats: list[Seat]) -> list[list[Seat]]:
+    """The seats of each node, in the order of their ranks."""
+    on_nodes: dict[str, list[Seat]] = {}
+    for seat in seats:
+        on_nodes.setdefault(seat.host_key, []).append(seat)
+    return list(on_nodes.values())
+
+
+def _where() -> tuple[str, str, tuple[str, ...]]:
+    """In a worker: the id and the address of its node, and the GPUs that Ray gave it."""
     import ray
 
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    context = ray.get_runtime_context()
+    return context.get_node_id(), ray.util.get_node_ip_address(), tuple(context.get_accelerator_ids().get("GPU", ()))
 
 
 def _serve(secret: bytes) -> tuple[int, int]:
@@ -103,14 +118,14 @@ def _stop_serving() -> None:
         _held.pop().close()
 
 
-def _settle(topology: Topology, config: HorovodConfig) -> None:
+def _settle(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: take its place."""
     interface = {"HOROVOD_GLOO_IFACE": config.nics} if config.nics else {}
     timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{config.timeout_s:g}"}
     if config.as_horovod:
         import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
     carried = carry(inherited(), wanted=config.as_horovod)
-    export({**topology.to_env(), **interface, **timeout, **carried})
+    export({**topology.to_env(), **devices, **interface, **timeout, **carried})
 
 
 class HorovodTrainer(_DataParallelTrainer):

@@ -2,8 +2,8 @@
 
 A worker that is new, or has left its world, asks for a place; the driver answers when a new world comes together.
 What is asked and answered, as JSON: ``{"worker", "after"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
-fields of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``newcomers`` and ``lost``, or
-``{"leave": why}``.
+fields of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers`` and ``lost``,
+or ``{"leave": why}``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Membership:
         self._after = -1
         #: The network interface by which the other hosts reach this one; empty where there are none.
         self.interface = ""
+        #: For CUDA_VISIBLE_DEVICES, so that the worker's own GPU has its local rank as index; empty for no change.
+        self.devices = ""
         #: Workers of the present world that were not in the one before.
         self.num_newcomers = 0
         #: Workers of the world before that are not in the present one.
@@ -81,7 +83,7 @@ class Membership:
             sys.exit(0)
         self.topology = replace(self.topology, **{name: answer[name] for name in PLACE_FIELDS})
         self._after = self.topology.generation
-        self.interface = str(answer["interface"])
+        self.interface, self.devices = str(answer["interface"]), str(answer["devices"])
         self.num_newcomers, self.num_lost = int(answer["newcomers"]), int(answer["lost"])
         return self.topology
 

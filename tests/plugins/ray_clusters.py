@@ -63,15 +63,19 @@ class TestCluster:
         self._cluster.shutdown()
 
 
+#: Actors that Ray's own libraries keep for later uses in the same cluster.
+RAYS_OWN = {"_StatsActor", "AutoscalingRequester", "DatasetStatsActor"}
+
+
 def left_on_ray() -> list[str]:
-    """Our actors that live, and placement groups that hold resources."""
+    """Actors that live, of whatever class but Ray's own, and placement groups that hold resources."""
     import ray
     from ray.util import placement_group_table
 
     actors = [
-        f"actor {name} {actor['State']}"
+        f"actor {actor['ActorClassName']} {name} {actor['State']}"
         for name, actor in ray._private.state.actors().items()
-        if actor["ActorClassName"] == "BaseHorovodWorker" and actor["State"] != "DEAD"
+        if actor["ActorClassName"] not in RAYS_OWN and actor["State"] != "DEAD"
     ]
     groups = [
         f"placement group {n} {g['state']}" for n, g in placement_group_table().items() if g["state"] != "REMOVED"

@@ -60,7 +60,7 @@ class Started:
         )
         try:
             meanwhile()
-            out, err = driver.communicate(timeout=110)
+            out, err = driver.communicate(timeout=200)
         finally:
             driver.kill()
             driver.wait()
@@ -179,6 +179,95 @@ def test_an_executor_of_a_ray_client_lives_in_the_cluster(started: Started, tmp_
     assert "results [21.0, 21.0] [0, 1]" in done.stdout
     assert "references [7, 7] 10" in done.stdout
     assert "failure Traceback (most recent call last): True" in done.stdout
+
+
+TROUBLED_CLIENT = """\
+import os, signal, threading, time
+from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
+from hvd_cluster.ray import RayExecutor
+class Broken:
+    def __init__(self):
+        raise ValueError("no such file")
+def size():
+    return os.environ["HOROVOD_SIZE"]
+def executor_of(num_workers):
+    settings = RayExecutor.create_settings(timeout_s=100, placement_group_timeout_s=WAIT_S)
+    return RayExecutor(settings, num_workers=num_workers)
+def left():
+    import ray
+    def living():
+        import ray
+        groups = [group["state"] for group in ray.util.placement_group_table().values()]
+        actors = [actor["State"] + " " + actor["ActorClassName"] for actor in ray._private.state.actors().values()]
+        return sorted(one for one in groups + actors if not one.startswith(("REMOVED", "DEAD")))
+    look, deadline_s = ray.remote(living).options(num_cpus=0), time.monotonic() + 20
+    while (found := ray.get(look.remote())) and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    return found
+def interrupt_after(seconds):
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    return timer
+WAIT_S = 2
+executor = executor_of(2)
+for attempt in range(3):  # Ray gives its client's server 30 s to start, which a busy machine exceeds
+    try:
+        executor.start()
+        break
+    except LaunchError as error:
+        print(error)
+print("size", executor.run(size))
+executor.start()
+print("started again", executor.run(size))
+try:
+    executor.start(Broken)
+except WorkerFailedError as error:
+    print("broken", "no such file" in str(error), left())
+try:
+    executor_of(99).start()
+except StartTimeoutError as error:
+    print("too many", "needs 99 CPUs; the cluster has" in str(error), left())
+executor.start()
+interrupt_after(3)
+try:
+    executor.run(time.sleep, args=[100])
+except KeyboardInterrupt:
+    print("interrupted", left())
+WAIT_S = 100
+interrupt_after(3)
+try:
+    executor_of(99).start()
+except KeyboardInterrupt:
+    print("interrupted start", left())
+executor.start()
+print("goes on", executor.run(size))
+executor.shutdown()
+print("shut down", left())
+try:
+    from hvd_cluster.ray import run
+    run(size, num_proc=2)
+except LaunchError as error:
+    print("refused", error)
+"""
+
+
+def test_a_ray_client_leaves_nothing_whatever_happens_to_it(started: Started, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(TROUBLED_CLIENT)
+    done = started.drive(script, RAY_ADDRESS=started.client_address)  # nobody calls ray.init
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    for line in (
+        "size ['2', '2']",
+        "started again ['2', '2']",
+        "broken True []",
+        "too many True []",
+        "interrupted []",
+        "interrupted start []",
+        "goes on ['2', '2']",
+        "shut down []",
+        "refused hvd_cluster.ray.run does not work through Ray Client",
+    ):
+        assert line in done.stdout, done.stdout + done.stderr[-3000:]
 
 
 TRAINING = """\

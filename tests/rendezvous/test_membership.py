@@ -29,6 +29,7 @@ PLACE = {
     "host": "b",
     "master": "b:1",
     "interface": "ib0",
+    "devices": "3,0",
     "newcomers": 2,
     "lost": 1,
 }
@@ -64,7 +65,8 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
         assert json.loads(asked.next(5)) == {"worker": "w7", "after": after}
         assert (place.rank, place.size, place.cross_size, place.generation) == (1, 3, 3, generation)
         assert (place.secret, place.job_id, place.worker) == (SECRET, "j", "w7")
-        assert (member.interface, member.num_newcomers, member.num_lost) == ("ib0", 2, 1)
+        assert (member.interface, member.devices) == ("ib0", "3,0")
+        assert (member.num_newcomers, member.num_lost) == (2, 1)
     post(driver, news_box("w7"), b"the hosts have changed")
     news = member.news()
     assert news.next(5) == b"the hosts have changed"

@@ -21,24 +21,36 @@ class RayBackend(LauncherBackend):
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
         super().__init__(num_proc, env, **kwargs)
+        self._num_found: int | None = None
 
     def _launch(self) -> Callable[..., list[Any]]:
         from hvd_cluster.ray.function import run
 
         return run
 
-    def num_processes(self) -> int:
-        """The number of workers; asks the cluster once where it was not given.
+    def check(self) -> None:
+        """Begin a fit: where the number of workers was not given, what was found for an earlier one counts no more.
 
         Raises:
             NotEnoughSlotsError: there is no room for one.
         """
-        if self._num_proc is None:
+        self._num_found = None
+        self.num_processes()
+
+    def num_processes(self) -> int:
+        """The number of workers; asks the cluster once in each fit where it was not given.
+
+        Raises:
+            NotEnoughSlotsError: there is no room for one.
+        """
+        if self._num_proc is not None:
+            return self._num_proc
+        if self._num_found is None:
             from hvd_cluster.ray.room import num_workers_that_fit
 
             names = ("cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group")
-            self._num_proc = num_workers_that_fit(**{n: self._kwargs[n] for n in names if n in self._kwargs})
-        return self._num_proc
+            self._num_found = num_workers_that_fit(**{n: self._kwargs[n] for n in names if n in self._kwargs})
+        return self._num_found
 
 
 def backend_for(num_proc: int | None, *, use_gpu: bool, verbose: int) -> RayBackend:

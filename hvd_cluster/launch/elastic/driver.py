@@ -284,7 +284,10 @@ class ElasticDriver:
         lost = sum(member not in members for member in self._world)
         self._generation += 1
         fleet = self._fleet
-        seats = [Seat(i, fleet.host_key(m.host), m.host.rpartition("@")[2]) for i, m in enumerate(members)]
+        seats = [
+            Seat(i, fleet.host_key(m.host), m.host.rpartition("@")[2], fleet.gpus(m.name))
+            for i, m in enumerate(members)
+        ]
         placements = seat_members(seats, [member.slot for member in members])
         self._world = [members[placement.seat.index] for placement in placements]
         first = self._world[0].host
@@ -292,6 +295,8 @@ class ElasticDriver:
             place = fleet.topology(placement, member.host, first, self._job_id, self._generation)
             answer = {**{name: getattr(place, name) for name in PLACE_FIELDS}, "newcomers": newcomers, "lost": lost}
             answer["interface"] = fleet.interface(member.host)
+            # A worker that has used its GPU already knows it by the index that it had then.
+            answer["devices"] = ",".join(placement.visible_devices) if member.rank is None else ""
             member.rank, member.phase = placement.rank, Phase.RUNNING
             post(self._client, place_box(member.name), json.dumps(answer).encode())
         self._num_lost, self._sent = 0, (False, False)

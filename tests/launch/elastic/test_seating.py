@@ -27,3 +27,16 @@ def test_a_new_worker_in_a_lower_slot_takes_the_lower_local_rank_but_not_rank_0(
 def test_a_worker_that_is_left_alone_is_the_first_of_its_host() -> None:
     (placed,) = seat_members(seats("a"), [3])
     assert (placed.local_rank, placed.local_size) == (0, 1)
+
+
+def test_assigned_gpus_are_visible_in_the_order_of_local_ranks_whatever_the_order_of_ranks() -> None:
+    gpus = [("3", "4"), ("0", "1"), ("7",)]
+    on_hosts = [Seat(i, host, host, own) for i, (host, own) in enumerate(zip("aab", gpus, strict=True))]
+    placed = seat_members(on_hosts, [1, 0, 0])
+    assert [(p.rank, p.local_rank, p.visible_devices) for p in placed] == [
+        (0, 1, ("0", "3", "1", "4")),
+        (1, 0, ("0", "3", "1", "4")),
+        (2, 0, ("7",)),
+    ]
+    for member in placed:
+        assert member.visible_devices[member.local_rank] == gpus[member.seat.index][0]

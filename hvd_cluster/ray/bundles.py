@@ -1,0 +1,81 @@
+"""The bundles of a placement group that is there already: where they are, and what workers may take of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.resources import WorkerResources, listed
+from hvd_cluster.ray.session import load_ray
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One of them."""
+
+    index: int
+    #: The node on which it is; empty while Ray looks for another one because that has died.
+    node_id: str
+    #: What it has beside this program itself, which sits in one of them; by Ray's names.
+    resources: Mapping[str, float]
+    #: What nobody uses of that now. Ray's count lags a second behind.
+    free: Mapping[str, float]
+
+    def slots(self, worker: WorkerResources, num_own: int = 0) -> int:
+        """How many workers find room, of which ``num_own`` are there already."""
+        return min(worker.slots(self.resources), num_own + worker.slots(self.free))
+
+
+def current_group() -> Any:
+    """The placement group that this program is in; None where it is in none."""
+    return load_ray().util.get_current_placement_group()
+
+
+def in_bundle(group: Any, index: int) -> dict[str, Any]:
+    """The options of an actor in that bundle; -1 for any that has room."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)}
+
+
+def bundles_of(group: Any) -> list[Bundle]:
+    """The bundles of ``group``, in the order of their indices."""
+    table = load_ray().util.placement_group_table(group)
+    where: Mapping[int, str] = table["bundles_to_node_id"]
+    taken, free = _taken(group), nodes.free_by_node()
+    bundles = []
+    for index, spec in enumerate(group.bundle_specs):
+        node_id = where.get(index, "")
+        own = taken.get(index, {})
+        rest = {name: amount - own.get(name, 0) for name, amount in spec.items()}
+        named = {name: f"{name}_group_{index}_{group.id.hex()}" for name in spec}
+        # Ray leaves out what is used up.
+        unused = {name: free[node_id].get(there, 0) for name, there in named.items()} if node_id else {}
+        bundles.append(Bundle(index, node_id, rest, unused))
+    return bundles
+
+
+def described(group: Any, worker: WorkerResources) -> str:
+    """What there is, as the end of a sentence about what is needed."""
+    bundles = bundles_of(group)
+    room = sum(worker.slots(bundle.resources) for bundle in bundles)
+    specs = ", ".join(listed(spec) for spec in group.bundle_specs)
+    return (
+        f"this program runs in a placement group of {len(bundles)} bundles on "
+        f"{len({bundle.node_id for bundle in bundles})} nodes ({specs}), with room for {room} workers of "
+        f"{listed(worker.bundle())} each beside itself"
+    )
+
+
+def _taken(group: Any) -> dict[int, dict[str, float]]:
+    """Index of a bundle -> what this program itself takes of it."""
+    taken: dict[int, dict[str, float]] = {}
+    pattern = re.compile(rf"(\w+)_group_(\d+)_{group.id.hex()}")
+    # The public get_assigned_resources() leaves out in which bundle they are.
+    for name, parts in load_ray()._private.worker.global_worker.core_worker.resource_ids().items():
+        if (found := pattern.fullmatch(name)) is not None:
+            taken.setdefault(int(found[2]), {})[found[1]] = sum(amount for _, amount in parts)
+    return taken
