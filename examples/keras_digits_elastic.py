@@ -34,22 +34,19 @@ def main() -> None:
     @hvd.elastic.run
     def train(state):
         steps = len(images) // arguments.batch_size // hvd.size()
-        while state.epoch < arguments.epochs:
-            first = state.batch if state.batch < steps else 0
-            mine = np.arange(hvd.rank(), len(images), hvd.size())[first * arguments.batch_size :]
-            mine = mine[: (steps - first) * arguments.batch_size]
-            state.model.fit(
-                images[mine],
-                labels[mine],
-                batch_size=arguments.batch_size,
-                epochs=1,
-                callbacks=[
-                    hvd.elastic.UpdateBatchStateCallback(state),
-                    hvd.elastic.UpdateEpochStateCallback(state),
-                    hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
-                ],
-                verbose=0,
-            )
+        mine = np.arange(hvd.rank(), len(images), hvd.size())[: steps * arguments.batch_size]
+        state.model.fit(
+            images[mine],
+            labels[mine],
+            batch_size=arguments.batch_size,
+            epochs=arguments.epochs - state.epoch,
+            callbacks=[
+                hvd.elastic.UpdateBatchStateCallback(state),  # ends a resumed epoch where it would have ended
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
+            ],
+            verbose=0,
+        )
         return state.model.evaluate(images, labels, verbose=0)[1]
 
     def on_reset():

@@ -155,7 +155,53 @@ def test_an_elastic_state_is_saved_restored_and_made_equal(two: Any) -> None:
         model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=[commit])
         return [epochs, bool(moved), bool(back), bool(equal), state.epoch, state.num_commits]
 
-    assert two(fn) == [[3, True, True, True, 5, 3]] * 2
+    # Committed behind the second batch, and with the epoch; the fourth batch is the epoch's end.
+    assert two(fn) == [[3, True, True, True, 5, 2]] * 2
+
+
+def test_a_resumed_epoch_is_shorter_by_the_batches_that_are_done(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+        x = np.ones((32, 4), "float32")
+
+        def seen(begin: dict[str, int], **options: Any) -> list[Any]:
+            """The length of each epoch, where the state stands, and its commits."""
+            state = hvd.elastic.KerasState(model, **begin)
+            steps: list[int] = []
+
+            class Count(keras.callbacks.Callback):
+                def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                    steps.append(0)
+
+                def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                    steps[-1] += 1
+
+            callbacks = [
+                Count(),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                *options.pop("callbacks", []),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=4),
+            ]
+            model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=callbacks, **options)
+            return [steps, state.epoch, state.batch, state.num_commits]
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.model.stop_training = True
+
+        return [
+            seen({"epoch": 0, "batch": 0}, epochs=2),
+            seen({"epoch": 1, "batch": 6}, epochs=2),
+            seen({"epoch": 1, "batch": 11}, epochs=2),  # of a larger world, whose epochs had more batches
+            seen({"epoch": 1, "batch": 6}, epochs=3, callbacks=[Stop()]),
+        ]
+
+    assert two(fn) == [[[[8, 8], 2, 0, 4], [[2, 8], 3, 0, 4], [[1, 8], 3, 0, 4], [[2], 2, 0, 1]]] * 2
 
 
 def test_a_checkpoint_of_the_best_model_needs_a_path(two: Any) -> None:

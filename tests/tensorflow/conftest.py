@@ -11,6 +11,7 @@ import pytest
 from hvd_cluster.launch.local import Executor
 
 OnRanks = Callable[..., list[Any]]
+MODES = ["eager", "function", "v1"]
 
 ENV = {
     "OMP_NUM_THREADS": "1",
@@ -35,3 +36,56 @@ def two() -> Iterator[OnRanks]:
         pytest.skip("needs tensorflow")
     with Executor(2, env=ENV) as executor:
         yield lambda fn, *args: executor.run(_initialised, (fn, args))
+
+
+def _run_in(mode: str, build: Any) -> Any:
+    """``build()`` in one of TensorFlow's ways to run things, as NumPy values."""
+    import tensorflow as tf
+
+    if mode == "eager":
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), build())
+    if mode == "function":
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), tf.function(build)())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(build())
+
+
+def _gradient_of(target: Any, source: Any) -> Any:
+    """Works in each of the three ways."""
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        value = target(source)
+    return tape.gradient(value, source)
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ranks(two: Any, mode: str) -> Any:
+    """``ranks(build)``: what ``build(hvd, tf)`` gives on both ranks, as nested lists."""
+    body_of, differentiate = _run_in, _gradient_of
+
+    def on_rank(hvd: Any, build: Any) -> Any:
+        import tensorflow as tf
+
+        result = body_of(mode, lambda: build(hvd, tf, differentiate))
+        return tf.nest.map_structure(lambda array: array.tolist(), result)
+
+    return lambda build: two(on_rank, build)
+
+
+@pytest.fixture
+def run_in() -> Any:
+    """``run_in(mode, build)``, for a function that a rank runs."""
+    return _run_in
+
+
+@pytest.fixture
+def gradient_of() -> Any:
+    """``gradient_of(target, source)``, for a function that a rank runs."""
+    return _gradient_of

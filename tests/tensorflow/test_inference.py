@@ -20,6 +20,13 @@ import tensorflow.compat.v1 as tf
 
 x = np.array(json.load(open(f"{folder}/inputs.json")), "float32")
 found = {"keras": keras.models.load_model(f"{folder}/model.keras").predict(x, verbose=0).tolist()}
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    pass
+plain = {"SyncBatchNormalization": SyncBatchNormalization}
+normalised = keras.models.load_model(f"{folder}/normalised.keras", custom_objects=plain)
+found["normalised"] = normalised.predict(x, verbose=0).tolist()
+served_normalised = tf.saved_model.load_v2(f"{folder}/served_normalised")
+found["served_normalised"] = served_normalised.serve(x).numpy().tolist()
 served = tf.saved_model.load_v2(f"{folder}/served")
 found["served"] = served.serve(x).numpy().tolist()
 with tf.Graph().as_default(), tf.Session() as session:
@@ -54,6 +61,10 @@ def test_models_work_where_this_package_cannot_be_imported(two: Any, tmp_path: P
         model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
         start = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)]
         model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=start)
+        normalised = keras.Sequential([keras.Input((3,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)])
+        normalised.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+        start = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)]
+        normalised.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=start)
 
         with tf.Graph().as_default(), tf.Session() as session:
             inputs = tf.placeholder(tf.float32, [None, 3], name="x")
@@ -71,7 +82,11 @@ def test_models_work_where_this_package_cannot_be_imported(two: Any, tmp_path: P
         if hvd.rank() == 0:
             model.save(f"{folder}/model.keras")
             model.export(f"{folder}/served", verbose=False)
-        return {"keras": model.predict(np.ones((2, 3)), verbose=0).tolist(), "v1": expected.tolist()}
+            normalised.save(f"{folder}/normalised.keras")
+            normalised.export(f"{folder}/served_normalised", verbose=False)
+        ones = np.ones((2, 3))
+        answers = {"keras": model.predict(ones, verbose=0), "normalised": normalised.predict(ones, verbose=0)}
+        return {name: value.tolist() for name, value in {**answers, "v1": expected}.items()}
 
     here, there = two(fn, str(tmp_path))
     assert here == there
@@ -84,6 +99,8 @@ def test_models_work_where_this_package_cannot_be_imported(two: Any, tmp_path: P
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["absent"]
     assert found["ops"] == []
-    for name, same_as in {"keras": "keras", "served": "keras", "v1": "v1", "frozen": "v1"}.items():
+    same = {"keras": "keras", "served": "keras", "v1": "v1", "frozen": "v1"}
+    same |= {"normalised": "normalised", "served_normalised": "normalised"}
+    for name, same_as in same.items():
         for ours, theirs in zip(here[same_as], found[name], strict=True):
             assert abs(ours[0] - theirs[0]) < 1e-6, name

@@ -6,49 +6,6 @@ from typing import Any
 
 import pytest
 
-MODES = ["eager", "function", "v1"]
-
-
-def run_in(mode: str, build: Any) -> Any:
-    """``build()`` in one of TensorFlow's ways to run things, as NumPy values."""
-    import tensorflow as tf
-
-    if mode == "eager":
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), build())
-    if mode == "function":
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), tf.function(build)())
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        return session.run(build())
-
-
-def gradient_of(target: Any, source: Any) -> Any:
-    """Works in each of the three ways."""
-    import tensorflow as tf
-
-    with tf.GradientTape() as tape:
-        tape.watch(source)
-        value = target(source)
-    return tape.gradient(value, source)
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def ranks(two: Any, mode: str) -> Any:
-    """``ranks(build)``: what ``build(hvd, tf)`` gives on both ranks, as nested lists."""
-    body_of, differentiate = run_in, gradient_of
-
-    def on_rank(hvd: Any, build: Any) -> Any:
-        import tensorflow as tf
-
-        result = body_of(mode, lambda: build(hvd, tf, differentiate))
-        return tf.nest.map_structure(lambda array: array.tolist(), result)
-
-    return lambda build: two(on_rank, build)
-
 
 def test_allreduce_and_its_gradient(ranks: Any) -> None:
     def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:

@@ -12,6 +12,9 @@ from hvd_cluster.elastic.state import State
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Commits the state every so many batches and at the end of each epoch. Stands behind the other two callbacks.
 
+    The last batch of an epoch is committed with its epoch, so that no state stands between the two: one that is taken
+    up there would begin the epoch again.
+
     Args:
         state: what is committed.
         batches_per_commit: how often; a commit copies the model.
@@ -36,7 +39,9 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.batches_remaining = self.batches_per_commit
-            self.state.commit()
+            is_last = batch + 1 == (self.params or {}).get("steps") or self.model.stop_training
+            if not is_last:
+                self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit.
@@ -47,11 +52,18 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Keeps ``state.batch``, the number of batches of the epoch that are done.
+class _EndOfEpoch:
+    """What ``model.stop_training`` holds while an epoch ends early: true, and told from another callback's True."""
 
-    Keras 3 fixes the length of an epoch before its callbacks are asked: to shorten one that is resumed, pass
-    ``steps_per_epoch=steps - state.batch`` to ``model.fit`` for it.
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Keeps ``state.batch``, the number of batches of the epoch that are done, and shortens an epoch that is resumed.
+
+    The first epoch of a fit that begins with ``state.batch`` > 0 ends as many batches earlier, at least one batch long;
+    so ``model.fit`` is given whole epochs, always. It takes the first batches that its data give: let those be the ones
+    that are still to come, or any where they are drawn at random; with ``steps_per_epoch`` data that do not end. Where
+    Keras does not know how many batches an epoch has (a generator without ``steps_per_epoch``), an epoch is as long as
+    its data.
 
     Args:
         state: an object state with an attribute ``batch``.
@@ -61,17 +73,23 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
         super().__init__()
         self.state = state
         self._done_before = 0
+        self._end = _EndOfEpoch()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """The first epoch of a fit goes on where the state stands."""
         self._done_before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One more batch is done."""
+        """One more batch is done, perhaps the last one of a resumed epoch."""
         self.state.batch = self._done_before + batch + 1
+        steps = (self.params or {}).get("steps")
+        if self._done_before and steps and self.state.batch >= steps and not self.model.stop_training:
+            self.model.stop_training = self._end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next epoch begins at its beginning."""
+        """The next epoch begins at its beginning; the training goes on, unless somebody else has stopped it."""
+        if self.model.stop_training is self._end:
+            self.model.stop_training = False
         self.state.batch = self._done_before = 0
 
 

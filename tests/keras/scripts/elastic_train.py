@@ -35,7 +35,9 @@ def note(step):
 
 
 def mine(of, epoch, first):
-    return of[epoch, first:, hvd.rank() * BATCH : (hvd.rank() + 1) * BATCH].reshape(-1, of.shape[-1])
+    """This rank's rows of a whole epoch, with those of step ``first`` at its beginning."""
+    steps = np.roll(of[epoch], -first, axis=0)
+    return steps[:, hvd.rank() * BATCH : (hvd.rank() + 1) * BATCH].reshape(-1, of.shape[-1])
 
 
 def fit():
@@ -49,10 +51,9 @@ def fit():
     @hvd.elastic.run
     def train(state):
         while state.epoch < EPOCHS:
-            first = state.batch if state.batch < STEPS else 0
             state.model.fit(
-                mine(x, state.epoch, first),
-                mine(y, state.epoch, first),
+                mine(x, state.epoch, state.batch),
+                mine(y, state.epoch, state.batch),
                 batch_size=BATCH,
                 shuffle=False,
                 verbose=0,
