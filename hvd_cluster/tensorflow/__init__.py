@@ -6,9 +6,10 @@ from importlib.util import find_spec
 
 from hvd_cluster.errors import MissingExtraError
 
-for _library in ("tensorflow", "keras"):
-    if find_spec(_library) is None:
-        raise MissingExtraError(_library, "tensorflow", "by hvd_cluster.tensorflow")
+if find_spec("tensorflow") is None:
+    raise MissingExtraError("tensorflow", "tensorflow", "by hvd_cluster.tensorflow")
+if find_spec("keras") is None:
+    raise MissingExtraError("keras", "tensorflow", "by hvd_cluster.tensorflow")
 
 from hvd_cluster.engine.basics import (
     ccl_built,

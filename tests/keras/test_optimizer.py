@@ -137,6 +137,58 @@ def test_local_layers_are_left_to_each_rank(two: Any) -> None:
     assert two(fn) == [[False, True]] * 2
 
 
+def test_a_step_that_was_compiled_in_one_world_is_right_in_the_next(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import os
+
+        import keras
+        import numpy as np
+
+        rank = hvd.rank()
+        local, shared = (keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros") for _ in range(2))
+        inputs = [keras.Input((1,)), keras.Input((1,))]
+        model = keras.Model(inputs, keras.layers.Add()([local(inputs[0]), shared(inputs[1])]))
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=[local])
+        model.compile(optimizer, lambda _, out: -out)
+        ones = np.full((1, 1), 1.0 + rank, "float32")
+
+        def step() -> list[float]:
+            model.fit([ones, ones], ones, verbose=0)
+            return [float(weight[0, 0]) for weight in model.get_weights()]
+
+        hvd.shutdown()
+        hvd.init(comm=[rank])
+        os.environ["HOROVOD_ELASTIC"] = "1"  # compiled as in an elastic job, whose world may grow
+        try:
+            alone = step()
+        finally:
+            del os.environ["HOROVOD_ELASTIC"]
+            hvd.shutdown()
+            hvd.init()
+        return [alone, step()]
+
+    assert two(fn) == [[[1.0, 1.0], [1.5, 2.5]], [[2.0, 2.0], [3.0, 3.5]]]
+
+
+def test_a_variable_that_the_sums_do_not_know_is_named(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+
+        v, w = keras.Variable([1.0], name="known"), keras.Variable([1.0], name="also_known")
+        one = keras.ops.convert_to_tensor([1.0 + hvd.rank()])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        optimizer.apply([one, one], [v, w])
+        optimizer.apply([one, None], [v, w])  # the sum of the first pass is applied all the same
+        found = [float(keras.ops.convert_to_numpy(each)[0]) for each in (v, w)]
+        try:
+            optimizer.apply([one], [keras.Variable([1.0], name="stranger")])
+        except ValueError as error:
+            found.append("stranger" in str(error) and "an optimizer for each set of variables" in str(error))
+        return found
+
+    assert two(fn) == [[-2.0, -0.5, True]] * 2
+
+
 def test_the_state_of_a_wrapped_optimizer_is_kept(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import keras
