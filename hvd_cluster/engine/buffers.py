@@ -16,7 +16,7 @@ _MOST_KEPT_BYTES = 256 << 20
 
 
 class BufferPool:
-    """Byte buffers, kept for reuse. Used by the engine's thread only."""
+    """Byte buffers, kept for reuse. Used by whoever drives the engine."""
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[torch.Tensor]] = {}

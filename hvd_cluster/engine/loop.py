@@ -90,14 +90,20 @@ class Loop:
             lambda: self._fusion_threshold_bytes,
             settings.disable_group_fusion,
         )
-        self.host = share_host(world, settings, mailbox.bell, plan=self._negotiator.plan, check=self._neighbours.check)
+        with ExitStack() as undo:  # a peer that dies meanwhile leaves nothing of this world behind
+            check, plan = self._neighbours.check, self._negotiator.plan
+            self.host = share_host(world, settings, mailbox.bell, plan=plan, check=check)
+            if self.host is not None:
+                undo.callback(self.host.close)
+            self.transports = TransportTable(world, settings, process_sets, check, self.host, mailbox.bell)
+            undo.callback(self.transports.close)
+            for process_set_id in sorted(process_sets):
+                self.transports.build(process_set_id)
+            undo.pop_all()
         self._ballot = None if self.host is None else self.host.ballot
         if self._ballot is not None:
             ballot = self._ballot
             self._neighbours.is_closed = lambda: ballot.is_closed
-        self.transports = TransportTable(world, settings, process_sets, self._neighbours.check, self.host, mailbox.bell)
-        for process_set_id in sorted(process_sets):
-            self.transports.build(process_set_id)
         self._agreement = Agreement(
             self._negotiator,
             self._ballot,
@@ -319,7 +325,8 @@ class Loop:
             return
         mine = self._mailbox.decide_all([key for key, _ in bucket.requests])
         # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
-        self._deciding = requests = [
+        self._deciding = [request for request in mine if request is not None]
+        requests = [
             request if request is not None else zeros_for(key, signature, self._join_device)
             for request, (key, signature) in zip(mine, bucket.requests, strict=True)
         ]

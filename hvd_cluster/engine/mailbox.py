@@ -167,11 +167,13 @@ class Mailbox:
         with self._lock:
             self._end = text
             self._has_joined = False
-            pending = list(self._pending.values())
+            failing = [request.handle for request in self._pending.values()]
+            failing += [argument[0] for name, argument in self._commands if name == "join"]
+            self._commands = deque(command for command in self._commands if command[0] != "join")
             self._pending.clear()
             self._submitted.clear()
-        for request in pending:
-            request.handle.fail(HorovodInternalError(text))
+        for handle in failing:
+            handle.fail(HorovodInternalError(text))
 
     def abandon(self) -> None:
         """Give back the bell in a forked child, where another thread's hold on the lock would never end."""

@@ -40,6 +40,8 @@ class Question:
 
     number: int
     keys: tuple[Key, ...]
+    #: The job ends if a rank is still missing.
+    is_final: bool
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,6 @@ class Answer:
 @dataclass
 class _Inquiry:
     question: Question
-    is_final: bool
     deadline_s: float
     answers: dict[int, Answer] = field(default_factory=dict)
 
@@ -107,8 +108,10 @@ class StallInspector:
         self._send_up = send_up
         self._send_down = send_down
         self._abort = abort
-        self._told: dict[Key, float] = {}  # key -> submission that the root was told about
-        self._given_up = False
+        #: When the requests were submitted that the root knows about.
+        self._told: dict[Key, float] = {}
+        #: When the request was submitted, the oldest one then, for which the root is about to end the job.
+        self._given_up_s: float | None = None
         self._root_deadline_s: float | None = None
         self._last: tuple[str, float] = ("", 0.0)
         self._has_joined = False
@@ -138,7 +141,7 @@ class StallInspector:
             deadlines.append(self._root_deadline_s)
         if not self._is_off:
             oldest = next(iter(pending), None)
-            if oldest is not None and self._shutdown_s and not self._given_up:
+            if oldest is not None and self._shutdown_s and self._given_up_s != oldest.submitted_s:
                 deadlines.append(oldest.submitted_s + self._shutdown_s)
             fresh = next((r for r in pending if self._told.get(r.key) != r.submitted_s), None)
             if fresh is not None:
@@ -154,11 +157,13 @@ class StallInspector:
                 for request in pending
                 if now_s - request.submitted_s >= self._warning_s and self._told.get(request.key) != request.submitted_s
             ]
-            is_final = bool(self._shutdown_s) and now_s - pending[0].submitted_s >= self._shutdown_s
-            if late or (is_final and not self._given_up):
+            oldest_s = pending[0].submitted_s
+            is_final = bool(self._shutdown_s) and now_s - oldest_s >= self._shutdown_s
+            if late or (is_final and self._given_up_s != oldest_s):
                 self._told = {r.key: self._told[r.key] for r in pending if r.key in self._told}
                 self._told |= {request.key: request.submitted_s for request in late}
-                self._given_up |= is_final
+                if is_final:
+                    self._given_up_s = oldest_s
                 keys = [r.key for r in pending if now_s - r.submitted_s >= self._warning_s]
                 if self._rank != 0:
                     self._root_deadline_s = now_s + _ROOT_PATIENCE_S
@@ -180,6 +185,10 @@ class StallInspector:
             self._send_down(message)
             self._root_deadline_s = None
             self._send_up(self._answer(message, pending))
+            # The root asks once for what several ranks wait for; one that tells it later would get no question.
+            self._told |= {key: pending[key].submitted_s for key in message.keys if key in pending}
+            if message.is_final:
+                self._given_up_s = next((request.submitted_s for request in pending.values()), None)
         elif self._rank != 0:
             self._send_up(message)
         elif isinstance(message, Answer):
@@ -194,17 +203,17 @@ class StallInspector:
     def _ask(self, overdue: Overdue, pending: Mapping[Key, Request]) -> None:
         now_s = time.monotonic()
         # Every waiting rank reports the same tensor; one warning is enough until it has been decided.
-        keys = [key for key in overdue.keys if now_s - self._warned.get(key, -1e9) > self._warning_s]
+        keys = [key for key in overdue.keys if now_s - self._warned.get(key, -1e9) >= self._warning_s]
         if overdue.is_final:
             keys = list(overdue.keys)
-            if any(inquiry.is_final for inquiry in self._inquiries):
+            if any(inquiry.question.is_final for inquiry in self._inquiries):
                 return
         if not keys:
             return
         self._warned |= dict.fromkeys(keys, now_s)
         self._num_questions += 1
-        question = Question(self._num_questions, tuple(keys))
-        inquiry = _Inquiry(question, overdue.is_final, now_s + _PATIENCE_S)
+        question = Question(self._num_questions, tuple(keys), overdue.is_final)
+        inquiry = _Inquiry(question, now_s + _PATIENCE_S)
         self._inquiries.append(inquiry)
         inquiry.answers[self._rank] = self._answer(question, pending)
         self._send_down(question)
@@ -219,7 +228,7 @@ class StallInspector:
             f"on {self._hosts[0]} does not answer: it, or a leader between, is stopped or holds Python's interpreter "
             "lock."
         )
-        if self._given_up:
+        if pending[0].submitted_s == self._given_up_s:
             self._abort(text)
         else:
             logger.warning("%s", text)
@@ -237,7 +246,7 @@ class StallInspector:
         lines = []
         for rank, host in enumerate(self._hosts):
             answer = inquiry.answers.get(rank)
-            mark = "!" if inquiry.is_final else ""
+            mark = "!" if inquiry.question.is_final else ""
             if answer is None:
                 mine = [key for key in inquiry.question.keys if rank in self._process_sets.get(key[0], ())]
                 lines.append(f"{rank}{mark}: {_names(mine)} - rank {rank} on {host} does not answer")
@@ -256,7 +265,7 @@ class StallInspector:
             "different ranks are trying to submit different tensors or that only subset of ranks is submitting "
             "tensors, which will cause deadlock. \nMissing ranks:\n" + "\n".join(lines)
         )
-        if inquiry.is_final:
+        if inquiry.question.is_final:
             text += (
                 f'\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
                 "Will shutdown."

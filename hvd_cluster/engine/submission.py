@@ -71,7 +71,12 @@ class Collective:
         if kind in _ROWED_KINDS and any(tensor.dim() == 0 for tensor in tensors):
             rank = engine.world.topology.rank
             raise HorovodInternalError(f"Rank {rank} tried to {kind.name} a rank-zero tensor. ({self.name})")
-        self._check_dtypes(tensors)
+        supported = REDUCED_DTYPES if kind in _REDUCING_KINDS else _MOVED_DTYPES
+        wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
+        if wrong:
+            raise ValueError(f"Tensor type {wrong[0]} is not supported.")
+        if kind in _REDUCING_KINDS:
+            check_reduction(tensors, self.op, self.prescale, self.postscale, self.process_set)
         metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
         number = engine.next_number(set_id, kind.value) if self.name is None else -1
         handle = Handle(engine.drive)
@@ -114,17 +119,6 @@ class Collective:
             for number, part in enumerate(plan)
         ]
         return Several(handles, [index for part in plan for index in part])
-
-    def _check_dtypes(self, tensors: Sequence[torch.Tensor]) -> None:
-        supported = REDUCED_DTYPES if self.kind in _REDUCING_KINDS else _MOVED_DTYPES
-        wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
-        if wrong:
-            raise ValueError(f"Tensor type {wrong[0]} is not supported.")
-        is_scaled = self.op == ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
-        if is_scaled and any(tensor.dtype == torch.bool for tensor in tensors):
-            raise ValueError(
-                "bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max"
-            )
 
 
 class Several:
@@ -176,6 +170,38 @@ class Finished:
         return self._tensors
 
 
+def check_reduction(
+    tensors: Sequence[torch.Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet
+) -> None:
+    """Refuse what has no meaning before anything is submitted.
+
+    Raises:
+        ValueError: bool tensors are to be averaged or scaled.
+        NotImplementedError: :func:`check_adasum` says so, or a tensor is not of a floating-point type.
+    """
+    is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
+    if is_scaled and torch.bool in [getattr(tensor, "dtype", None) for tensor in tensors]:
+        raise ValueError("bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max")
+    if op == ReduceOp.ADASUM:
+        check_adasum(process_set)
+        if not all(tensor.is_floating_point() for tensor in tensors):
+            raise NotImplementedError("Adasum needs floating-point tensors")
+
+
+def check_adasum(process_set: ProcessSet) -> None:
+    """Refuse Adasum where ranks cannot be combined pairwise; ``init()`` may be called later, and is then checked again.
+
+    Raises:
+        NotImplementedError: the number of ranks is no power of two, or ``process_set`` is not the global one.
+    """
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support process sets other than the global one")
+    if basics.is_initialized() and basics.size() & (basics.size() - 1):
+        raise NotImplementedError(
+            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
+        )
+
+
 def running_engine() -> Engine:
     """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
     try:
@@ -196,6 +222,16 @@ def members(process_set: ProcessSet) -> tuple[int, ...]:
     return running_engine().process_sets[process_set_id(process_set)]
 
 
+def num_members(process_set: ProcessSet) -> int:
+    """How many ranks take part."""
+    return len(members(process_set))
+
+
+def member_index(process_set: ProcessSet) -> int:
+    """This rank's index among those that take part."""
+    return members(process_set).index(running_engine().world.topology.rank)
+
+
 def next_number(process_set: ProcessSet, family: str) -> int:
     """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
     return running_engine().next_number(process_set_id(process_set), family)
@@ -213,9 +249,9 @@ def rows_by_rank(tensor: torch.Tensor, given: Sequence[torch.Tensor], process_se
         ValueError: the splits do not describe the tensor.
         HorovodInternalError: the tensor has no dimension.
     """
-    num_ranks = len(members(process_set))
+    num_ranks = num_members(process_set)
     if tensor.dim() == 0:
-        raise HorovodInternalError("a rank tried to ALLTOALL a rank-zero tensor.")
+        raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLTOALL a rank-zero tensor.")
     rows = tensor.shape[0]
     if not given:
         if rows % num_ranks:

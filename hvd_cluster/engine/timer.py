@@ -53,9 +53,10 @@ class Timer:
 
     def silence(self) -> None:
         """Take note that the time has come."""
-        self._runs = False
         with suppress(BlockingIOError):
             os.read(self.descriptor, 8)
+        # Not before the read: a start in between would be read away, and the timer count as running for ever.
+        self._runs = False
 
     def close(self) -> None:
         """Give the descriptor back."""

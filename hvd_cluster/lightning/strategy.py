@@ -220,7 +220,7 @@ class HorovodStrategy(_ParallelStrategy):
         name = str(reduce_op or "mean").rpartition(".")[2].lower()
         if name not in _OPS:
             raise ValueError(f"reduce_op={reduce_op!r} is not supported: use one of {', '.join(sorted(_OPS))}")
-        return hvd.allreduce(tensor, op=_OPS[name], process_set=_process_set(group))
+        return hvd.allreduce(tensor.contiguous(), op=_OPS[name], process_set=_process_set(group))
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all ranks, or any of them, have decided so."""
@@ -234,7 +234,7 @@ class HorovodStrategy(_ParallelStrategy):
         """
         process_set = _process_set(group)
         with torch.set_grad_enabled(sync_grads and torch.is_grad_enabled()):
-            gathered = hvd.allgather(tensor.unsqueeze(0), process_set=process_set)
+            gathered = hvd.allgather(tensor.contiguous().unsqueeze(0), process_set=process_set)
         if gathered.requires_grad:
             # Horovod's allgather averages the gradients of the ranks, Lightning's adds them up.
             gathered.register_hook(lambda gradient: gradient * len(gathered))

@@ -15,7 +15,8 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.torch.submission import member_index, num_members, submit, synchronize
+from hvd_cluster.engine.submission import member_index, num_members
+from hvd_cluster.torch.submission import submit, synchronize
 
 # Columns of the head, and rows of the table below it.
 _PRESENT, _FINGERPRINT, _NUMBER = range(3)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import check_adasum
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
@@ -51,7 +51,7 @@ class DeltaOptimizer(_Base):
         Raises:
             NotImplementedError: the number of ranks is no power of two.
         """
-        _check_world()
+        check_adasum(global_process_set)
         cls: Any = type(type(optimizer).__name__, (DeltaOptimizer, type(optimizer)), {})
         wrapped = cls.__new__(cls)
         wrapped.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")})
@@ -85,7 +85,7 @@ class DeltaOptimizer(_Base):
             HorovodInternalError: the ranks disagree, or the job has ended.
             NotImplementedError: the number of ranks has become one that is no power of two.
         """
-        _check_world()
+        check_adasum(global_process_set)
         parameters = [p for p in self._names if p.requires_grad]
         with torch.no_grad():
             starts = [parameter.detach().clone() for parameter in parameters]
@@ -141,10 +141,3 @@ class DeltaOptimizer(_Base):
         for handle in handles:
             synchronize(handle)
         return [wire.unpack(parcel, self._compression) for parcel in parcels]
-
-
-def _check_world() -> None:
-    if basics.size() & (basics.size() - 1):
-        raise NotImplementedError(
-            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
-        )

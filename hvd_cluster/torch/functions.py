@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 
+from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, TensorMeta, describe, element_dtype
+from hvd_cluster.engine.submission import running_engine
 from hvd_cluster.errors import HorovodInternalError
-from hvd_cluster.rendezvous.secret import sign, verify
-from hvd_cluster.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
-from hvd_cluster.torch.submission import next_number, running_engine
+from hvd_cluster.torch.ops import broadcast_async_, synchronize
 
 
 def broadcast_parameters(
@@ -107,14 +106,7 @@ def broadcast_object(
     Returns:
         ``obj`` itself on the root, a copy elsewhere.
     """
-    label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
-    is_root = running_engine().world.topology.rank == root_rank
-    data = _to_tensor(obj, label) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
-    size = broadcast_(torch.tensor([data.numel()], device="cpu"), root_rank, f"{label}.sz", process_set)
-    if not is_root:
-        data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
-    broadcast_(data, root_rank, f"{label}.t", process_set)
-    return obj if is_root else _from_tensor(data, label)
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -125,11 +117,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         name: what the ranks are matched by.
         process_set: whose ranks take part.
     """
-    label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
-    data = _to_tensor(obj, label)
-    sizes = allgather(torch.tensor([data.numel()], device="cpu"), f"{label}.sz", process_set)
-    gathered = allgather(data, f"{label}.t", process_set)
-    return [_from_tensor(part, label) for part in gathered.split(sizes.tolist())]
+    return objects.allgather_object(obj, name, process_set)
 
 
 @dataclass(frozen=True)
@@ -194,13 +182,3 @@ def _empty_like(meta: TensorMeta, parameters: list[torch.Tensor]) -> torch.Tenso
     """Room for a state tensor on the device where this rank keeps such tensors."""
     devices = (parameter.device for parameter in parameters if parameter.device.type == meta.device)
     return torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=next(devices, torch.device("cpu")))
-
-
-def _to_tensor(obj: Any, label: str) -> torch.Tensor:
-    """``obj`` as signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
-    signed = sign(running_engine().world.topology.secret, label, cloudpickle.dumps(obj))
-    return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
-
-
-def _from_tensor(data: torch.Tensor, label: str) -> Any:
-    return cloudpickle.loads(verify(running_engine().world.topology.secret, label, data.numpy().tobytes()))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine import basics
+from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.torch.functions import broadcast_object
 
@@ -85,11 +86,4 @@ def _equal_groups(count: int, names: dict[torch.Tensor, str], process_set: Proce
     if basics.is_initialized() and basics.size() > 1 and process_set.included():
         root = process_set.ranks[0] if process_set.ranks else 0
         order = broadcast_object(order, root, process_set=process_set)
-    length, longer = divmod(len(order), min(count, len(order)))
-    groups = []
-    start = 0
-    for index in range(min(count, len(order))):
-        end = start + length + (index < longer)
-        groups.append([by_name[name] for name in order[start:end]])
-        start = end
-    return groups
+    return [[by_name[order[index]] for index in group] for group in grouped(count, order)]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.submission import running_engine
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
@@ -26,7 +27,6 @@ from hvd_cluster.torch.backward import in_checkpoint
 from hvd_cluster.torch.census import take_census
 from hvd_cluster.torch.plan import Bucket, Plan
 from hvd_cluster.torch.roster import Roster
-from hvd_cluster.torch.submission import running_engine
 from hvd_cluster.torch.transfers import Manner, Transfers
 
 _numbers = itertools.count()

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine import basics
-from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import (
     OPEN_KINDS,
@@ -23,7 +21,8 @@ from hvd_cluster.engine.request import (
     describe,
     dtype_name,
 )
-from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+from hvd_cluster.engine.submission import process_set_id, running_engine
+from hvd_cluster.errors import HorovodInternalError
 
 _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
@@ -75,7 +74,7 @@ def submit(
         HorovodInternalError: ``init()`` has not been called, or the world has ended.
     """
     engine = running_engine()
-    set_id = _process_set_id(process_set)
+    set_id = process_set_id(process_set)
     data = [_checked(tensor) for tensor in tensors]
     if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
         raise ValueError("the tensors of a group have to be on one device, and are on several")
@@ -152,38 +151,8 @@ def keep_finished(value: Any) -> int:
     return keep(handle)
 
 
-def num_members(process_set: ProcessSet) -> int:
-    """How many ranks take part."""
-    return len(running_engine().process_sets[_process_set_id(process_set)])
-
-
-def member_index(process_set: ProcessSet) -> int:
-    """This rank's index among those that take part."""
-    engine = running_engine()
-    return engine.process_sets[_process_set_id(process_set)].index(engine.world.topology.rank)
-
-
-def next_number(process_set: ProcessSet, family: str) -> int:
-    """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
-    return running_engine().next_number(_process_set_id(process_set), family)
-
-
-def running_engine() -> Engine:
-    """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
-    try:
-        return basics.engine()
-    except NotInitializedError as error:
-        raise HorovodInternalError(str(error)) from None
-
-
 def _name(wire: torch.dtype | None) -> str:
     return "" if wire is None else dtype_name(wire)
-
-
-def _process_set_id(process_set: ProcessSet) -> int:
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} does not exist or has not been registered")
-    return process_set.process_set_id
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:

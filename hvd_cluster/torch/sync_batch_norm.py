@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.submission import next_number, num_members
 from hvd_cluster.torch.collectives.allgather import allgather
 from hvd_cluster.torch.collectives.allreduce import allreduce
-from hvd_cluster.torch.submission import next_number, num_members
 
 #: At most one of these is under way in a rank, and the next rank is at most one behind; few names stay in the cache.
 _NUM_NAMES = 4

@@ -375,13 +375,17 @@ def test_collectives_of_the_strategy(two: Any) -> None:
             gathered.tolist(),
             float(mine.grad),
             strategy.all_gather(torch.tensor(r)).tolist(),
+            strategy.all_gather(torch.tensor([[1, 2], [3, r]]).t()).tolist(),
+            strategy.reduce(torch.tensor([[1, 2], [3, r]]).t(), reduce_op="sum").tolist(),
             refused,
             torch.distributed.is_initialized(),
         ]
 
     # The gradient of rank r's number is the sum over both ranks' results: (1 + 2) * 10^r.
     shared = [[1.0, 2.0, 0.0, 2.0], 2.0, "text", [True, False, False], [True, True, False], {"rank": 1}]
-    assert two(fn) == [[*shared, [[1.0], [2.0]], gradient, [0, 1], True, False] for gradient in (3.0, 30.0)]
+    transposed = [[[[1, 3], [2, 0]], [[1, 3], [2, 1]]], [[2, 6], [4, 1]]]
+    rest = [[0, 1], *transposed, True, False]
+    assert two(fn) == [[*shared, [[1.0], [2.0]], gradient, *rest] for gradient in (3.0, 30.0)]
 
 
 def test_an_optimizer_that_is_no_torch_optimizer_is_refused(two: Any) -> None:

@@ -90,16 +90,16 @@ def test_objects_travel_between_ranks(three: Any) -> None:
 
 def test_bytes_without_the_jobs_signature_are_never_unpickled(two: Any) -> None:
     def fn(hvd: Any) -> str:
+        from hvd_cluster.engine.objects import _from_bytes, _to_bytes
         from hvd_cluster.errors import AuthenticationError
-        from hvd_cluster.torch.functions import _from_tensor, _to_tensor
 
-        forged = _to_tensor([1], "label")
+        forged = _to_bytes([1], "label")
         forged[-3] ^= 1
         with pytest.raises(AuthenticationError, match="does not carry the job's signature"):
-            _from_tensor(forged, "label")
+            _from_bytes(forged, "label")
         with pytest.raises(AuthenticationError):
-            _from_tensor(_to_tensor([1], "one"), "another")
-        return str(_from_tensor(_to_tensor([1], "label"), "label"))
+            _from_bytes(_to_bytes([1], "one"), "another")
+        return str(_from_bytes(_to_bytes([1], "label"), "label"))
 
     assert two(fn) == ["[1]"] * 2
 

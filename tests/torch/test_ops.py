@@ -307,6 +307,8 @@ def test_what_cannot_be_sent_is_refused_at_the_call(two: Any) -> None:
         with pytest.raises(hvd.HorovodInternalError, match="tried to ALLGATHER a rank-zero tensor"):
             hvd.allgather(torch.tensor(1.0))
         with pytest.raises(ValueError, match="bool tensors cannot be averaged"):
+            hvd.reducescatter(torch.tensor([True, False]))
+        with pytest.raises(ValueError, match="bool tensors cannot be averaged"):
             hvd.allreduce(torch.tensor([True]))
         with pytest.raises(ValueError, match=r"expected a torch\.Tensor, and was given list"):
             hvd.allgather_async([1.0])  # type: ignore[list-item]
@@ -526,6 +528,11 @@ def test_adasum_of_equal_gradients_is_one_of_them_and_of_orthogonal_ones_their_s
 
 def test_adasum_says_what_it_cannot_do(three: Any) -> None:
     def fn(hvd: Any) -> None:
+        from hvd_cluster.engine.request import Kind
+        from hvd_cluster.engine.submission import Collective
+
+        with pytest.raises(NotImplementedError, match="power of two; it is 3"):  # what MXNet submits
+            Collective(kind=Kind.ALLREDUCE, process_set=hvd.global_process_set, op=hvd.Adasum).begin([torch.ones(2)])
         with pytest.raises(NotImplementedError, match="power of two; it is 3"):
             hvd.allreduce(torch.ones(1), op=hvd.Adasum)
 

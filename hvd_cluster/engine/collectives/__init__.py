@@ -1,8 +1,8 @@
 """How each kind of request is carried out over a transport: one file for each.
 
 A collective is a generator over :class:`~hvd_cluster.engine.collectives.step.Step`: it packs, yields the work that it
-has launched, and is resumed when that is done. So the engine's one thread keeps several of them going and never
-blocks.
+has launched, and is resumed when that is done. So whoever drives the engine keeps several of them going; only where the
+transport has no thread of its own, as in shared memory, does launching carry out.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ class _Scatter:
         """This rank's slice, reduced; the works are done."""
         output = torch.empty(self._mine, dtype=self.tensor.dtype, device=self.tensor.device)
         parts = self._received.view(self.transport.num_ranks, *self._mine)
-        # torch adds halves in float32 here, and rounds once.
-        finish_scaled(output, parts.sum(dim=0, dtype=parts.dtype), postscale, divisor)
+        # torch adds halves in float32 here, and rounds once. A sum of bools is true where any is.
+        is_bool = self.tensor.dtype == torch.bool
+        finish_scaled(output, parts.amax(0) if is_bool else parts.sum(0, dtype=parts.dtype), postscale, divisor)
         return output
 
     def _lease(self, num_bytes: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import torch
 
@@ -40,11 +40,14 @@ class Arena:
     def __init__(self, memory: mmap.mmap, descriptor: int, start: int, region_bytes: int, index: int) -> None:
         self._memory = memory
         self._descriptor = descriptor
-        self._lock = threading.RLock()  # a tensor may be freed by a garbage collection in here
+        self._lock = threading.Lock()
         self._first = start + index * region_bytes
         self._end = self._first + region_bytes
         #: (start, length in bytes), in order; neighbours are always joined.
         self._free = [(self._first, region_bytes)]
+        #: Blocks of tensors that are gone. A garbage collection may free one while this very thread holds the lock, so
+        #: whoever frees leaves it here, and whoever holds the lock puts it in its place.
+        self._given_back: deque[tuple[int, int]] = deque()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._pid = os.getpid()
         self._views: OrderedDict[tuple[int, torch.dtype, int], torch.Tensor] = OrderedDict()
@@ -63,10 +66,12 @@ class Arena:
         with self._lock:
             if self._descriptor < 0:
                 raise HorovodInternalError(f"{SHUT_DOWN_TEXT} (its shared memory is gone)")
+            self._join_free()
             start = self._take(num_bytes)
             block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)
         # The storage of the tensor holds the block, and the block the mapping.
         weakref.finalize(block, self._give_back, start, num_bytes).atexit = False
+        self._settle()
         return torch.frombuffer(block, dtype=dtype, count=count).view(shape)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
@@ -114,9 +119,23 @@ class Arena:
     def _give_back(self, start: int, num_bytes: int) -> None:
         if os.getpid() != self._pid:
             return  # a forked child has let go of it; the memory is the parent's
-        with self._lock:
+        self._given_back.append((start, num_bytes))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Put blocks that were given back in their places, unless somebody holds the lock: he looks when he is done."""
+        while self._given_back and self._lock.acquire(blocking=False):
+            try:
+                self._join_free()
+            finally:
+                self._lock.release()
+
+    def _join_free(self) -> None:
+        """Join the blocks that were given back with the free ones, under the lock."""
+        while self._given_back:
+            start, num_bytes = self._given_back.popleft()
             if self._descriptor < 0:
-                return
+                continue
             _libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(start), ctypes.c_long(num_bytes))
             joined: list[tuple[int, int]] = []
             for begin, length in sorted([*self._free, (start, num_bytes)]):

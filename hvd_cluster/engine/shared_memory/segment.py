@@ -105,17 +105,18 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
         sparse_bytes: so much more is mapped behind it, and allocated by whoever needs it.
     """
     built, failure = None, ""
-    try:
-        built = build(_share(group, num_bytes, sparse_bytes, bell))
-    except Sharing as error:
-        failure = f"rank {group.rank}: {error}"
-    group.client.set(f"{group.prefix}failure/{group.rank}", failure.encode())
-    keys = [f"{group.prefix}failure/{member}" for member in group.ranks]
-    failures = [text.decode() for text in group.client.get_many(keys, 2 * group.timeout_s) if text]
-    if not failures:
-        return built
-    if built is not None:
-        built.close()
+    with ExitStack() as undo:
+        try:
+            built = build(_share(group, num_bytes, sparse_bytes, bell))
+            undo.callback(built.close)
+        except Sharing as error:
+            failure = f"rank {group.rank}: {error}"
+        group.client.set(f"{group.prefix}failure/{group.rank}", failure.encode())
+        keys = [f"{group.prefix}failure/{member}" for member in group.ranks]
+        failures = [text.decode() for text in group.client.get_many(keys, 2 * group.timeout_s) if text]
+        if not failures:
+            undo.pop_all()
+            return built
     if group.index == 0:
         logger.warning("ranks %s cannot share memory and use Gloo: %s", list(group.ranks), "; ".join(failures))
     return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hvd_cluster.engine.timeline.file import TimelineFile
 from hvd_cluster.engine.timeline.recorder import Record, Recorder
-from hvd_cluster.settings import MIB, Settings
+from hvd_cluster.settings import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,10 @@ class JobTimeline:
     Args:
         recorder: this rank's events.
         send_up: sends records towards rank 0; None at rank 0, which writes the file.
-        max_mb: most MiB of the file and its elder together; None reads ``HOROVOD_TIMELINE_MAX_MB`` when a file begins.
+        max_mb: most MiB of the file and its elder together.
     """
 
-    def __init__(
-        self, recorder: Recorder, send_up: Callable[[list[Record]], None] | None, max_mb: float | None = None
-    ) -> None:
+    def __init__(self, recorder: Recorder, send_up: Callable[[list[Record]], None] | None, max_mb: float) -> None:
         self._recorder = recorder
         self._send_up = send_up
         self._max_mb = max_mb
@@ -44,9 +42,8 @@ class JobTimeline:
         self.stop()
         if self._send_up is None:
             self.close()
-            max_mb = Settings.from_env().timeline_max_mb if self._max_mb is None else self._max_mb
             try:
-                self._file = TimelineFile(path, int(max_mb * MIB))
+                self._file = TimelineFile(path, int(self._max_mb * MIB))
             except OSError as error:
                 logger.warning("no timeline is written: %s", error)
         self._recorder.start(mark_cycles)

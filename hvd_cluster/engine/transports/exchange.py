@@ -81,11 +81,6 @@ class HostExchange:
         """How much memory the exchange of ``num_ranks`` takes."""
         return _control_bytes(num_ranks) + (NUM_BUFFERS + _NUM_SLOTS * num_ranks) * _piece_bytes(num_ranks)
 
-    @property
-    def is_leader(self) -> bool:
-        """This rank speaks to the other hosts."""
-        return self.index == 0
-
     def buffer(self, piece: int, length: int, wire: torch.dtype) -> torch.Tensor:
         """The ``length`` elements of a piece."""
         return self._buffers[piece % NUM_BUFFERS].view(wire)[:length]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
@@ -122,18 +123,20 @@ class TransportTable:
         if not is_wanted or len(hosts) == 1 or len(hosts) == len(ranks):
             return None
         within = self._exchange(client, process_set_id, tuple(hosts[world.host_keys[world.topology.rank]]))
-        prefix = f"{world.prefix}hierarchical/{process_set_id}/"
-        client.set(f"{prefix}{world.topology.rank}", str(int(within is not None)).encode())
-        told = client.get_many([f"{prefix}{rank}" for rank in ranks], 2 * self._settings.gloo_timeout_s)
-        if within is None or b"0" in told:
+        with ExitStack() as undo:
             if within is not None:
-                within.close()
-            return None
-        leaders = tuple(sorted(members[0] for members in hosts.values()))
-        between = None
-        if world.topology.rank in leaders:
-            between = self._gloo(client, f"gloo/leaders/{process_set_id}/", leaders)
-        return HierarchicalTransport(flat, within, between, self._check)
+                undo.callback(within.close)
+            prefix = f"{world.prefix}hierarchical/{process_set_id}/"
+            client.set(f"{prefix}{world.topology.rank}", str(int(within is not None)).encode())
+            told = client.get_many([f"{prefix}{rank}" for rank in ranks], 2 * self._settings.gloo_timeout_s)
+            if within is None or b"0" in told:
+                return None
+            leaders = tuple(sorted(members[0] for members in hosts.values()))
+            between = None
+            if world.topology.rank in leaders:
+                between = self._gloo(client, f"gloo/leaders/{process_set_id}/", leaders)
+            undo.pop_all()
+            return HierarchicalTransport(flat, within, between, self._check)
 
     def _exchange(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> HostExchange | None:
         """What ``ranks``, all on this host, put together before it goes to other hosts; None if they share nothing."""

@@ -56,7 +56,7 @@ def segment_bytes(num_ranks: int) -> int:
 
 
 class ShmTransport(Transport):
-    """Moves tensors through ``segment``. A collective is carried out in the thread that begins it.
+    """Moves tensors through the ranks' shared memory. A collective is carried out in the thread that begins it.
 
     Args:
         memory: :func:`segment_bytes` zero bytes that all ranks share, from ``offset`` on.

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.engine import basics
+from hvd_cluster.engine import submission
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, Tensors, Waitable
@@ -150,12 +150,7 @@ def check_adasum(tensors: Sequence[Any], process_set: ProcessSet) -> None:
     Raises:
         NotImplementedError: a process set, a number of ranks that is no power of two, integers or sparse tensors.
     """
-    if process_set.process_set_id != 0:
-        raise NotImplementedError("Adasum does not support process sets other than the global one")
-    if basics.is_initialized() and basics.size() & (basics.size() - 1):
-        raise NotImplementedError(
-            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
-        )
+    submission.check_adasum(process_set)
     if any(isinstance(tensor, tf.IndexedSlices) or not tensor.dtype.is_floating for tensor in tensors):
         raise NotImplementedError("Adasum needs dense floating-point tensors")
 

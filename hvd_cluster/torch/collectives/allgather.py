@@ -10,9 +10,10 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import member_index
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
-from hvd_cluster.torch.submission import keep_finished, member_index, submit, synchronize
+from hvd_cluster.torch.submission import keep_finished, submit, synchronize
 
 
 def allgather(

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import check_reduction
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import keep_finished, submit, synchronize
 
@@ -45,7 +45,7 @@ def allreduce(
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
-    (result,) = _compressed_allreduce([tensor], compression, arguments, False)
+    (result,) = _compressed_allreduce([tensor], compression, arguments)
     return result
 
 
@@ -105,7 +105,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
     arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
-    return _compressed_allreduce(tensors, compression, arguments, True) if tensors else []
+    return _compressed_allreduce(tensors, compression, arguments) if tensors else []
 
 
 def grouped_allreduce_async(
@@ -165,26 +165,15 @@ _Arguments = tuple[str | None, ReduceOp, float, float, ProcessSet]
 
 
 def _compressed_allreduce(
-    tensors: Sequence[torch.Tensor], compression: type[Compressor], arguments: _Arguments, is_group: bool
+    tensors: Sequence[torch.Tensor], compression: type[Compressor], arguments: _Arguments
 ) -> list[torch.Tensor]:
     wire = wire_of(compression)
     if wire is not None and arguments[1] != ReduceOp.ADASUM:
         # Converting on the way costs no pass over memory of its own.
-        return list(_allreduce(*arguments, is_group, wire, *tensors))
+        return list(_allreduce(*arguments, wire, *tensors))
     compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    results = _allreduce(*arguments, is_group, None, *compressed)
+    results = _allreduce(*arguments, None, *compressed)
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
-
-
-def _check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
-    if process_set.process_set_id != 0:
-        raise NotImplementedError("Adasum does not support process sets other than the global one")
-    if basics.is_initialized() and basics.size() & (basics.size() - 1):
-        raise NotImplementedError(
-            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
-        )
-    if not all(tensor.is_floating_point() for tensor in tensors):
-        raise NotImplementedError("Adasum needs floating-point tensors")
 
 
 def _submit_allreduce(
@@ -201,11 +190,7 @@ def _submit_allreduce(
 ) -> int:
     if not tensors:
         return keep_finished([])
-    is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
-    if is_scaled and torch.bool in [getattr(tensor, "dtype", None) for tensor in tensors]:
-        raise ValueError("bool tensors cannot be averaged or scaled: use op=hvd.Sum (any), hvd.Min (all) or hvd.Max")
-    if op == ReduceOp.ADASUM:
-        _check_adasum(tensors, process_set)
+    check_reduction(tensors, op, prescale, postscale, process_set)
     originals = list(tensors)
     if in_place:
         value = originals if as_list else originals[0]
@@ -246,11 +231,10 @@ class _Allreduce(torch.autograd.Function):
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
-        is_group: bool,
         wire: torch.dtype | None,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = (op, prescale, postscale, process_set, is_group, wire)
+        ctx.arguments = (op, prescale, postscale, process_set, wire)
         arguments = (name, op, prescale, postscale, process_set)
         return tuple(synchronize(_submit_allreduce(tensors, *arguments, False, True, is_waited_for=True, wire=wire)))
 
@@ -258,7 +242,7 @@ class _Allreduce(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         dense = [gradient.contiguous() for gradient in gradients]
         reduced = _allreduce(None, *ctx.arguments, *dense)
-        return (None,) * 7 + tuple(reduced)
+        return (None,) * 6 + tuple(reduced)
 
 
 # autograd.Function.apply is untyped.

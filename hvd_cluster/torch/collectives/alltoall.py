@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.errors import HorovodInternalError
-from hvd_cluster.torch.submission import num_members, submit, synchronize
+from hvd_cluster.engine.submission import rows_by_rank
+from hvd_cluster.torch.submission import submit, synchronize
 
 
 def alltoall(
@@ -74,25 +73,9 @@ def _checked_splits(
     tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, process_set: ProcessSet
 ) -> tuple[int, ...]:
     """The rows for each rank."""
-    if tensor.dim() == 0:
-        raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLTOALL a rank-zero tensor.")
-    num_ranks, rows = num_members(process_set), tensor.shape[0]
-    if splits is None:
-        if rows % num_ranks:
-            raise ValueError(
-                f"the first dimension of the tensor, {rows}, cannot be split equally over {num_ranks} ranks"
-            )
-        return (rows // num_ranks,) * num_ranks
-    if not isinstance(splits, torch.Tensor):
+    if splits is not None and not isinstance(splits, torch.Tensor):
         splits = torch.tensor(splits, dtype=torch.int32)
-    if splits.dim() != 1 or splits.dtype != torch.int32:
-        raise ValueError(f"splits must be a 1-D int32 tensor, not {splits.dtype} of shape {tuple(splits.shape)}")
-    counts = tuple(int(count) for count in splits.tolist())
-    if len(counts) != num_ranks or min(counts) < 0:
-        raise ValueError(f"splits must hold the rows for each of the {num_ranks} ranks, and holds {counts}")
-    if sum(counts) > rows:
-        raise ValueError(f"splits send {sum(counts)} rows, but the tensor has {rows}")
-    return counts
+    return rows_by_rank(tensor, [] if splits is None else [splits], process_set)
 
 
 class _Alltoall(torch.autograd.Function):

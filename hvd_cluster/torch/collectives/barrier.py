@@ -6,7 +6,8 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.torch.submission import running_engine, submit, synchronize
+from hvd_cluster.engine.submission import running_engine
+from hvd_cluster.torch.submission import submit, synchronize
 
 
 def join(device: int = -1) -> int:

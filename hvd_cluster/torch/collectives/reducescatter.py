@@ -10,10 +10,11 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import check_reduction, num_members
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.compression import Compression, Compressor
-from hvd_cluster.torch.submission import keep_finished, num_members, submit, synchronize
+from hvd_cluster.torch.submission import keep_finished, submit, synchronize
 
 
 def reducescatter(
@@ -28,8 +29,7 @@ def reducescatter(
     """Reduce a tensor over all ranks and keep this rank's rows of the result.
 
     Args:
-        tensor: shape (rows, ...), equal on all ranks. The rows are dealt to the ranks in order and as equally
-        as can be;
+        tensor: shape (rows, ...), equal on all ranks. The rows are dealt to the ranks in order, as equally as can be;
             the first ``rows % ranks`` ranks get one more.
         name: what the ranks are matched by.
         compression: how the tensor travels.
@@ -43,7 +43,7 @@ def reducescatter(
         Sum, times the factors.
 
     Raises:
-        ValueError: the tensor cannot be sent, or ``op`` is neither Average nor Sum.
+        ValueError: the tensor cannot be sent, ``op`` is neither Average nor Sum, or bool is to be averaged or scaled.
         HorovodInternalError: the ranks disagree, the tensor has no dimension, or the job has ended.
     """
     compressed, ctx = compression.compress(tensor)
@@ -114,6 +114,7 @@ def _submit(
         return keep_finished([])
     if any(getattr(tensor, "ndim", None) == 0 for tensor in tensors):
         raise HorovodInternalError(f"Rank {basics.rank()} tried to REDUCESCATTER a rank-zero tensor.")
+    check_reduction(tensors, op, prescale, postscale, process_set)
     return submit(
         Kind.REDUCESCATTER,
         tensors,

@@ -8,8 +8,9 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.submission import next_number, num_members
 from hvd_cluster.torch.collectives.allgather import allgather_async
-from hvd_cluster.torch.submission import next_number, num_members, synchronize
+from hvd_cluster.torch.submission import synchronize
 
 
 def sparse_allreduce_async(
