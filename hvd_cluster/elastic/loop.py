@@ -44,6 +44,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
                 try:
                     if must_reset:
                         reset()
+                        notifications.begin_world(state)
                         state.on_reset()
                         must_reset = False
                         # A worker that is new makes its state equal at first, and all must take part in that.

@@ -24,15 +24,24 @@ class NotificationManager:
         self._lock = threading.Lock()
         self._listeners: weakref.WeakSet[State] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
+        self._latest: tuple[float, HostUpdateResult] | None = None
 
     def listen(self, state: State) -> None:
-        """Let ``state`` hear; nothing comes where the job is not elastic."""
+        """Let ``state`` hear, also what came while nobody listened; nothing comes where the job is not elastic."""
+        self.begin_world(state)
         with self._lock:
             self._listeners.add(state)
+            if self._latest is not None:
+                state.on_hosts_updated(*self._latest)
             if self._thread is None and self.is_elastic:
                 topology = Topology.from_env()
                 self._thread = threading.Thread(target=self._hear, args=(topology,), name="hvd-news", daemon=True)
                 self._thread.start()
+
+    def begin_world(self, state: State) -> None:
+        """Tell ``state`` which news is too old for the present world."""
+        if self.is_elastic:
+            state.begin_world(membership(Topology.from_env()).since)
 
     def forget(self, state: State) -> None:
         """Let ``state`` hear no more."""
@@ -64,9 +73,9 @@ class NotificationManager:
                 except TimeoutError:
                     continue
                 with self._lock:
-                    listeners = list(self._listeners)
-                for state in listeners:
-                    state.on_hosts_updated(float(told["at"]), HostUpdateResult(int(told["change"])))
+                    self._latest = float(told["at"]), HostUpdateResult(int(told["change"]))
+                    for state in self._listeners:
+                        state.on_hosts_updated(*self._latest)
         except (OSError, EOFError) as error:
             logger.debug("no more news from the driver: %s", error)  # it has ended; so will this process
 

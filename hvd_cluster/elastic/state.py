@@ -36,6 +36,7 @@ class State:
         self._rank = get_rank
         self._host_messages: queue.SimpleQueue[tuple[float, HostUpdateResult]] = queue.SimpleQueue()
         self._last_updated_timestamp = 0.0
+        self._is_told_of_worlds = False
         self._reset_callbacks: list[Callable[[], None]] = []
         #: How often :meth:`commit` was called.
         self.num_commits = 0
@@ -46,11 +47,20 @@ class State:
 
     def on_reset(self) -> None:
         """The world is a new one: forget what was said about the old one, then :meth:`reset`, then the callbacks."""
-        while not self._host_messages.empty():
+        while not self._is_told_of_worlds and not self._host_messages.empty():
             self._host_messages.get()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def begin_world(self, since: float) -> None:
+        """News up to ``since`` is about worlds before; what is newer counts, even where it has come already.
+
+        Args:
+            since: when the present world was made, in seconds, by the clock of those who send the news.
+        """
+        self._is_told_of_worlds = True
+        self._last_updated_timestamp = max(self._last_updated_timestamp, since)
 
     def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
         """Take the driver's word, from another thread, that the hosts have changed."""

@@ -2,8 +2,8 @@
 
 A worker that is new, or has left its world, asks for a place; the driver answers when a new world comes together.
 What is asked and answered, as JSON: ``{"worker", "after"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
-fields of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers`` and ``lost``,
-or ``{"leave": why}``.
+fields of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers``, ``lost`` and
+``since``, or ``{"leave": why}``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ PLACE_FIELDS = (
     *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
     *("host", "generation", "master", "rendezvous"),
 )
-#: How much longer than the driver a worker has patience.
-_GRACE_S = 60.0
 
 
 def place_box(worker: str) -> str:
@@ -61,23 +59,29 @@ class Membership:
         self.num_newcomers = 0
         #: Workers of the world before that are not in the present one.
         self.num_lost = 0
+        #: When the present world was made, in seconds, by the clock of the news: what is older is not about it.
+        self.since = 0.0
 
     def next_place(self, timeout_s: float) -> Topology:
         """Leave the world before, if there was one, and wait for the next.
 
         Args:
-            timeout_s: how long the driver waits for enough workers.
+            timeout_s: how long the driver waits for enough workers. A worker that has heard nothing for so long says
+                so, and waits on while the launcher lives: those that train may take long to their next commit, and
+                where there are too few the driver itself ends the job.
 
         Raises:
-            ConnectionError: the driver has gone, or has not answered in time.
+            ConnectionError: the driver has gone.
             SystemExit: the job goes on without this worker.
         """
         asked = {"worker": self.topology.worker, "after": self._after}
         post(self._client, DRIVER_BOX, json.dumps(asked).encode())
-        try:
-            answer = json.loads(self._places.next(timeout_s + _GRACE_S))
-        except TimeoutError as error:
-            raise ConnectionError(f"the driver gave this worker no place within {timeout_s + _GRACE_S:g} s") from error
+        answer = None
+        while answer is None:
+            try:
+                answer = json.loads(self._places.next(timeout_s))
+            except TimeoutError:
+                logger.warning("the driver has given this worker no place for another %g s; it waits on", timeout_s)
         if "leave" in answer:
             logger.info("this worker leaves the job: %s", answer["leave"])
             sys.exit(0)
@@ -85,6 +89,7 @@ class Membership:
         self._after = self.topology.generation
         self.interface, self.devices = str(answer["interface"]), str(answer["devices"])
         self.num_newcomers, self.num_lost = int(answer["newcomers"]), int(answer["lost"])
+        self.since = float(answer["since"])
         return self.topology
 
     def news(self) -> MailboxReader:

@@ -85,6 +85,20 @@ def test_a_new_world_forgets_old_news_and_calls_back_in_order() -> None:
     assert called == ["a", "b"]
 
 
+def test_news_of_a_new_world_that_came_before_its_reset_is_kept_and_older_news_is_not() -> None:
+    made = state(epoch=0)
+    made.on_hosts_updated(1.0, HostUpdateResult.added)
+    made.begin_world(2.0)
+    made.on_hosts_updated(3.0, HostUpdateResult.added)
+    made.on_reset()
+    with pytest.raises(HostsUpdatedInterrupt):
+        made.commit()
+    made.begin_world(4.0)
+    made.on_hosts_updated(3.5, HostUpdateResult.added)  # it was on its way
+    made.on_reset()
+    made.commit()
+
+
 @pytest.mark.parametrize("method", ["save", "restore", "sync"])
 def test_a_state_of_one_s_own_must_say_how(method: str) -> None:
     with pytest.raises(NotImplementedError, match="Mine does not say"):

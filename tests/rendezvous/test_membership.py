@@ -32,6 +32,7 @@ PLACE = {
     "devices": "3,0",
     "newcomers": 2,
     "lost": 1,
+    "since": 12.5,
 }
 
 
@@ -67,10 +68,17 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
         assert (place.secret, place.job_id, place.worker) == (SECRET, "j", "w7")
         assert (member.interface, member.devices) == ("ib0", "3,0")
         assert (member.num_newcomers, member.num_lost) == (2, 1)
+        assert member.since == 12.5
     post(driver, news_box("w7"), b"the hosts have changed")
     news = member.news()
     assert news.next(5) == b"the hosts have changed"
     news.close()
+
+
+def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, driver: KeyValueClient) -> None:
+    place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
+    threading.Timer(0.7, post, (driver, place_box("w7"), place)).start()
+    assert member.next_place(0.2).generation == 2
 
 
 def test_a_worker_that_is_not_needed_any_more_exits(member: Membership, driver: KeyValueClient) -> None:

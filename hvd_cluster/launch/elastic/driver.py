@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.elastic.announcer import Announcer
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.member import Member
 from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
@@ -23,8 +24,8 @@ from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.launch.placement import Seat
 from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import MailboxReader, post
-from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS, news_box, place_box
+from hvd_cluster.rendezvous.mailbox import MailboxReader
+from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS
 from hvd_cluster.topology import Topology, join_address
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,6 @@ class ElasticDriver:
         self._generation = -1
         self._num_lost = 0
         self._num_resets = 0
-        self._sent: tuple[bool, bool] = (False, False)
         self._short_since_s: float | None = time.monotonic()
         self._ready_since_s: float | None = None
         self._broken_since_s: float | None = None
@@ -81,6 +81,7 @@ class ElasticDriver:
         self._requests: list[dict[str, object]] = []
         address = join_address("127.0.0.1", fleet.server.port)
         self._client = KeyValueClient(address, fleet.secret)
+        self._announcer = Announcer(self._client)
         self._ear = KeyValueClient(address, fleet.secret)
         self._thread = threading.Thread(target=self._listen, name="hvd-driver", daemon=True)
         self._thread.start()
@@ -220,13 +221,14 @@ class ElasticDriver:
         for key in decision.stop:
             self._members[key].stop()
         for key in decision.leave:
-            self._tell_to_leave(self._members[key])
+            self._members[key].let_go()
+            self._announcer.tell_to_leave(self._members[key])
         if decision.world:
             self._make_world([self._members[key] for key in decision.world], decision.step)
         for host in decision.start:
             self._start(host)
-        if decision.notify != (False, False) and decision.notify != self._sent:
-            self._notify(*decision.notify)
+        living = [member for member in self._world if member.key in self._members]
+        self._announcer.tell_change(living, *decision.notify)
         if decision.text:
             self._tell(decision.text)
 
@@ -283,6 +285,7 @@ class ElasticDriver:
         newcomers = sum(member.rank is None for member in members)
         lost = sum(member not in members for member in self._world)
         self._generation += 1
+        self._announcer.begin_world()
         fleet = self._fleet
         seats = [
             Seat(i, fleet.host_key(m.host), m.host.rpartition("@")[2], fleet.gpus(m.name))
@@ -298,25 +301,12 @@ class ElasticDriver:
             # A worker that has used its GPU already knows it by the index that it had then.
             answer["devices"] = ",".join(placement.visible_devices) if member.rank is None else ""
             member.rank, member.phase = placement.rank, Phase.RUNNING
-            post(self._client, place_box(member.name), json.dumps(answer).encode())
-        self._num_lost, self._sent = 0, (False, False)
+            self._announcer.give_place(member, answer)
+        self._num_lost = 0
         self._short_since_s = self._ready_since_s = self._broken_since_s = None
         logger.info(
             "%s: generation %d has %d workers, %d of them new", step.value, self._generation, len(members), newcomers
         )
-
-    def _tell_to_leave(self, member: Member) -> None:
-        member.let_go()
-        post(self._client, place_box(member.name), json.dumps({"leave": f"{member.host} is needed no more"}).encode())
-
-    def _notify(self, adds: bool, removes: bool) -> None:
-        self._sent = (adds, removes)
-        change = 2 * adds + removes  # HostUpdateResult
-        news = json.dumps({"at": time.time(), "change": change}).encode()
-        logger.info("telling the workers that %s", "workers are ready to join" if adds else "workers are to leave")
-        for member in self._world:
-            if member.key in self._members:
-                post(self._client, news_box(member.name), news)
 
     def _tell(self, text: str) -> None:
         last, at_s = self._told

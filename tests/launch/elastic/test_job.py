@@ -246,6 +246,46 @@ def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path:
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_ready_while_the_others_still_meet_is_let_in(tmp_path: Path) -> None:
+    def fn(folder: str) -> int:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.elastic.loop import rejoin, run_fn
+
+        hvd.init()
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, worlds=1)
+
+        def train(state: Any) -> int:
+            if hvd.rank() == 1 and state.worlds == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.worlds += 1
+            deadline_s = time.monotonic() + 60
+            while not (hvd.size() == 2 and state.worlds > 2) and time.monotonic() < deadline_s:
+                time.sleep(0.2)
+                state.commit()
+            return int(hvd.size())
+
+        def meet_slowly() -> None:
+            rejoin()
+            if hvd.size() == 1:
+                Path(folder, "hosts").write_text("localhost:1\n127.0.0.1:1\n127.0.0.2:1\n")
+                time.sleep(15)  # the new worker is there by then, and the driver says so
+
+        return run_fn(train, meet_slowly)(state)
+
+    (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    ran = hvd_cluster.run(
+        fn,
+        (str(tmp_path),),
+        num_proc=2,
+        min_num_proc=1,
+        max_num_proc=2,
+        host_discovery_script=f"cat {tmp_path}/hosts",
+        verbose=0,
+    )
+    assert ran == [2, 2]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("turn", range(6))
 def test_whoever_comes_and_goes_each_sample_counts_once(turn: int, tmp_path: Path) -> None:
