@@ -105,7 +105,7 @@ TABLE: Mapping[str, Row] = {
         | _from("hvd_cluster.ray.worker", "BaseHorovodWorker")
     ),
     "ray.strategy": Row(module="hvd_cluster.ray.strategy"),
-    "ray.utils": Row(names={"nics_to_env_var": "hvd_cluster.ray.settings:nics_to_env_var"}),
+    "ray.utils": Row(module="hvd_cluster.ray.nics", names=_from("hvd_cluster.ray.settings", "nics_to_env_var")),
     "ray.worker": Row(module="hvd_cluster.ray.worker"),
     "runner": Row(names=_RUN),
     "runner.common.service.compute_service": Row(

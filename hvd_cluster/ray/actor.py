@@ -22,7 +22,7 @@ from hvd_cluster.launch.machine import notice_vanishing
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
-from hvd_cluster.ray.session import first_line, load_ray
+from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import Settlement
 from hvd_cluster.rendezvous.channel import Channel
 
@@ -227,7 +227,7 @@ class ActorWorker:
         except ray.exceptions.RayActorError:
             return None
         except Exception as error:  # noqa: BLE001 - the result could not be stored or brought: that is how the call ended
-            return self._failure(error)
+            return self._failure(full_store("what the function returned", error) or error)
         return outcome
 
     def _verdict(self) -> Outcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import cloudpickle
@@ -14,8 +15,11 @@ import cloudpickle
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.launch.call import unpack
 from hvd_cluster.ray.adapter import Adapter, Callback
+from hvd_cluster.ray.bundles import in_bundle
 from hvd_cluster.ray.session import load_ray
+from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import packed
+from hvd_cluster.ray.strategy import Reservation
 
 #: Seconds between two looks at what workers have logged.
 _LOOK_S = 0.5
@@ -24,13 +28,16 @@ _LOOK_S = 0.5
 class ClientAdapter(Adapter):
     """Passes every call on to an executor in the cluster. Its workers' lines come with Ray's own prefix before ours.
 
+    The placement group belongs to the client: one that the executor had made would outlive it until the client goes.
+
     Args:
-        arguments: those of ``RayExecutor``.
+        spec: what the user wants of the executor.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = dict(arguments)
+    def __init__(self, spec: ExecutorSpec) -> None:
+        self._spec = spec
         self._actor: Any = None
+        self._reservation: Reservation | None = None
 
     def start(
         self,
@@ -41,10 +48,19 @@ class ClientAdapter(Adapter):
     ) -> None:
         self.shutdown()
         executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
-        actor_class = load_ray().remote(_Elsewhere)
-        # A thread for the call, and one to ask meanwhile what workers have logged.
-        self._actor = actor_class.options(num_cpus=0, max_concurrency=2).remote(cloudpickle.dumps(self._arguments))
+        arguments = {field.name: getattr(self._spec, field.name) for field in fields(self._spec)}
+        options: dict[str, Any] = {}
         try:
+            if self._spec.min_workers is None:
+                timeout_s = self._spec.settings.placement_group_timeout_s
+                self._reservation = self._spec.strategy().reserve(timeout_s)
+                options = in_bundle(self._reservation.group, 0)
+                arguments["use_current_placement_group"] = True
+            actor_class = load_ray().remote(_Elsewhere)
+            # A thread for the call, and one to ask meanwhile what workers have logged.
+            self._actor = actor_class.options(num_cpus=0, max_concurrency=2, **options).remote(
+                cloudpickle.dumps(arguments)
+            )
             self._result(self._actor.start.remote(executable, extra_env_vars))
         except BaseException:  # an interrupt as well: what it has started ends with it
             self._drop()
@@ -74,18 +90,20 @@ class ClientAdapter(Adapter):
         return self._call("execute_single", packed(fn), None)
 
     def shutdown(self) -> None:
-        actor, self._actor = self._actor, None
-        if actor is not None:
-            try:
-                self._result(actor.shutdown.remote())
-            finally:
-                load_ray().kill(actor)
+        try:
+            if self._actor is not None:
+                self._result(self._actor.shutdown.remote())
+        finally:
+            self._drop()
 
     def _drop(self) -> None:
-        """Kill the executor in the cluster: its workers and its placement group end with their owner."""
+        """Kill the executor in the cluster, with which its workers end, and give back the placement group."""
         actor, self._actor = self._actor, None
+        reservation, self._reservation = self._reservation, None
         if actor is not None:
             load_ray().kill(actor)
+        if reservation is not None:
+            reservation.release()
 
     def _started(self) -> Any:
         if self._actor is None:

@@ -40,7 +40,11 @@ class ElasticRayExecutor:
         env_vars: Mapping[str, Any] | None = None,
         override_discovery: bool = True,
     ) -> None:
-        if wrong := wrong_resources(cpus_per_slot, use_gpu, gpus_per_slot):
+        given: Any = settings
+        wrong = wrong_resources(cpus_per_slot, use_gpu, gpus_per_slot)
+        if not isinstance(given, ElasticSettings):
+            wrong.append(f"settings={given!r} must be what ElasticRayExecutor.create_settings() returns")
+        if wrong:
             raise ValueError("; ".join(wrong).replace("_per_worker", "_per_slot"))
         self.settings = replace(settings, discovery=None) if override_discovery else settings
         self._env = dict(env_vars or {})
@@ -67,11 +71,12 @@ class ElasticRayExecutor:
             max_num_proc: more are not used; None for as many as there is room for. ``max_np`` is its old name.
             reset_limit: how often the workers may change; None for no bound.
             elastic_timeout: seconds to wait for ``min_num_proc`` workers.
-            timeout_s: accepted for Horovod's sake: how long workers may take is ``elastic_timeout``'s to say.
+            timeout_s: seconds for the first ``min_num_proc`` workers of a job to report, once there is room for them.
             ssh_identity_file: accepted for Horovod's sake: Ray starts the workers.
             nics: network interface for the workers' data.
             further: other fields of :class:`~hvd_cluster.ray.settings.ElasticSettings`, such as ``verbose``,
-                ``cooldown_range`` or ``discovery``.
+                ``cooldown_range``, ``discovery``, or ``placement_group_timeout_s``, for which :meth:`start` waits for
+                room.
 
         Raises:
             TypeError: there is no such field.
@@ -92,10 +97,12 @@ class ElasticRayExecutor:
         )
 
     def start(self) -> None:
-        """Connect to Ray, and check the settings.
+        """Connect to Ray, and wait for room for ``min_num_proc`` workers.
 
         Raises:
-            ValueError: they cannot be used.
+            ValueError: the settings cannot be used.
+            StartTimeoutError: there is no room; the text says what is missing.
+            NotEnoughSlotsError: the placement group that the program is in is too small.
             LaunchError: there is no way into the Ray cluster.
         """
         connect()

@@ -21,7 +21,7 @@ from hvd_cluster.ray.actor import ActorWorker, Ears, Order
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.messages import Greeting
 from hvd_cluster.ray.resources import device_env
-from hvd_cluster.ray.session import connect, first_line, load_ray
+from hvd_cluster.ray.session import connect, first_line, full_store, load_ray
 from hvd_cluster.ray.strategy import Reservation, Strategy
 from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
 from hvd_cluster.rendezvous.secret import new_secret
@@ -215,15 +215,22 @@ class FixedCrew:
 
 
 def shared(order: Order) -> Order:
-    """``order`` with its large arguments in the object store."""
+    """``order`` with its large arguments in the object store.
+
+    Raises:
+        LaunchError: they find no room there.
+    """
+    return replace(order, arguments=tuple(_put(argument) for argument in order.arguments))
+
+
+def _put(argument: Any) -> Any:
+    if not isinstance(argument, bytes) or len(argument) <= _SHARED_BYTES:
+        return argument
     ray = load_ray()
-    return replace(
-        order,
-        arguments=tuple(
-            ray.put(argument) if isinstance(argument, bytes) and len(argument) > _SHARED_BYTES else argument
-            for argument in order.arguments
-        ),
-    )
+    try:
+        return ray.put(argument)
+    except ray.exceptions.RayError as error:
+        raise (full_store(f"the call with its arguments ({len(argument) / 1e6:.0f} MB)", error) or error) from error
 
 
 def seated(greetings: Sequence[Greeting], alone: bool) -> list[Placement]:

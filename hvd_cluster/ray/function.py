@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import wrong_num_proc
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.actor import Ears, Order
 from hvd_cluster.ray.adapter import checked_variables
 from hvd_cluster.ray.fixed import FixedCrew
+from hvd_cluster.ray.numbers import wrong_whole
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.spec import packed_strategy, worker_resources, wrong_resources
@@ -65,7 +65,7 @@ def run(
         StartTimeoutError, NotEnoughSlotsError, WorkerFailedError, LaunchError: as
             :class:`~hvd_cluster.ray.executor.RayExecutor` raises them.
     """
-    if wrong := [*wrong_num_proc(num_proc), *wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)]:
+    if wrong := [*wrong_whole("num_proc", num_proc), *wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)]:
         raise ValueError("; ".join(wrong))
     connect()
     refuse_client("hvd_cluster.ray.run")

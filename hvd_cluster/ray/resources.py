@@ -22,7 +22,7 @@ class WorkerResources:
     def slots(self, resources: Mapping[str, float]) -> int:
         """How many workers find room in ``resources``; as many as there are CPUs where a worker takes nothing."""
         rooms = [resources.get(name, 0) / amount for name, amount in self.bundle().items()]
-        return math.floor(min(rooms, default=resources.get("CPU", 0)) + 1e-9)
+        return math.floor(min(rooms, default=math.ceil(resources.get("CPU", 0))) + 1e-9)
 
 
 def device_env(gpus: Sequence[str]) -> dict[str, str]:

@@ -79,6 +79,23 @@ def refuse_client(what: str) -> None:
         )
 
 
+def full_store(what: str, error: BaseException) -> LaunchError | None:
+    """The error for what did not fit into Ray's object store; None where ``error`` says something else.
+
+    Args:
+        what: the beginning of the sentence.
+        error: what Ray raised.
+    """
+    ray = load_ray()
+    if not isinstance(error, (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)):
+        return None
+    return LaunchError(
+        f"{what} found no room: the object store of a Ray node is full, and so is the disk behind it "
+        f"({first_line(error)}). Pass large data through files that the workers read and write, or give Ray more room "
+        "(ray start --object-store-memory=..., a larger disk under --temp-dir); `ray memory` lists what takes it."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, without its story."""
     lines = str(error).strip().splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.ray.numbers import wrong_amount
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,15 @@ class MiniSettings:
     #: Seconds to wait for room in the cluster.
     placement_group_timeout_s: float = 100
     elastic: bool = False
+
+    def __post_init__(self) -> None:
+        wrong = wrong_amount("timeout_s", self.timeout_s, " of seconds")
+        wrong += wrong_amount("placement_group_timeout_s", self.placement_group_timeout_s, " of seconds")
+        nics: Any = self.nics
+        if nics is not None and not isinstance(nics, Iterable):
+            wrong.append(f"nics={nics!r} must be the name of a network interface, or several")
+        if wrong:
+            raise ValueError("; ".join(wrong))
 
     @property
     def start_timeout(self) -> float:
@@ -64,12 +74,15 @@ class ElasticSettings(MiniSettings):
 
 
 def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:
-    """The variables by which workers take a network interface: one of ``nics``, or whichever there is for None."""
+    """The variables by which workers take a network interface of ``nics``; none for None.
+
+    Gloo takes the first one, NCCL any of them.
+    """
     names = [nics] if isinstance(nics, str) else sorted(nics or ())
     names = [name for text in names for name in text.split(",") if name]
     if len(names) > 1:
-        logger.warning("of nics=%s only %s is used", ",".join(names), names[0])
-    return {"HOROVOD_GLOO_IFACE": names[0]} if names else {}
+        logger.warning("of nics=%s Gloo uses only %s", ",".join(names), names[0])
+    return {"HOROVOD_GLOO_IFACE": names[0], "NCCL_SOCKET_IFNAME": ",".join(names)} if names else {}
 
 
 def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:

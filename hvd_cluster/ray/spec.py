@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.ray.bundles import current_group
+from hvd_cluster.ray.numbers import wrong_amount, wrong_flag, wrong_whole
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.session import connect
-from hvd_cluster.ray.settings import ElasticSettings
+from hvd_cluster.ray.settings import ElasticSettings, MiniSettings
 from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
 
 #: What says nothing in a job whose number of workers is fixed, and its defaults.
@@ -36,7 +37,8 @@ class ExecutorSpec:
     override_discovery: bool = True
 
     def __post_init__(self) -> None:
-        wrong = self._wrong_numbers() + wrong_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
+        wrong = self._wrong_values() or self._contradictions()
+        wrong += wrong_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
         if wrong:
             raise ValueError("; ".join(wrong))
 
@@ -69,10 +71,26 @@ class ExecutorSpec:
             discovery=None if self.override_discovery else getattr(self.settings, "discovery", None),
         )
 
-    def _wrong_numbers(self) -> list[str]:
+    def _wrong_values(self) -> list[str]:
+        wrong = []
+        if not isinstance(self.settings, MiniSettings):
+            wrong.append(f"settings={self.settings!r} must be what create_settings() returns")
         names = ("num_workers", "num_hosts", "num_workers_per_host", "min_workers", "max_workers")
-        numbers = {name: getattr(self, name) for name in names}
-        wrong = [f"{name}={value} must be >= 1" for name, value in numbers.items() if value is not None and value < 1]
+        wrong += [text for name in names for text in wrong_whole(name, getattr(self, name))]
+        if self.reset_limit is not None:
+            wrong += wrong_amount("reset_limit", self.reset_limit)
+        wrong += wrong_amount("elastic_timeout", self.elastic_timeout, " of seconds")
+        for name in ("use_current_placement_group", "override_discovery"):
+            wrong += wrong_flag(name, getattr(self, name))
+        pair: Any = self.cooldown_range
+        if pair is not None and (
+            not isinstance(pair, Sequence) or len(pair) != 2 or any(wrong_amount("", seconds) for seconds in pair)
+        ):
+            wrong.append(f"cooldown_range={pair!r} must be two numbers of seconds: the shortest, the longest")
+        return wrong
+
+    def _contradictions(self) -> list[str]:
+        wrong = []
         least, most = self.min_workers, self.max_workers
         if most is not None and least is None:
             wrong.append("max_workers is set, but min_workers is not: an elastic job needs it, and it must be positive")
@@ -90,10 +108,6 @@ class ExecutorSpec:
             ]
         if least is not None and most is not None and most < least:
             wrong.append(f"max_workers={most} is less than min_workers={least}")
-        if self.cooldown_range is not None and len(self.cooldown_range) != 2:
-            wrong.append(
-                f"cooldown_range={self.cooldown_range!r} must be two numbers of seconds: the shortest, the longest"
-            )
         return wrong
 
 
@@ -125,9 +139,12 @@ def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerRe
 
 def wrong_resources(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
     """What is wrong with them."""
-    wrong = [] if cpus >= 0 else [f"cpus_per_worker={cpus} must be >= 0"]
+    wrong = wrong_amount("cpus_per_worker", cpus) + wrong_flag("use_gpu", use_gpu)
     if gpus is not None and not use_gpu:
-        wrong.append(f"gpus_per_worker={gpus} is set, but use_gpu is not: set use_gpu=True")
-    elif gpus is not None and gpus < 1:
-        wrong.append(f"gpus_per_worker={gpus} must be >= 1: workers cannot share a GPU")
+        wrong.append(f"gpus_per_worker={gpus!r} is set, but use_gpu is not: set use_gpu=True")
+    elif gpus is not None:
+        bad = wrong_amount("gpus_per_worker", gpus)
+        wrong += bad
+        if not bad and (gpus < 1 or gpus != int(gpus)):
+            wrong.append(f"gpus_per_worker={gpus} must be a whole number >= 1: workers cannot share a GPU")
     return wrong

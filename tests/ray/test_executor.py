@@ -141,6 +141,21 @@ def test_callbacks_get_what_workers_log(four: RayExecutor) -> None:
     assert sorted(seen) == [(rank, step) for rank in range(4) for step in range(2)]
 
 
+def test_callbacks_of_one_call_are_not_those_of_the_next(four: RayExecutor) -> None:
+    import ray
+
+    def log(text: str) -> None:
+        from hvd_cluster.ray import ray_logger
+
+        ray_logger.log({"said": text})
+
+    seen: list[str] = []
+    four.run(log, args=["first"], callbacks=[lambda info: seen.append(info["said"])])
+    ray.get(four.run_remote(log, args=["second"]))
+    four.run(log, args=["third"])
+    assert seen == ["first"] * 4
+
+
 def test_large_arguments_and_results_get_through(four: RayExecutor) -> None:
     blob = os.urandom(3_000_000)
     assert four.run(lambda data: data[::-1], args=[blob]) == [blob[::-1]] * 4
@@ -229,7 +244,7 @@ def test_inside_a_placement_group_the_workers_take_its_bundles(ray_cluster: Test
     finally:
         ray.util.remove_placement_group(group)
     assert (sizes, num_groups) == (["2", "2"], 1)
-    assert "room for 2 workers of 1 CPU each, but 3 are needed" in refusal
+    assert "room for 2 workers of 1 CPU each beside itself, but 3 are needed" in refusal
 
 
 def test_an_executable_that_raises_leaves_nothing(ray_cluster: TestCluster) -> None:

@@ -55,6 +55,19 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
         ({"num_workers": 1, "gpus_per_worker": 1}, ["use_gpu is not"]),
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0.5}, ["cannot share a GPU"]),
         ({"num_workers": 2, "num_hosts": 2}, ["exclude each other"]),
+        ({"num_workers": 2, "num_workers_per_host": 2}, ["num_workers_per_host=2 counts with num_hosts only"]),
+        ({"min_workers": 2, "num_workers_per_host": 2}, ["num_workers_per_host=2 counts with num_hosts only"]),
+        (
+            {"num_workers": 2, "reset_limit": 3, "elastic_timeout": 5, "override_discovery": False},
+            [f"{name} counts in an elastic job only" for name in ("reset_limit=3", "elastic_timeout=5")],
+        ),
+        ({"num_workers": "4", "use_gpu": "yes"}, ["num_workers='4' must be a whole number", "True or False"]),
+        ({"num_workers": 2.5, "cpus_per_worker": "1"}, ["num_workers=2.5", "cpus_per_worker='1' must be a number"]),
+        ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 1.5}, ["a whole number >= 1"]),
+        (
+            {"min_workers": 1, "cooldown_range": 5, "elastic_timeout": None},
+            ["cooldown_range=5", "elastic_timeout=None"],
+        ),
         ({"min_workers": 3, "max_workers": 2, "gpus_per_worker": 2}, ["less than min_workers", "use_gpu is not"]),
     ],
 )
@@ -64,11 +77,18 @@ def test_contradictions_are_named_all_at_once(arguments: dict[str, Any], texts: 
     assert all(text in str(raised.value) for text in texts)
 
 
+def test_settings_of_the_wrong_type_are_named() -> None:
+    with pytest.raises(ValueError, match=r"settings=\{'timeout_s': 3\} must be what create_settings\(\) returns"):
+        RayExecutor({"timeout_s": 3}, num_workers=1)
+    with pytest.raises(ValueError, match="timeout_s='30' must be a number of seconds; .*nics=7 must be the name"):
+        RayExecutor.create_settings(timeout_s="30", nics=7)  # type: ignore[arg-type]
+
+
 def test_nics_become_the_variable_of_the_interface(caplog: pytest.LogCaptureFixture) -> None:
     assert nics_to_env_var(None) == {}
-    assert nics_to_env_var("eth1") == {"HOROVOD_GLOO_IFACE": "eth1"}
-    assert nics_to_env_var({"eth0", "eth1"}) == {"HOROVOD_GLOO_IFACE": "eth0"}
-    assert "only eth0 is used" in caplog.text
+    assert nics_to_env_var("eth1") == {"HOROVOD_GLOO_IFACE": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
+    assert nics_to_env_var({"eth0", "eth1"}) == {"HOROVOD_GLOO_IFACE": "eth0", "NCCL_SOCKET_IFNAME": "eth0,eth1"}
+    assert "Gloo uses only eth0" in caplog.text
 
 
 def test_the_number_of_workers_may_not_be_left_open(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Which network interfaces do the nodes of a job have in common?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.ray.session import load_ray
+from hvd_cluster.ray.settings import MiniSettings
+
+
+def detect_nics(
+    settings: MiniSettings,
+    all_host_names: Sequence[str] | None = None,  # noqa: ARG001 - stands between the two that count
+    node_workers: Sequence[Any] | None = None,
+) -> set[str]:
+    """The interfaces that all nodes have, with an address of their own; or those of ``settings.nics`` among them.
+
+    An executor needs no such call: workers take the interface that reaches the driver's node, or that of ``nics``.
+
+    Args:
+        settings: of ``RayExecutor.create_settings``.
+        all_host_names: accepted for Horovod's sake: the workers are asked, not the names.
+        node_workers: an actor of :class:`~hvd_cluster.ray.worker.BaseHorovodWorker` on each node; this process's own
+            interfaces are meant without any.
+
+    Returns:
+        Their names.
+
+    Raises:
+        LaunchError: there is none; the text lists what each node has.
+    """
+    workers = list(node_workers or ())
+    names = [settings.nics] if isinstance(settings.nics, str) else list(settings.nics or ())
+    wanted = [name for text in names for name in text.split(",") if name]
+    if workers:
+        found = map_blocking(lambda worker: worker.execute.remote(lambda _: interface_addresses()), workers)
+    else:
+        found = [interface_addresses()]
+    common = set.intersection(*(set(named(addresses, wanted)) for addresses in found))
+    if not common:
+        there = "; ".join(f"node {index}: {', '.join(addresses) or 'none'}" for index, addresses in enumerate(found))
+        wish = f" among nics={','.join(wanted)}" if wanted else ""
+        raise LaunchError(f"the nodes have no network interface in common{wish}. They have: {there}")
+    return common
+
+
+def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[Any]:
+    """The results of the calls that ``fn``, which returns an ``ObjectRef``, begins for each of ``collection``."""
+    results: list[Any] = load_ray().get([fn(each) for each in collection])
+    return results
