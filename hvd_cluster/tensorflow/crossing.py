@@ -42,6 +42,8 @@ _turns: weakref.WeakKeyDictionary[Any, tf.CriticalSection] = weakref.WeakKeyDict
 _lock = threading.Lock()
 
 
+# AutoGraph would rewrite what a step calls, and go through it again whenever the step runs.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def call(
     begin: Begin,
     inputs: Sequence[tf.Tensor],

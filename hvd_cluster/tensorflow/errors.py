@@ -35,17 +35,19 @@ class WorldEndedError(tf.errors.UnknownError, HorovodInternalError):
 @contextmanager
 def as_tensorflow_errors() -> Iterator[None]:
     """Raise what is raised inside as TensorFlow would."""
+    kind: Any
     try:
         yield
     except tf.errors.OpError:
         raise
     except HorovodInternalError as error:
-        kind: Any = WorldEndedError if SHUT_DOWN_TEXT in str(error) else RanksDisagreeError
+        kind = WorldEndedError if SHUT_DOWN_TEXT in str(error) else RanksDisagreeError
         raise kind(None, None, str(error)) from error
     except NotImplementedError:
         raise
     except NotInitializedError as error:
-        raise UninitializedError(None, None, str(error)) from error
+        kind = UninitializedError
+        raise kind(None, None, str(error)) from error
     except ValueError as error:
         raise InvalidRequestError(None, None, str(error)) from error
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: A PYTHONPATH on which ``import horovod`` is this package.
+OLD_PATHS = os.pathsep.join([str(ROOT / "hvd_cluster/compat/shim"), str(ROOT)])
 
 pytestmark = pytest.mark.skipif(
     find_spec("tensorflow") is None or find_spec("keras") is None, reason="needs tensorflow and keras"
@@ -31,31 +33,43 @@ def accuracy_of(script: Path, *arguments: str, cwd: Path, **env: str) -> float:
     return float(found[0])
 
 
-def test_a_tf_function(tmp_path: Path) -> None:
+def in_horovods_spelling(example: str, module: str, folder: Path) -> Path:
+    """A copy of an example that imports ``module`` as hvd; run it with ``PYTHONPATH=OLD_PATHS``."""
+    script = folder / "script.py"
+    text, count = re.subn(r"import hvd_cluster\.\S+ as hvd", f"import {module} as hvd", (ROOT / example).read_text())
+    assert count == 1
+    script.write_text(text)
+    return script
+
+
+@pytest.mark.parametrize("spelling", ["horovod.tensorflow", pytest.param("ours", marks=pytest.mark.slow)])
+def test_a_tf_function(tmp_path: Path, spelling: str) -> None:
+    script = ROOT / "examples/tensorflow_digits.py"
+    if spelling != "ours":
+        script = in_horovods_spelling("examples/tensorflow_digits.py", spelling, tmp_path)
     saved = tmp_path / "model.keras"
-    assert accuracy_of(ROOT / "examples/tensorflow_digits.py", "--checkpoint", str(saved), cwd=tmp_path) > 0.7
+    assert accuracy_of(script, "--checkpoint", str(saved), cwd=tmp_path, PYTHONPATH=OLD_PATHS) > 0.7
     assert saved.exists()
 
 
 def test_a_v1_session_in_horovods_spelling(tmp_path: Path) -> None:
-    ours = (ROOT / "examples/tensorflow_v1_session.py").read_text()
-    script = tmp_path / "session.py"
-    script.write_text(ours.replace("import hvd_cluster.tensorflow as hvd", "import horovod.tensorflow as hvd"))
-    shim = str(ROOT / "hvd_cluster/compat/shim")
-    path = os.pathsep.join([shim, str(ROOT)])
-    assert accuracy_of(script, "--steps", "200", cwd=tmp_path, PYTHONPATH=path) > 0.7
+    script = in_horovods_spelling("examples/tensorflow_v1_session.py", "horovod.tensorflow", tmp_path)
+    assert accuracy_of(script, "--steps", "200", cwd=tmp_path, PYTHONPATH=OLD_PATHS) > 0.7
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
+)
 def test_model_fit_in_either_spelling(tmp_path: Path, backend: str) -> None:
-    ours = (ROOT / "examples/keras_digits.py").read_text()
-    script = tmp_path / "digits.py"
-    old = "horovod.tensorflow.keras" if backend == "tensorflow" else "horovod.keras"
-    script.write_text(ours.replace("import hvd_cluster.keras as hvd", f"import {old} as hvd"))
-    path = os.pathsep.join([str(ROOT / "hvd_cluster/compat/shim"), str(ROOT)])
-    assert accuracy_of(script, cwd=tmp_path, KERAS_BACKEND=backend, PYTHONPATH=path) > 0.7
+    if find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+    module = "horovod.tensorflow.keras" if backend == "tensorflow" else "horovod.keras"
+    script = in_horovods_spelling("examples/keras_digits.py", module, tmp_path)
+    assert accuracy_of(script, cwd=tmp_path, KERAS_BACKEND=backend, JAX_PLATFORMS="cpu", PYTHONPATH=OLD_PATHS) > 0.7
 
 
 @pytest.mark.slow
-def test_an_elastic_fit(tmp_path: Path) -> None:
-    assert accuracy_of(ROOT / "examples/keras_digits_elastic.py", cwd=tmp_path) > 0.8
+@pytest.mark.parametrize("spelling", ["hvd_cluster.keras", "horovod.keras", "horovod.tensorflow.keras"])
+def test_an_elastic_fit(tmp_path: Path, spelling: str) -> None:
+    script = in_horovods_spelling("examples/keras_digits_elastic.py", spelling, tmp_path)
+    assert accuracy_of(script, cwd=tmp_path, PYTHONPATH=OLD_PATHS) > 0.8
