@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutError
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.logs import printer
-from hvd_cluster.launch.outcome import collect
+from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
@@ -103,7 +103,7 @@ class ElasticAdapter(Adapter):
             fleet = NodeFleet(new_secret(), self._resources, order, loop.put, group)
             stack.callback(fleet.close)
             fleet.open(others=True)
-            driver = ElasticDriver(spec, fleet, on_line, ignore_event)
+            driver = ElasticDriver(spec, fleet, on_line, ignore_event, lambda ended: hopeless(ended, fleet.has_world))
             stack.callback(driver.close)
             discovery = self._discovery(group, fleet)
             manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
@@ -160,3 +160,16 @@ class ElasticAdapter(Adapter):
             cooldown_range_s=settings.cooldown_range,
             elastic_timeout_s=settings.elastic_timeout,
         )
+
+
+def hopeless(outcome: Outcome, has_world: bool) -> str:
+    """Why a job is given up for the end of one worker: another node would not help. Empty where it might. Pure.
+
+    Args:
+        outcome: how the worker ended.
+        has_world: workers have formed a world.
+    """
+    error = outcome.error
+    if has_world or error is None or isinstance(error.exception(), (OSError, HorovodInternalError)):
+        return ""
+    return f"rank {outcome.rank} raised {error.type_name} before there was a world: it would on any node"

@@ -67,6 +67,8 @@ class NodeFleet(Fleet):
         self._on_log = on_log
         self._places: dict[str, _Place] = {}
         self._started: dict[str, _Started] = {}  # by the worker's name in the job
+        #: Workers have formed a world.
+        self.has_world = False
 
     def open(self, *, others: bool) -> None:
         """Start the rendezvous for all nodes."""
@@ -105,6 +107,7 @@ class NodeFleet(Fleet):
         return join_address(nodes.own_address(), self.server.port)
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
+        self.has_world = True
         chief = self._places[first]
         place = placement.topology(
             rendezvous=self.rendezvous(name),

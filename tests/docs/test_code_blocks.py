@@ -25,7 +25,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Pages whose blocks tests of their own run.
-ELSEWHERE = {"spark.md": "tests/spark", "ray.md": "tests/ray", "estimators.md": "tests/estimators"}
+ELSEWHERE = {"spark.md": "tests/spark", "estimators.md": "tests/estimators"}
 ELSEWHERE |= {"keras-estimator.md": "tests/estimators", "lightning.md": "tests/lightning"}
 PAGES = [page.name for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE]
 _BLOCK = re.compile(r"^```(python|bash)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -90,6 +90,7 @@ def run(command: list[str], folder: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "-1",
         "JAX_PLATFORMS": "cpu",
         "KERAS_BACKEND": "tensorflow",
+        "RAY_AUTH_MODE": "disabled",  # else a cluster that a block starts leaves a token in the home folder
     }
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=200, check=False)
     shown = (folder / command[-1]).read_text() if command[0] != "bash" else command[-1]

@@ -21,11 +21,11 @@ pytestmark = [
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["torch_digits", "elastic_digits", "estimator", "train_digits"])
+@pytest.mark.parametrize("name", ["torch_digits", "keras_digits", "elastic_digits", "estimator", "train_digits"])
 def test_an_example_learns_the_digits(name: str, tmp_path: Path) -> None:
     with ray_folder():
         # A home of its own: Ray keeps the token of a cluster that it starts there.
-        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+        env = {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, ROOT / "examples/ray" / f"{name}.py"],
             capture_output=True,
@@ -39,5 +39,10 @@ def test_an_example_learns_the_digits(name: str, tmp_path: Path) -> None:
     found = re.findall(r"accuracy ([0-9.]+) on 2 workers", done.stdout)
     assert len(found) == 1, done.stdout[-2000:]
     assert float(found[0]) > 0.8
+    if name == "keras_digits":
+        # The second round goes on where the first one has ended.
+        assert re.findall(r"logged \{'epoch': (\d)", done.stdout) == list("01234567")
+        first, second = (float(loss) for loss in re.findall(r"round \d: loss ([0-9.]+)", done.stdout))
+        assert second < first
     if name == "elastic_digits":
         assert done.stdout.count("logged {'epoch'") == 5

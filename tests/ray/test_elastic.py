@@ -200,6 +200,19 @@ def test_a_function_that_raises_ends_the_job_with_its_traceback(ray_cluster: Tes
         executor_of(min_workers=2, max_workers=2).run(fail)
 
 
+def test_one_that_raises_before_there_is_a_world_is_not_tried_elsewhere(ray_cluster: TestCluster) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise ValueError("no such file")
+
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), min_workers=2, max_workers=2)
+    executor.start(Broken)
+    began_s = time.monotonic()
+    with pytest.raises(WorkerFailedError, match="ValueError: no such file"):
+        executor.execute(lambda broken: None)
+    assert time.monotonic() - began_s < 100  # elastic_timeout is 600 s
+
+
 def test_too_few_resources_are_waited_for_no_longer_than_said(ray_cluster: TestCluster, tmp_path: Path) -> None:
     settings = RayExecutor.create_settings(placement_group_timeout_s=2, timeout_s=100)
     with pytest.raises(
