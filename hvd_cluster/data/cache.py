@@ -31,8 +31,9 @@ _UNFINISHED = ".unfinished-"
 #: More than Arrow's format adds to a table, and to each column of it.
 _HEADER_BYTES = 1024
 
-#: A file as it was when the reader was made, index of the row group, names of the columns, and which rows.
-Key = tuple[str, int, tuple[str, ...], RowFilter | None]
+#: A file as it was when the reader was made, index of the row group, names of the columns and of those that are read as
+#: dictionaries, and which rows.
+Key = tuple[str, int, tuple[str, ...], tuple[str, ...], RowFilter | None]
 
 
 class RowGroupCache(ABC):

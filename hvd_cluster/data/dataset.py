@@ -25,10 +25,17 @@ class RowGroup:
     rows: int
     #: The first row meant, counted from the row group's own first row.
     start: int = 0
-    #: Bytes of these rows before compression; 0 when not known.
+    #: Bytes of these rows in memory, as Arrow data; 0 when not known.
     size_bytes: int = 0
     #: Columns that the file's folders name (``key=value``) and their values.
     partition: Partition = ()
+    #: Rows of the whole row group in the file, which has to be read for these; 0 where they are all of it.
+    whole_rows: int = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that reading these rows takes: those of the whole row group; 0 when not known."""
+        return self.size_bytes * max(self.rows, self.whole_rows) // self.rows
 
 
 @dataclass(frozen=True)

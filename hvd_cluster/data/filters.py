@@ -179,8 +179,9 @@ def _matches(column: Any, name: str, op: str, value: Any) -> Any:
         return compute.is_valid(column) if op == "is valid" else compute.is_null(column)
     if pyarrow.types.is_null(column.type):  # what a folder named null
         return pyarrow.chunked_array([pyarrow.nulls(len(column), pyarrow.bool_())])
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    if pyarrow.types.is_dictionary(column.type):  # each distinct value once
+        chunks = [_matches(chunk.dictionary, name, op, value).take(chunk.indices) for chunk in column.chunks]
+        return pyarrow.chunked_array(chunks, type=pyarrow.bool_())
     try:
         if op in {"in", "not in"}:
             # is_in tells 0.0 and -0.0 apart, unlike every comparison.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hvd_cluster.data.columns.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.reading import pipeline, shards
+from hvd_cluster.data.reading import identity, shards
 from hvd_cluster.data.reading.blocks import BlockReader
+from hvd_cluster.data.reading.budget import PREFETCH_BYTES, Budget
+from hvd_cluster.data.reading.course import Course
+from hvd_cluster.data.reading.decoding import RawTensor
+from hvd_cluster.data.reading.position import Planner, Position
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.row_transform import RowTransform
@@ -27,33 +29,6 @@ if TYPE_CHECKING:
     import os
 
     from hvd_cluster.data.cache import RowGroupCache
-
-#: Rows that are shuffled among each other at a time: as many as take WINDOW_BYTES (a size that processor caches
-#: like), and at least WINDOW_ROWS (for rows as large as images), but no more than take MAX_WINDOW_BYTES.
-WINDOW_BYTES = 16 * 1024 * 1024
-WINDOW_ROWS = 4096
-MAX_WINDOW_BYTES = 128 * 1024 * 1024
-#: Rows that a thread reads at one go take so many bytes, or are one row group.
-CHUNK_BYTES = 16 * 1024 * 1024
-#: Bytes of decoded rows that may wait for the consumer.
-PREFETCH_BYTES = 256 * 1024 * 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a reader stands: what comes next. The same on all ranks that have taken as many steps."""
-
-    #: Number of the epoch.
-    epoch: int
-    #: Rows of the epoch that all ranks together have taken.
-    row: int = 0
-    #: What the order of this epoch was made with, besides the seed; None for what the reader takes by itself.
-    lanes: int | None = None
-    window_rows: int | None = None
-
-
-#: What a thread's memory allocator holds back for later, as measured.
-_KEPT_BYTES = 4 << 20
 
 
 class ParquetReader(IterableDataset[dict[str, Any]]):
@@ -73,7 +48,11 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     a row of the epoch.
 
     Memory: :attr:`memory_bytes` is the bound. While they wait, rows take at most ``prefetch_bytes``; a window has
-    ``window_bytes``, or the size of the largest row group where that is larger.
+    ``window_bytes``, or the size of the largest row group where that is larger. A batch that is kept holds 1 MiB at
+    most, or twice its own size where that is more.
+
+    Where ``num_epochs`` is given, the first rows of an epoch are read while the last batches of the one before are
+    taken. They wait until the next iteration, :meth:`close`, or the reader's end.
 
     It may be the ``dataset`` of a ``torch.utils.data.DataLoader(reader, batch_size=None)``, for its ``pin_memory``; as
     the reader has threads of its own, ``num_workers`` stays 0. Every tensor has ``__dlpack__``: JAX, TensorFlow and
@@ -89,6 +68,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         rank, size: this rank, and the number of ranks.
         seed: chooses the order together with the epoch.
         epoch: number of the first epoch, any integer.
+        num_epochs: epochs that will be gone through, from ``epoch`` on. It ends nothing: it says how far to read ahead.
+            None for not beyond an epoch.
         shuffle: whether to permute rows; False keeps the order of the data (in each lane).
         remainder: what happens to the rows that do not fill the last global batch: "drop" leaves them out, "pad" fills
             the batch up with rows seen before, "partial" hands them out in smaller, perhaps empty batches, "uneven"
@@ -132,6 +113,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         size: int = 1,
         seed: int = 0,
         epoch: int = 0,
+        num_epochs: int | None = None,
         shuffle: bool = True,
         remainder: Remainder = "drop",
         filters: Any = None,
@@ -164,8 +146,13 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         )
         if transformation_fn is None:
             Schema(tuple(column for column in opened.schema if column.name not in rules.decode)).require_tensors()
-        tables = RowGroupTables(opened.filesystem, opened.schema.names, opened.split.row_filter, cache)
+        raw = {name for name, function in rules.decode.items() if isinstance(function, RawTensor)}
+        tables = RowGroupTables(
+            opened.filesystem, opened.schema.names, opened.split.row_filter, cache, texts=opened.texts - raw
+        )
+        self._filesystem = opened.filesystem
         self._split = opened.split
+        self._footers = opened.footers
         self._input = opened.schema
         self._blocks = BlockReader(
             opened.split, RowGroupReader(tables, opened.schema, rules), opened.schema, rules, transformation_fn
@@ -179,6 +166,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._num_threads = num_threads
         self._prefetch_bytes = prefetch_bytes
         self._window_bytes = window_bytes
+        #: Epochs below this one will be asked for.
+        self._end_epoch = None if num_epochs is None else epoch + num_epochs
         #: Where the iteration that goes on began, its plan, and how many steps of it have been handed out.
         self._position = Position(epoch=epoch)
         self._plan_taken: shards.ShardPlan | None = None
@@ -214,16 +203,12 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     def memory_bytes(self) -> int:
         """Bound of the memory that an epoch takes, without a cache: rows that wait, windows in use and in decoding.
 
-        Rows count in the larger of the sizes that they have in files before compression, and in batches. For each
-        thread there is a chunk (of CHUNK_BYTES, or a row group) in three forms: bytes of the file, Arrow, tensors; for
-        each lane of this rank there are two windows. Every thread's allocator may keep a little of what was freed.
+        Rows count as they are in batches, or as Arrow data where that is more; text as it is stored. For each thread
+        there is a chunk (of CHUNK_BYTES, or a row group) in three forms: bytes of the file, Arrow, tensors; for each
+        lane of this rank there are two windows. Batches are copied out of them, some files' footers are kept, and every
+        thread's allocator may keep a little of what was freed. What functions of yours allocate is not counted.
         """
-        largest = max(group.rows for group in self._split.row_groups)
-        window = max(self._window_rows, largest) * self._row_bytes
-        chunk = max(self._chunk_rows, largest) * self._row_bytes
-        waiting = max(self._prefetch_bytes, window)
-        kept = (self._num_threads + 1) * _KEPT_BYTES
-        return waiting + 3 * self._num_threads * min(chunk, window) + 2 * self.plan(0).num_slots * window + kept
+        return self._course.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
@@ -232,13 +217,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         """What comes next: behind the last batch that iteration has handed out."""
         if not self._steps_taken or self._plan_taken is None:
             return self._position
-        start = self._position
-        return Position(
-            epoch=start.epoch,
-            row=min(self._plan_taken.position_at(self._steps_taken), self.rows),
-            lanes=start.lanes or self._split.lanes,
-            window_rows=start.window_rows or self._window_rows,
-        )
+        return self._course.planner.after(self._position, self._plan_taken, self._steps_taken)
 
     def _go_to(self, position: Position) -> None:
         """Set the position; what iterations before have taken counts no longer."""
@@ -266,8 +245,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
                 "and num_threads of the reader instead"
             )
         self._go_to(self.position)
-        plan = self._plan_taken = self._plan(self._position)
-        for batch in self._batches(plan):
+        for plan, batch in self._course.batches(self._position):
+            self._plan_taken = plan
             self._steps_taken += 1
             yield batch if self._arrays == "torch" else {name: tensor.numpy() for name, tensor in batch.items()}
         self._go_to(Position(epoch=self._position.epoch + 1))
@@ -275,7 +254,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of any epoch, whatever the position is; it stays.
 
-        Closing the iterator, or dropping it, ends its threads.
+        Closing the iterator, or dropping it, ends its threads, unless its last batch was handed out and ``num_epochs``
+        says that another epoch follows.
 
         Args:
             epoch: number of the epoch, any integer.
@@ -283,17 +263,22 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
         Yields:
             Column name -> tensor of shape ``(rows, *column.shape)`` on the CPU. A tensor may be a view of a larger one
-            that no other batch overlaps.
+            (see above), where no other batch overlaps it.
 
         Raises:
             DataError: data cannot be read, or is not what the schema says; file and row group are named.
         """
         begin = start_step * self._batch_size * self._size
-        yield from self._batches(self._plan(Position(epoch=epoch, row=begin)))
+        for _, batch in self._course.batches(Position(epoch=epoch, row=begin)):
+            yield batch
+
+    def close(self) -> None:
+        """End what reads ahead into an epoch that has not begun. The reader may be used further."""
+        self._course.close()
 
     def plan(self, epoch: int) -> shards.ShardPlan:
         """What this rank reads in an epoch: its steps, and which rows are padding."""
-        return self._plan(Position(epoch=epoch))
+        return self._course.planner.plan(Position(epoch=epoch))
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -308,7 +293,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             **self._identity,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where the reader that made the state stood.
 
         The rest of the epoch keeps the order that it had, so every row that is left comes once, on whatever number of
@@ -316,83 +301,34 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
         Args:
             state: what :meth:`state_dict` returned, on any rank, with any rank, size, batch size and remainder.
+            strict: False takes copies of the files for the same data: names, ends and times of files may differ, the
+                rows of their row groups may not.
 
         Raises:
-            DataError: it is the state of other data or of another order; all differences are named.
+            DataError: it is the state of other data or of another order, or damaged; all differences are named.
         """
-        differences = [
-            f"{name} was {state.get(name)!r} and is {value!r}"
-            for name, value in self._identity.items()
-            if state.get(name) != value
-        ]
-        if differences:
-            raise DataError(
-                f"the state belongs to another order of rows: {'; '.join(differences)}. Give the reader the same data, "
-                "filters, seed and shuffle as before"
-            )
-        self._go_to(
-            Position(
-                epoch=int(state["epoch"]),
-                row=int(state["row"]),
-                lanes=state["lanes"],
-                window_rows=state["window_rows"],
-            )
-        )
+        self._go_to(identity.loaded(state, self._identity, strict=strict))
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
         """What must not have changed when a position is taken up again."""
-        cuts = ",".join(f"{group.rows}" for group in self._split.row_groups)
-        return {
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "rows": self.rows,
-            "row_groups_crc": zlib.crc32(cuts.encode()),
-        }
+        return identity.identity(self._course.planner, self._filesystem)
 
-    # --- within -----------------------------------------------------------------------------------------------------
-
-    def _plan(self, position: Position) -> shards.ShardPlan:
-        return shards.plan(
-            self._split if position.lanes is None else self._split.with_lanes(position.lanes),
-            self._rank,
-            self._size,
-            self._batch_size,
+    @functools.cached_property
+    def _course(self) -> Course:
+        row_bytes = max(self._input.row_bytes, self.schema.row_bytes)
+        budget = Budget.of(self._split, row_bytes, self._window_bytes, self._num_threads, self._prefetch_bytes)
+        planner = Planner(
+            split=self._split,
+            rank=self._rank,
+            size=self._size,
+            batch_size=self._batch_size,
             seed=self._seed,
-            epoch=position.epoch,
             shuffle=self._shuffle,
             remainder=self._remainder,
-            window_rows=position.window_rows or self._window_rows,
-            begin=position.row,
+            window_rows=budget.window_rows,
         )
-
-    def _batches(self, plan: shards.ShardPlan) -> Iterator[Batch]:
-        return pipeline.batches(
-            plan,
-            self._blocks,
-            row_bytes=self._row_bytes,
-            chunk_rows=self._chunk_rows,
-            num_threads=self._num_threads,
-            prefetch_bytes=self._prefetch_bytes,
-        )
-
-    @functools.cached_property
-    def _row_bytes(self) -> int:
-        """Bytes of a row: what the schemas say, or what the files hold where that is more (strings)."""
-        stored = sum(group.size_bytes for group in self._split.row_groups) // self.rows
-        return max(1, self._input.row_bytes, self.schema.row_bytes, stored)
-
-    @property
-    def _chunk_rows(self) -> int:
-        """Rows that one thread reads at one go, so that several read a large window together."""
-        return max(1, CHUNK_BYTES // self._row_bytes)
-
-    @functools.cached_property
-    def _window_rows(self) -> int:
-        window_bytes = self._window_bytes
-        if window_bytes is None:
-            window_bytes = min(max(WINDOW_BYTES, WINDOW_ROWS * self._row_bytes), MAX_WINDOW_BYTES)
-        return max(1, window_bytes // self._row_bytes)
+        return Course(planner, self._blocks, budget, self._end_epoch)
 
 
 def _check(

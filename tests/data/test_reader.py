@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hvd_cluster.data import reader as reader_module
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.reading import budget
 from hvd_cluster.data.schema import Column, Kind
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -79,7 +79,7 @@ def test_the_order_is_the_same_in_whatever_chunks_windows_are_read(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch, shuffle: bool, transform: Any
 ) -> None:
     def batches(chunk_rows: int, rank: int) -> list[Any]:
-        monkeypatch.setattr(reader_module, "CHUNK_BYTES", 16 * chunk_rows)
+        monkeypatch.setattr(budget, "CHUNK_BYTES", 16 * chunk_rows)
         options = {"rank": rank, "size": 3, "remainder": "partial", "shuffle": shuffle, "num_threads": 4}
         found = reader(dataset, window_bytes=16 * 150, transformation_fn=transform, **options).epoch(3)
         return [(batch["id"].tolist(), batch["f"].tolist()) for batch in found]

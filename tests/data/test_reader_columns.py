@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.data import reader as reader_module
 from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.columns.column_rules import padded
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.reading import budget
 from hvd_cluster.data.reading.decoding import RawTensor
 from hvd_cluster.data.schema import Column, Kind
 from hvd_cluster.errors import DataError
@@ -187,7 +187,7 @@ def load(data: bytes) -> Any:
 def test_a_decode_function_makes_tensors_of_binary_and_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, cached: bool, chunk_bytes: int
 ) -> None:
-    monkeypatch.setattr(reader_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(budget, "CHUNK_BYTES", chunk_bytes)
     packed, arrays = images(20)
     table = pa.table({"id": range(20), "image": packed, "name": [f"n{i}" for i in range(20)]})
     decode = {"image": load, "name": lambda text: int(text[1:])}

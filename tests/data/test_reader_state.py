@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.data.reader import ParquetReader, Position
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.reading.position import Position
 from hvd_cluster.errors import DataError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,6 +175,17 @@ def _in_unit(types: Any, arrow_type: Any, unit: str) -> Any:
     if types.is_duration(arrow_type):
         return pyarrow.duration(unit)
     return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
+
+
+#: Values that are Python objects at a time.
+_OBJECTS = 64
+
+
+def python_values(array: pa.Array) -> Iterator[Any]:
+    """The values of an Arrow array as Python objects, of which few exist at a time."""
+    for begin in range(0, len(array), _OBJECTS):
+        part = array.slice(begin, _OBJECTS)
+        yield from (part.dictionary_decode() if hasattr(part, "dictionary_decode") else part).to_pylist()
 
 
 class _Memory:

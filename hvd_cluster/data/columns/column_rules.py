@@ -133,8 +133,11 @@ def padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], length: int
     rows = np.full((len(lengths), length), value, dtype=values.dtype)
     inside = np.arange(length) < lengths[:, None]
     if len(lengths) and lengths.max() > length:
-        starts = np.cumsum(lengths) - lengths
-        values = values[np.arange(len(values)) - np.repeat(starts, lengths) < length]
+        ends = np.cumsum(lengths)[lengths > length]
+        change = np.zeros(len(values) + 1, dtype=np.int8)  # small beside the values
+        change[ends - lengths[lengths > length] + length] = -1
+        change[ends] = 1
+        values = values[np.cumsum(change[:-1], dtype=np.int8) == 0]
     rows[inside] = values
     return rows
 
@@ -144,6 +147,10 @@ def _filled(array: Any, name: str, value: Any) -> Any:
     try:
         if pyarrow.types.is_null(array.type):  # what a folder named null
             return pyarrow.repeat(pyarrow.scalar(value), len(array))
+        if pyarrow.types.is_dictionary(array.type):
+            more = pyarrow.array([value], type=array.type.value_type)
+            indices = array.indices.fill_null(len(array.dictionary))
+            return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.concat_arrays([array.dictionary, more]))
         return array.fill_null(pyarrow.scalar(value).cast(array.type))
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"fill gives column {name!r} of {array.type} the value {value!r}: {error}") from error

@@ -167,14 +167,14 @@ class Reader:
         self.join()
 
     def _take(self) -> Chunk:
-        order, chunks = self._order, self._chunks
+        order, chunks, sizes = self._order, self._chunks, self._sizes
         if not self._num_threads:
             index = self._next_piece
             return chunks.chunk(order.piece(index), order.row_seeds(index), _never)
         if self._ahead is None:
             self._ahead = ReadAhead(
                 lambda index, stopped: chunks.chunk(order.piece(index), order.row_seeds(index), stopped),
-                self._sizes,
+                map(sizes.__getitem__, range(len(sizes))),
                 self._num_threads,
                 PREFETCH_BYTES,
             )

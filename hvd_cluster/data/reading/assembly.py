@@ -40,16 +40,24 @@ class Chunk:
         return f"row {row + piece.row_group.start + piece.start} of {place_of(piece)}"
 
 
-def chunks_of(block: Block, max_rows: int) -> list[Chunk]:
-    """Cut a block's window into chunks of at most so many rows; a longer range is a chunk of its own."""
+def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
+    """Cut a block's window into chunks that take at most so many bytes; a larger range is a chunk of its own.
+
+    Args:
+        block: what is cut.
+        max_bytes: of a chunk. A range counts as the row group that has to be read for it, or as what its rows take as
+            tensors where that is more.
+        row_bytes: size of a row in tensors.
+    """
     runs: list[list[RowRange]] = []
     room = 0
     for piece in block.ranges:
-        if not runs or piece.rows > room:
+        size = max(piece.row_group.read_bytes, piece.rows * row_bytes)
+        if not runs or size > room:
             runs.append([])
-            room = max_rows
+            room = max_bytes
         runs[-1].append(piece)
-        room -= piece.rows
+        room -= size
     chunks, begin = [], 0
     for run in runs:
         chunks.append(Chunk(tuple(run), begin))

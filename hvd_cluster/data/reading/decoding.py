@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.data.columns.arrays import nulls_text
+from hvd_cluster.data.columns.arrays import nulls_text, python_values
 from hvd_cluster.data.columns.column_rules import Decode
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_transform import as_array, call_decode, column_of_value
@@ -50,6 +50,8 @@ class RawTensor:
             DataError: a value has another number of bytes, or the column is not binary.
         """
         types = load_pyarrow("pyarrow.types")
+        if types.is_dictionary(array.type):
+            array = array.dictionary_decode()
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         if types.is_fixed_size_binary(array.type):
             lengths, start = np.array([array.type.byte_width]), array.offset * array.type.byte_width
@@ -119,10 +121,10 @@ def decoded(
         ]
         return torch.from_numpy(np.concatenate(parts).astype(column.dtype, copy=False))
     rows = np.empty((len(values), *column.shape), dtype=column.dtype)
-    for index, value in enumerate(value for chunk in values.chunks for value in chunk):
+    for index, value in enumerate(itertools.chain.from_iterable(map(python_values, values.chunks))):
         if stopped():
             break
-        array = as_array(call_decode(fn, value.as_py(), column.name, where(index)))
+        array = as_array(call_decode(fn, value, column.name, where(index)))
         fits = array.dtype.kind in "biuf" and np.can_cast(array.dtype, column.dtype, casting="same_kind")
         if array.shape != column.shape or not fits:
             raise DataError(

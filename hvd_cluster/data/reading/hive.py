@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -50,6 +51,18 @@ def partitions(paths: Sequence[str]) -> list[Partition]:
         )
         for found in texts
     ]
+
+
+def folders_above(file: str, below: str) -> str:
+    """The ``key=value`` folders that a path lies in, one directly below the other, each with its "/".
+
+    Args:
+        file: a file inside the path, or the path itself.
+        below: the file, relative to the path; "" where it is the path.
+    """
+    parts = (file[: len(file) - len(below)] if below else file.rpartition("/")[0]).strip("/").split("/")
+    named = list(itertools.takewhile(lambda part: "=" in part, reversed(parts)))
+    return "".join(f"{part}/" for part in reversed(named))
 
 
 def arrow_fields(partitions: Sequence[Partition]) -> list[Any]:

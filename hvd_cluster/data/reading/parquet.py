@@ -15,6 +15,8 @@ from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import hive
+from hvd_cluster.data.reading.decoded_size import row_group_bytes
+from hvd_cluster.data.reading.footers import memory_bytes
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missing_columns_text
@@ -42,16 +44,28 @@ class ParquetFolder:
             named ``key=value`` give their files a column more.
         columns: the columns that are asked for; None for all.
         decoded: columns that may hold anything, because a function makes tensors of them.
+        listed: the paths are some of the files and folders of a data set: ``key=value`` folders that they lie in, one
+            directly below the other, count too.
 
     Raises:
         DataError: there is no Parquet, it is half-written or damaged, or columns are missing or of an impossible type.
     """
 
     def __init__(
-        self, filesystem: Any, paths: Sequence[str], columns: Sequence[str] | None = None, decoded: Collection[str] = ()
+        self,
+        filesystem: Any,
+        paths: Sequence[str],
+        columns: Sequence[str] | None = None,
+        decoded: Collection[str] = (),
+        *,
+        listed: bool = False,
     ) -> None:
         self._filesystem = filesystem
-        files = [file for path in paths for file in _files(filesystem, path)]
+        files = [
+            (file, f"{hive.folders_above(file, below)}{below}" if listed else below)
+            for path in paths
+            for file, below in _files(filesystem, path)
+        ]
         self.paths = [path for path, _ in files]
         with ThreadPoolExecutor(_NUM_THREADS) as pool:
             footers = list(pool.map(self._footer, self.paths))
@@ -73,6 +87,18 @@ class ParquetFolder:
             if [(column.name, column.kind, column.dtype) for column in other] != kinds:
                 raise DataError(f"the columns of {file} have other types than those of {self.paths[0]}")
         self.row_groups = tuple(self._row_groups())
+
+    @property
+    def footers_bytes(self) -> tuple[int, ...]:
+        """Bytes that each file's footer takes in memory."""
+        return tuple(map(memory_bytes, self._footers.values()))
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The columns of text or bytes."""
+        types = load_pyarrow("pyarrow.types")
+        tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+        return frozenset(field.name for field in self.arrow_schema if any(test(field.type) for test in tests))
 
     @property
     def rows(self) -> int:
@@ -116,8 +142,9 @@ class ParquetFolder:
         return Schema(tuple(lengths[column.name] if column.name in doubtful else column for column in schema))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Any:
-        """Columns of a row group as an Arrow table."""
-        return RowGroupTables(self._filesystem, columns).read([RowRange(group, 0, group.rows)])
+        """Columns of a row group as an Arrow table; text as dictionaries."""
+        tables = RowGroupTables(self._filesystem, columns, texts=self.texts)
+        return tables.read([RowRange(group, 0, group.rows)])
 
     def filtered(self, row_filter: RowFilter) -> tuple[RowGroup, ...]:
         """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
@@ -140,11 +167,14 @@ class ParquetFolder:
 
         with ThreadPoolExecutor(_NUM_THREADS) as pool:
             counts = list(pool.map(matching, self.row_groups))
-        return tuple(
-            dataclasses.replace(group, rows=count, size_bytes=group.size_bytes * count // group.rows)
-            for group, count in zip(self.row_groups, counts, strict=True)
-            if count
-        )
+        names = list(dict.fromkeys([*self.schema.names, *row_filter.names]))
+        found = []
+        for group, count in zip(self.row_groups, counts, strict=True):
+            if count:
+                leaves = [leaf for indices in self._leaves(group.path, names).values() for leaf in indices]
+                size = row_group_bytes(self._footers[group.path], group.index, leaves) * count // group.rows
+                found.append(dataclasses.replace(group, rows=count, size_bytes=size, whole_rows=group.rows))
+        return tuple(found)
 
     def _footer(self, path: str) -> Any:
         parquet = load_pyarrow("pyarrow.parquet")
@@ -192,10 +222,10 @@ class ParquetFolder:
         for path, footer in self._footers.items():
             leaves = [leaf for indices in self._leaves(path, self.schema.names).values() for leaf in indices]
             for index in range(footer.num_row_groups):
-                group = footer.row_group(index)
-                if group.num_rows:
-                    size = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
-                    yield RowGroup(path, index, group.num_rows, 0, size, self._partitions[path])
+                rows = footer.row_group(index).num_rows
+                if rows:
+                    size = row_group_bytes(footer, index, leaves)
+                    yield RowGroup(path, index, rows, size_bytes=size, partition=self._partitions[path])
 
 
 def _with(schema: Any, fields: Sequence[Any]) -> Any:
@@ -264,5 +294,6 @@ def held_out(row_groups: Sequence[RowGroup], ratio: float, seed: int) -> tuple[l
         ):
             if stop > begin:
                 size = group.size_bytes * (stop - begin) // group.rows
-                part.append(dataclasses.replace(group, rows=stop - begin, start=group.start + begin, size_bytes=size))
+                piece = dataclasses.replace(group, rows=stop - begin, start=group.start + begin, size_bytes=size)
+                part.append(dataclasses.replace(piece, whole_rows=max(group.rows, group.whole_rows)))
     return train, validation

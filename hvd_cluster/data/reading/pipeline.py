@@ -1,62 +1,109 @@
-"""The batches of a plan, read ahead by threads: plan -> chunks -> blocks -> batches."""
+"""The batches of plans, one after the other, read ahead by one set of threads: plan -> chunks -> blocks -> batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
-from hvd_cluster.data.reading.assembly import Assembly, chunks_of
+from hvd_cluster.data.reading.assembly import Assembly, Chunk, chunks_of
 from hvd_cluster.data.reading.blocks import BlockReader
+from hvd_cluster.data.reading.budget import Budget
 from hvd_cluster.data.reading.read_ahead import ReadAhead
 from hvd_cluster.data.reading.shards import ShardPlan
 from hvd_cluster.data.reading.weave import Batch, weave
+from hvd_cluster.data.schema import Schema
 
 
-def batches(
-    plan: ShardPlan,
-    blocks: BlockReader,
-    *,
-    row_bytes: int,
-    chunk_rows: int,
-    num_threads: int,
-    prefetch_bytes: int,
-) -> Iterator[Batch]:
-    """Read what a plan says.
+class Pass:
+    """One plan on its way to batches. Several threads may read it at once."""
 
-    Closing the iterator, or dropping it, ends its threads.
+    def __init__(self, plan: ShardPlan, blocks: BlockReader, budget: Budget) -> None:
+        self.plan = plan
+        self._blocks = blocks
+        cut = [chunks_of(block, budget.chunk_bytes, budget.row_bytes) for block in plan.blocks]
+        self._num_chunks = [len(chunks) for chunks in cut]
+        self._assemblies = {number: Assembly(plan.blocks[number], len(chunks)) for number, chunks in enumerate(cut)}
+        #: What to read: number of the block, and a chunk of it.
+        self.work = [(number, chunk) for number, chunks in enumerate(cut) for chunk in chunks]
+
+    def read(self, number: int, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+        """Read a piece of the work."""
+        self._blocks.read(self._assemblies[number], chunk, stopped)
+
+    def batches(self, schema: Schema, wait: Callable[[], None]) -> Iterator[Batch]:
+        """The batch of each step.
+
+        Args:
+            schema: the columns.
+            wait: returns when the next piece of the work, in their order, has been read; raises what went wrong.
+        """
+        numbers = iter(range(len(self._num_chunks)))
+
+        def take() -> Batch:
+            number = next(numbers)
+            for _ in range(self._num_chunks[number]):
+                wait()
+            return self._assemblies.pop(number).complete(schema.names)
+
+        return weave(self.plan, take, schema)
+
+
+class Pipeline:
+    """Goes through plans. The first rows of a plan are read while the last batches of the one before are taken.
+
+    Closing it ends its threads.
 
     Args:
-        plan: the rank's plan.
-        blocks: reads its blocks.
-        row_bytes: size of a row, for the bound.
-        chunk_rows: rows that one thread reads at one go.
-        num_threads: threads that read.
-        prefetch_bytes: bound of what has been read and not yet been taken.
-
-    Yields:
-        The batch of each step.
+        plans: one for each :meth:`next_pass`, made when their turn comes.
+        blocks: reads their blocks.
+        budget: how much at a time.
     """
-    if not plan.steps:
-        return
-    schema = blocks.schema  # once, before the threads need it
-    cut = [chunks_of(block, chunk_rows) for block in plan.blocks]
-    assemblies = {number: Assembly(plan.blocks[number], len(chunks)) for number, chunks in enumerate(cut)}
-    work = [(number, chunk) for number, chunks in enumerate(cut) for chunk in chunks]
 
-    def read(index: int, stopped: Callable[[], bool]) -> None:
-        number, chunk = work[index]
-        blocks.read(assemblies[number], chunk, stopped)
+    def __init__(self, plans: Iterable[ShardPlan], blocks: BlockReader, budget: Budget) -> None:
+        lock = threading.Lock()  # a thread or the consumer asks for a pass first
+        mine, theirs = itertools.tee(Pass(plan, blocks, budget) for plan in plans)
+        self._passes = _locked(mine, lock)
+        self._schema = blocks.schema  # once, before the threads need it
+        work: dict[int, tuple[Pass, int, Chunk]] = {}
 
-    sizes = [chunk.rows * row_bytes for _, chunk in work]
-    ahead: ReadAhead[None] = ReadAhead(read, sizes, num_threads, prefetch_bytes)
-    numbers = iter(range(len(cut)))
+        def sizes() -> Iterator[int]:
+            pieces = itertools.count()
+            for made in _locked(theirs, lock):
+                for block, chunk in made.work:
+                    work[next(pieces)] = made, block, chunk
+                    yield chunk.rows * budget.row_bytes
 
-    def take() -> Batch:
-        number = next(numbers)
-        for _ in cut[number]:
-            ahead.take()
-        return assemblies.pop(number).complete(schema.names)
+        def read(piece: int, stopped: Callable[[], bool]) -> None:
+            made, block, chunk = work.pop(piece)
+            made.read(block, chunk, stopped)
 
-    try:
-        yield from weave(plan, take, schema)
-    finally:
-        ahead.close()
+        self._ahead: ReadAhead[None] = ReadAhead(read, sizes(), budget.num_threads, budget.prefetch_bytes)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads are of this process."""
+        return self._ahead.alive
+
+    def next_pass(self) -> tuple[ShardPlan, Iterator[Batch]]:
+        """The next plan, and its batches, which have to be taken to the end before those of the one after it.
+
+        Raises:
+            StopIteration: there is no further plan.
+        """
+        made = next(self._passes)
+        return made.plan, made.batches(self._schema, self._ahead.take)
+
+    def close(self) -> None:
+        """End the threads and wait for them; at most the pieces under way are finished."""
+        self._ahead.close()
+
+
+def _locked(passes: Iterator[Pass], lock: threading.Lock) -> Iterator[Pass]:
+    """The same, when several threads may take from what it is taken from."""
+    while True:
+        with lock:
+            made = next(passes, None)
+        if made is None:
+            return
+        yield made

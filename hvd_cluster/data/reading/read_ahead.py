@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +19,8 @@ class ReadAhead(Generic[T]):
     Args:
         work: ``work(i, stopped)`` computes result number i. It may call ``stopped()`` now and then, and return early
             with anything when that is true: nobody wants results any more.
-        sizes_bytes: the size of each result; their number is the number of pieces.
+        sizes_bytes: the size of each result, asked for when its turn comes; there are as many pieces. What it raises
+            takes the place of a result, the last one.
         num_threads: threads to run, >= 1.
         limit_bytes: bound of what is held in advance.
     """
@@ -26,26 +28,34 @@ class ReadAhead(Generic[T]):
     def __init__(
         self,
         work: Callable[[int, Callable[[], bool]], T],
-        sizes_bytes: Sequence[int],
+        sizes_bytes: Iterable[int],
         num_threads: int,
         limit_bytes: int,
     ) -> None:
         self._work = work
-        self._sizes = sizes_bytes
+        self._coming = iter(sizes_bytes)
+        self._next_bytes: int | None = None  # size of the first piece that no thread has taken
+        self._exhausted = False
         self._limit = limit_bytes
         self._changed = threading.Condition()
+        self._sizes: dict[int, int] = {}
         self._results: dict[int, T] = {}
         self._errors: dict[int, BaseException] = {}
         self._started = 0  # pieces that a thread has taken
         self._taken = 0  # results handed out
         self._held_bytes = 0
         self._stop = False
+        self._pid = os.getpid()
         self._threads = [
-            threading.Thread(target=self._run, name=f"hvd-reader-{index}", daemon=True)
-            for index in range(min(num_threads, len(sizes_bytes)))
+            threading.Thread(target=self._run, name=f"hvd-reader-{index}", daemon=True) for index in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads are of this process: a forked one has none of them."""
+        return self._pid == os.getpid()
 
     def take(self) -> T:
         """The next result; waits for it.
@@ -54,14 +64,14 @@ class ReadAhead(Generic[T]):
             IndexError: all results have been taken.
             BaseException: what ``work`` raised for this piece.
         """
-        if self._taken == len(self._sizes):
-            raise IndexError("all pieces have been taken")
         with self._changed:
             index = self._taken
             while index not in self._results and index not in self._errors:
+                if self._exhausted and index == self._started:
+                    raise IndexError("all pieces have been taken")
                 self._changed.wait()
             self._taken += 1
-            self._held_bytes -= self._sizes[index]
+            self._held_bytes -= self._sizes.pop(index, 0)
             self._changed.notify_all()
             if index in self._errors:
                 raise self._errors.pop(index)
@@ -69,6 +79,8 @@ class ReadAhead(Generic[T]):
 
     def close(self) -> None:
         """Stop the threads and wait for them; at most the pieces under way are finished."""
+        if not self.alive:
+            return
         with self._changed:
             self._stop = True
             self._changed.notify_all()
@@ -99,12 +111,27 @@ class ReadAhead(Generic[T]):
         """Wait for room and take the next piece; None when there is nothing more to do."""
         with self._changed:
             while not self._stop:
-                index = self._started
-                if index == len(self._sizes):
+                size = self._next_size()
+                if size is None:
                     return None
-                if self._held_bytes == 0 or self._held_bytes + self._sizes[index] <= self._limit:
+                if self._held_bytes == 0 or self._held_bytes + size <= self._limit:
+                    index, self._next_bytes = self._started, None
                     self._started += 1
-                    self._held_bytes += self._sizes[index]
+                    self._sizes[index] = size
+                    self._held_bytes += size
                     return index
                 self._changed.wait()
             return None
+
+    def _next_size(self) -> int | None:
+        """The size of the first piece that no thread has taken; None where there is none."""
+        if self._next_bytes is None and not self._exhausted:
+            try:
+                self._next_bytes = next(self._coming, None)
+            except BaseException as error:  # noqa: BLE001 - it is raised again where the result is taken
+                self._errors[self._started] = error
+                self._started += 1
+            if self._next_bytes is None:
+                self._exhausted = True
+                self._changed.notify_all()
+        return self._next_bytes

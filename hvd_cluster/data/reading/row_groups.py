@@ -6,13 +6,14 @@ What cannot be read is named by file and row group.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.footers import Footers
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.errors import DataError
 
@@ -26,13 +27,15 @@ ARROW_SUFFIX = ".arrow"
 
 
 class RowGroupTables:
-    """Reads columns of row groups. Several threads may use it at once; it remembers the files' footers.
+    """Reads columns of row groups. Several threads may use it at once; it remembers the last files' footers.
 
     Args:
         filesystem: the ``pyarrow.fs.FileSystem`` that serves the paths.
         names: the columns to read, in the order of the tables' columns.
         row_filter: which rows there are; row groups count these only.
         cache: keeps what was read.
+        texts: columns of text or bytes that are read from Parquet as dictionaries: distinct values, and an index for
+            each row. They take no more memory than in the file.
     """
 
     def __init__(
@@ -41,12 +44,14 @@ class RowGroupTables:
         names: Sequence[str],
         row_filter: RowFilter | None = None,
         cache: RowGroupCache | None = None,
+        texts: Collection[str] = (),
     ) -> None:
         self._filesystem = filesystem
         self._names = list(names)
         self._filter = row_filter
         self._cache = cache
-        self._footers: dict[str, Any] = {}
+        self._texts = frozenset(texts)
+        self._footers = Footers()
         self._sources: dict[str, str] = {}
 
     def read(self, pieces: Sequence[RowRange]) -> pa.Table:
@@ -81,7 +86,8 @@ class RowGroupTables:
         """All rows of a row group that the filter lets through."""
         if self._cache is None:
             return self._filtered(group)
-        key = (self._source(group.path), group.index, tuple(self._names), self._filter)
+        texts = tuple(name for name in self._names if name in self._texts)
+        key = (self._source(group.path), group.index, tuple(self._names), texts, self._filter)
         return self._cache.get(key, lambda: self._filtered(group))
 
     def _source(self, path: str) -> str:
@@ -126,10 +132,14 @@ class RowGroupTables:
         parquet = load_pyarrow("pyarrow.parquet")
         # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
         with self._filesystem.open_input_file(path) as stream:
+            footer = self._footers.get(path, lambda: parquet.read_metadata(stream))
             file = parquet.ParquetFile(
-                stream, metadata=self._footers.get(path), pre_buffer=True, page_checksum_verification=True
+                stream,
+                metadata=footer,
+                read_dictionary=[name for name in names if name in self._texts],
+                pre_buffer=True,
+                page_checksum_verification=True,
             )
-            footer = self._footers[path] = file.metadata
             table = file.read_row_groups(indices, columns=list(names), use_threads=False)
             return table, [footer.row_group(index).num_rows for index in indices]
 

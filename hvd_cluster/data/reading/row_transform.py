@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.data.columns.arrays import is_list, list_lengths, nulls_text, to_numpy
+from hvd_cluster.data.columns.arrays import is_list, list_lengths, nulls_text, python_values, to_numpy
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import WIDENED, Column, Kind, Schema
 from hvd_cluster.errors import DataError
@@ -63,7 +64,8 @@ def apply(
     Raises:
         DataError: the function raised (its exception is the cause), or a row does not match the first one.
     """
-    collected: dict[str, list[npt.NDArray[Any]]] = {}
+    made: dict[str, npt.NDArray[Any]] = {}
+    count = 0
     for number, row in zip(range(batch.num_rows) if numbers is None else numbers, rows(batch, schema), strict=True):
         if stopped():
             break
@@ -78,16 +80,14 @@ def apply(
             raise DataError(f"transformation_fn returned {type(result).__name__} for {where}: return a dict")
         if output is None:
             output = Schema(tuple(column_of_value(name, value, where) for name, value in result.items()))
+        if not made:
+            made = {column.name: np.empty((batch.num_rows, *column.shape), dtype=column.dtype) for column in output}
         for name, value in _checked(result, output, where).items():
-            collected.setdefault(name, []).append(value)
+            made[name][count] = value
+        count += 1
     if output is None:
         raise DataError(f"there are no rows in {place} to learn from what transformation_fn returns")
-    tensors = {
-        column.name: torch.from_numpy(np.stack(collected[column.name]).astype(column.dtype, copy=False))
-        for column in output
-        if column.name in collected
-    }
-    return tensors, output
+    return {name: torch.from_numpy(values[:count]) for name, values in made.items()}, output
 
 
 def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: str) -> Any:
@@ -157,7 +157,7 @@ def as_array(value: Any) -> npt.NDArray[Any]:
         return np.empty((), dtype=object)
 
 
-def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Sequence[Any]:
+def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Iterable[Any]:
     """The column's values, row by row."""
     pyarrow = load_pyarrow()
     types = load_pyarrow("pyarrow.types")
@@ -166,15 +166,15 @@ def _values(array: pa.Array | pa.ChunkedArray, column: Column) -> Sequence[Any]:
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
         if isinstance(array, pyarrow.ChunkedArray):  # too large for 32-bit offsets
-            return [value for chunk in array.chunks for value in _values(chunk, column)]
+            return itertools.chain.from_iterable(_values(chunk, column) for chunk in array.chunks)
     if not column.has_tensor:
-        values: list[Any] = array.to_pylist()
-        return values
+        return python_values(array)
     if is_list(types, array.type) and not types.is_fixed_size_list(array.type):
         lengths = list_lengths(array)
         if len(lengths) and (lengths != lengths[0]).any() and not is_list(types, array.type.value_type):
             # Each row keeps its own length: for the user's function to pad or cut.
             element = Column(column.name, Kind.NUMERIC, column.dtype)
             flat = to_numpy(array.flatten(), element)
-            return np.split(flat, np.cumsum(lengths)[:-1])
-    return to_numpy(array, column)  # type: ignore[return-value]  # arrays iterate over their first dimension
+            ends = np.cumsum(lengths)
+            return (flat[end - length : end] for end, length in zip(ends, lengths, strict=True))
+    return to_numpy(array, column)

@@ -11,8 +11,9 @@ from hvd_cluster.data import filters as row_filters
 from hvd_cluster.data.columns.column_rules import ColumnRules
 from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize
+from hvd_cluster.data.reading import footers
 from hvd_cluster.data.reading.parquet import ParquetFolder
-from hvd_cluster.data.schema import Schema
+from hvd_cluster.data.schema import Kind, Schema
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
@@ -27,6 +28,10 @@ class Source:
     schema: Schema
     #: The row groups, the rows that are wanted of them, and the lanes that they are read in.
     split: Split
+    #: Columns of text or bytes.
+    texts: frozenset[str]
+    #: Bytes that each file's footer takes in memory.
+    footers: tuple[int, ...]
     #: Names it in messages.
     name: str
 
@@ -69,20 +74,29 @@ def open_source(
             raise DataError("filters and drop_nulls are for paths: the rows of a Dataset are counted already")
         name = filesystem.prefix if isinstance(filesystem, Store) else "the split"
         split = source if lanes is None else source.with_lanes(lanes)
+        texts = frozenset(column.name for column in columns if column.kind in {Kind.STRING, Kind.BINARY})
         found = Source(
-            filesystem=as_filesystem(filesystem), schema=rules.applied(columns), split=split, name=repr(name)
+            filesystem=as_filesystem(filesystem),
+            schema=rules.applied(columns),
+            split=split,
+            texts=texts,
+            footers=tuple(footers.estimated(split.row_groups, len(columns))),
+            name=repr(name),
         )
     else:
         opened, paths = _open_paths(source, filesystem, storage_options)
         name = repr(source if isinstance(source, (str, os.PathLike)) else paths[0])
-        folder = ParquetFolder(opened, paths, _names(columns), rules.decode)
+        listed = not isinstance(source, (str, os.PathLike))
+        folder = ParquetFolder(opened, paths, _names(columns), rules.decode, listed=listed)
         valid = folder.schema.names if drop_nulls is True else drop_nulls or ()
         row_filter = row_filters.parse(filters, valid)
         groups = folder.row_groups if row_filter is None else folder.filtered(row_filter)
         schema = folder.with_lengths(rules.applied(folder.schema))
         rows = sum(group.rows for group in groups)
         split = Split(groups, rows, size if lanes is None else lanes, row_filter)
-        found = Source(filesystem=opened, schema=schema, split=split, name=name)
+        found = Source(
+            filesystem=opened, schema=schema, split=split, texts=folder.texts, footers=folder.footers_bytes, name=name
+        )
     if not found.split.rows:
         what = " that the filters let through" if found.split.row_filter is not None else ""
         raise DataError(f"there are no rows to read in {found.name}{what}")

@@ -14,6 +14,9 @@ Batch = dict[str, torch.Tensor]
 
 #: Batches whose views are made at once: one call per column for all of them.
 _BATCHES_AT_ONCE = 64
+#: A batch that is kept holds no more memory than this, or than twice its own size where that is more: batches are views
+#: of as many rows, copied out of their block.
+SLAB_BYTES = 1024 * 1024
 
 
 def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
@@ -26,7 +29,7 @@ def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterato
         schema: the columns.
 
     Yields:
-        The batch of each step: views of a block's tensors where its rows lie in one block, else copies.
+        The batch of each step, which holds no more memory than SLAB_BYTES says.
     """
     return _cut(plan, take, schema) if plan.num_slots == 1 else _woven(plan, take, schema)
 
@@ -39,6 +42,9 @@ def _cut(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator
     for block in plan.blocks:
         tensors = take()
         begin = 0
+        row_bytes = sum(tensor[:1].nbytes for tensor in tensors.values())
+        own = block.rows * row_bytes <= max(SLAB_BYTES, 2 * batch_size * row_bytes)
+        at_once = _BATCHES_AT_ONCE if own else max(1, min(_BATCHES_AT_ONCE, SLAB_BYTES // (batch_size * row_bytes)))
         if waiting:
             begin = min(batch_size - waiting, block.rows)
             pieces.append({name: tensors[name][:begin] for name in names})
@@ -47,13 +53,14 @@ def _cut(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator
                 yield _joined(pieces, names)
                 pieces, waiting, steps = [], 0, steps + 1
         while block.rows - begin >= batch_size:
-            count = min(_BATCHES_AT_ONCE, (block.rows - begin) // batch_size)
-            views = [_batches_of(tensors[name], begin, count, batch_size) for name in names]
+            count = min(at_once, (block.rows - begin) // batch_size)
+            views = [_batches_of(tensors[name], begin, count, batch_size, copied=not own) for name in names]
             for values in zip(*views, strict=True):
                 yield dict(zip(names, values, strict=True))
             begin, steps = begin + count * batch_size, steps + count
         if begin < block.rows:
-            pieces.append({name: tensors[name][begin:] for name in names})
+            rest = {name: tensors[name][begin:] for name in names}
+            pieces.append(rest if own else {name: rows.clone() for name, rows in rest.items()})
             waiting += block.rows - begin
     if waiting:
         yield _joined(pieces, names)
@@ -62,9 +69,12 @@ def _cut(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator
         yield {column.name: _empty(column) for column in schema}
 
 
-def _batches_of(tensor: torch.Tensor, begin: int, count: int, batch_size: int) -> Sequence[torch.Tensor]:
+def _batches_of(
+    tensor: torch.Tensor, begin: int, count: int, batch_size: int, *, copied: bool
+) -> Sequence[torch.Tensor]:
     """Views of ``count`` batches; one unbind is half the time of as many slices."""
     rows = tensor[begin : begin + count * batch_size]
+    rows = rows.clone() if copied else rows
     return rows.view(count, batch_size, *rows.shape[1:]).unbind() if rows.is_contiguous() else rows.split(batch_size)
 
 

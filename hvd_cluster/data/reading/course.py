@@ -1,0 +1,86 @@
+"""A reader's way through its epochs: what was read ahead at the end of one is there when the next begins."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from hvd_cluster.data.reading.blocks import BlockReader
+from hvd_cluster.data.reading.budget import Budget
+from hvd_cluster.data.reading.pipeline import Pipeline
+from hvd_cluster.data.reading.position import Planner, Position
+from hvd_cluster.data.reading.shards import ShardPlan
+from hvd_cluster.data.reading.weave import Batch
+
+
+class Course:
+    """Batches from any position. Dropping it ends its threads.
+
+    Args:
+        planner: makes the plans.
+        blocks: reads what they say.
+        budget: how much at a time.
+        end_epoch: epochs below this one will be asked for, one after the other; None where that is not known.
+    """
+
+    def __init__(self, planner: Planner, blocks: BlockReader, budget: Budget, end_epoch: int | None) -> None:
+        self.planner = planner
+        self.budget = budget
+        self._blocks = blocks
+        self._end_epoch = end_epoch
+        #: What has read ahead beyond the end of an epoch, the position that it goes on from, and what ends it with us.
+        self._ahead: tuple[Pipeline, Position, weakref.finalize[..., Any]] | None = None
+
+    def batches(self, position: Position) -> Iterator[tuple[ShardPlan, Batch]]:
+        """The batches from a position to the end of its epoch, each with the plan that it is a step of.
+
+        Closing the iterator ends the threads, unless its last batch was handed out and another epoch follows.
+
+        Raises:
+            DataError: data cannot be read, or is not what the schema says; file and row group are named.
+        """
+        pipeline = self._pipeline(position)
+        whole = False
+        try:
+            plan, batches = pipeline.next_pass()
+            whole = not plan.steps
+            for number, batch in enumerate(batches, 1):
+                whole = number == plan.steps
+                yield plan, batch
+        finally:
+            following = Position(epoch=position.epoch + 1)
+            if whole and self._goes_on(following.epoch):
+                self.close()
+                self._ahead = pipeline, following, weakref.finalize(self, pipeline.close)
+            else:
+                pipeline.close()
+
+    def close(self) -> None:
+        """End what has read ahead into an epoch that has not begun."""
+        if self._ahead is not None:
+            _, _, end = self._ahead
+            self._ahead = None
+            end()
+
+    def _pipeline(self, position: Position) -> Pipeline:
+        """What has read ahead from a position already, or a new one."""
+        if self._ahead is not None:
+            pipeline, reached, end = self._ahead
+            if reached == position and pipeline.alive:
+                end.detach()
+                self._ahead = None
+                return pipeline
+            self.close()
+        later = range(position.epoch + 1, self._end_epoch or 0) if self._goes_on(position.epoch + 1) else ()
+        positions = itertools.chain([position], (Position(epoch=epoch) for epoch in later))
+        # It knows the planner and not us, so that dropping us ends its threads.
+        return Pipeline(map(self.planner.plan, positions), self._blocks, self.budget)
+
+    def _goes_on(self, epoch: int) -> bool:
+        return self._end_epoch is not None and epoch < self._end_epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Threads do not travel to another process."""
+        return {**self.__dict__, "_ahead": None}

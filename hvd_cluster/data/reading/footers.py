@@ -1,0 +1,86 @@
+"""The footers of Parquet files that were read last."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hvd_cluster.data.dataset import RowGroup
+
+#: Memory that the footers which a reader keeps may take.
+FOOTERS_BYTES = 32 * 1024 * 1024
+#: A footer in memory beside its bytes in the file, and for each column of a row group; as measured.
+_MEMORY_RATIO = 9
+_CHUNK_BYTES = 1024
+
+
+def memory_bytes(footer: Any) -> int:
+    """About what a ``pyarrow.parquet.FileMetaData`` takes in memory."""
+    return _MEMORY_RATIO * int(footer.serialized_size)
+
+
+def estimated(groups: Iterable[RowGroup], num_columns: int) -> list[int]:
+    """About what the footers of these row groups' files take in memory, where no footer has been seen."""
+    return [number * num_columns * _CHUNK_BYTES for number in Counter(group.path for group in groups).values()]
+
+
+def bound_bytes(footers: Iterable[int], num_threads: int) -> int:
+    """Bound of the memory that footers take while so many threads read: those kept, and one in each thread's hands.
+
+    Args:
+        footers: what each file's takes.
+        num_threads: threads that read.
+    """
+    sizes = list(footers)
+    largest = max(sizes, default=0)
+    return min(sum(sizes), max(FOOTERS_BYTES, largest) + num_threads * largest)
+
+
+class Footers:
+    """Keeps as many footers as the bound allows, and the last one. Forgets first what was asked for longest ago.
+
+    Several threads may use it at once; a footer that several want is read by one of them.
+
+    Args:
+        limit_bytes: bound of what they take in memory.
+    """
+
+    def __init__(self, limit_bytes: int = FOOTERS_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._footers: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reading: dict[str, threading.Lock] = {}
+        #: About what they take in memory.
+        self.held_bytes = 0
+
+    def get(self, path: str, read: Callable[[], Any]) -> Any:
+        """The footer of a file: the one that is kept, or what ``read()`` returns.
+
+        Raises:
+            Exception: what ``read`` raises.
+        """
+        with self._lock:
+            reading = self._reading.setdefault(path, threading.Lock())
+        with reading:
+            with self._lock:
+                if path in self._footers:
+                    self._footers.move_to_end(path)
+                    return self._footers[path]
+            footer = read()
+            with self._lock:
+                self._footers[path] = footer
+                self.held_bytes += memory_bytes(footer)
+                while self.held_bytes > self._limit_bytes and len(self._footers) > 1:
+                    forgotten, oldest = self._footers.popitem(last=False)
+                    self._reading.pop(forgotten, None)
+                    self.held_bytes -= memory_bytes(oldest)
+        return footer
+
+    def __getstate__(self) -> dict[str, int]:
+        """Nothing that was read travels to another process."""
+        return {"limit_bytes": self._limit_bytes}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        Footers.__init__(self, **state)
