@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
-MATRIX := petastorm spark35 mxnet py310 py312 py313
+MATRIX := petastorm spark35 ray240 mxnet py310 py312 py313
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -44,7 +44,7 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, Spark 3.5, mxnet beside its own numpy, other Pythons
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, Spark 3.5, Ray 2.40, mxnet beside its own numpy, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
@@ -59,6 +59,11 @@ matrix-spark35: .venv-spark35/.ready
 			tests/estimators/test_spark_estimator.py -m "spark and not slow" --spark-master=$$kind $(SPARK35) || failed=1; \
 	done; \
 	exit $$failed
+
+# That Ray leaves the files of its nodes' output to the garbage collector.
+RAY240 := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
+matrix-ray240: .venv-ray240/.ready
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-ray240/bin/python -m pytest tests/ray tests/estimators/ray $(RAY240)
 
 matrix-mxnet: .venv-mxnet/.ready
 	@OMP_NUM_THREADS=1 .venv-mxnet/bin/python -m pytest tests/mxnet

@@ -46,5 +46,11 @@ class Adapter(ABC):
 
 
 def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
-    """Variables for workers: numbers become text, None removes one."""
+    """Variables for workers: numbers become text, None removes one.
+
+    Raises:
+        TypeError: they are no dict.
+    """
+    if env is not None and not isinstance(env, Mapping):
+        raise TypeError(f"variables for the workers are a dict, such as {{'NCCL_DEBUG': 'INFO'}}, not {env!r}")
     return {name: None if value is None else str(value) for name, value in (env or {}).items()}

@@ -17,9 +17,15 @@ class CallbackLoop:
     Args:
         callbacks: each is called with every dict that a worker gives to ``ray_logger.log``. One that raises ends the
             job.
+
+    Raises:
+        TypeError: they are no list of functions.
     """
 
     def __init__(self, callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None) -> None:
+        given: Any = callbacks
+        if callable(given) or not all(callable(each) for each in given or ()):
+            raise TypeError(f"callbacks are a list of functions that take a dict, such as [print], not {given!r}")
         self._callbacks = list(callbacks or ())
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 

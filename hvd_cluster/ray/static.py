@@ -78,5 +78,14 @@ class StaticAdapter(Adapter):
 
 
 def packed(fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None) -> bytes:
-    """A call for workers on other machines: what they could not import travels by value."""
+    """A call for workers on other machines: what they could not import travels by value.
+
+    Raises:
+        TypeError: ``args`` is no list or tuple, ``kwargs`` no dict, ``fn`` no function.
+        LaunchError: something cannot be pickled.
+    """
+    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        raise TypeError(f"the arguments of a function are a list or a tuple, such as [3], not {args!r}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"the keyword arguments of a function are a dict, such as {{'epochs': 3}}, not {kwargs!r}")
     return pack(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ray_clusters import ray_folder
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Pages whose blocks tests of their own run.
@@ -68,6 +69,11 @@ def test_blocks_compile_and_say_how_they_are_run(page: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.is_run for block in blocks_of(page))])
 def test_blocks_run(page: str, tmp_path: Path) -> None:
+    with ray_folder():
+        run_blocks(page, tmp_path)
+
+
+def run_blocks(page: str, tmp_path: Path) -> None:
     program = ""
     for number, block in enumerate(blocks_of(page)):
         if not block.is_run:

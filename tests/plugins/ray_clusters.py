@@ -64,7 +64,7 @@ class TestCluster:
 
 
 #: Actors that Ray's own libraries keep for later uses in the same cluster.
-RAYS_OWN = {"_StatsActor", "AutoscalingRequester", "DatasetStatsActor"}
+RAYS_OWN = {"_StatsActor", "AutoscalingRequester", "_AutoscalingCoordinatorActor"}
 
 
 def left_on_ray() -> list[str]:

@@ -42,3 +42,9 @@ def test_a_callback_that_raises_stops_the_job() -> None:
     with pytest.raises(KeyError, match="enough"):
         loop.until(job, stop=stopped.set)
     assert stopped.is_set()
+
+
+@pytest.mark.parametrize("given", [print, [3], "print"])
+def test_what_is_no_list_of_functions_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match="callbacks are a list of functions that take a dict, such as"):
+        CallbackLoop(given)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
+from hvd_cluster.ray.adapter import checked_variables
 from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var
+from hvd_cluster.ray.static import packed
 
 
 def test_settings_have_horovods_defaults() -> None:
@@ -95,3 +97,13 @@ def test_the_number_of_workers_may_not_be_left_open(tmp_path: Path) -> None:
     assert RayExecutor(num_workers=2).num_workers == 2
     with pytest.raises(ValueError, match=r"call start\(\) first"):
         RayExecutor(num_workers=2).run(print)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"), [(3, None, r"\[3\], not 3"), ("ab", None, "'ab'"), ([], [1], "dict")]
+)
+def test_arguments_of_the_wrong_type_are_named(args: Any, kwargs: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        packed(print, args, kwargs)
+    with pytest.raises(TypeError, match=r"variables for the workers are a dict, .* not \['A'\]"):
+        checked_variables(["A"])  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from hvd_cluster.data.materialize import NO_ROWS_TEXT, OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score_batches
 
-#: Blocks that are being written at one time: each keeps its place in the object store until it is.
-_MOST_TASKS = 64
+#: Blocks that are being written, or wait for it, for each CPU: each keeps its place in the object store until then.
+_TASKS_PER_CPU = 2
 
 
 def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
@@ -97,6 +97,7 @@ def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
 
     task = ray.remote(_write_block)
     shared = ray.put(on_part)
+    most = max(2, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
     pending: list[Any] = []
     answers: list[dict[str, Any]] = []
     with _in_order(dataset):
@@ -105,7 +106,7 @@ def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
             for block in bundle.block_refs:
                 pending.append(task.remote(shared, part, block))
                 part += 1
-            while len(pending) > _MOST_TASKS:
+            while len(pending) > most:
                 done, pending = ray.wait(pending)
                 answers += ray.get(done)
     return answers + ray.get(pending)
