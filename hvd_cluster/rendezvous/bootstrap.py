@@ -9,6 +9,7 @@ that store, so a network with strangers in it calls for hvdrun.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -82,8 +83,11 @@ def _through_agent(topology: Topology, label: str, timeout_s: float) -> Meeting:
     host, port = split_address(topology.master)
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
     if topology.rank == 0:
-        meeting, _ = _serve(topology, _address_towards(host, int(port)))
-        store.set(label, _described(meeting.topology).decode())
+        meeting, server = _serve(topology, _address_towards(host, int(port)))
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(server.close)
+            store.set(label, _described(meeting.topology).decode())
+            on_failure.pop_all()
         return meeting
     try:
         return Meeting(_completed(topology, store.get(label)))
@@ -96,11 +100,14 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
     deadline_s = time.monotonic() + timeout_s
     if topology.rank == 0:
         meeting, server = _serve(topology, "127.0.0.1")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        with (
+            contextlib.ExitStack() as on_failure,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        ):
+            on_failure.callback(server.close)
             try:
                 listener.bind(address)
             except OSError as error:
-                server.close()
                 raise ConnectionError(f"rank 0 cannot open the meeting point {label}: {error}") from error
             listener.listen(topology.size)
             told = 0
@@ -109,7 +116,6 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
                 try:
                     connection, _ = listener.accept()
                 except TimeoutError:
-                    server.close()
                     raise ConnectionError(
                         f"only {told + 1} of {topology.size} ranks called hvd.init() within {timeout_s:g} s"
                     ) from None
@@ -117,6 +123,7 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
                     if _is_ours(connection):
                         connection.sendall(_described(meeting.topology))
                         told += 1
+            on_failure.pop_all()
         return meeting
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

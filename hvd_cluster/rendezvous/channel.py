@@ -6,6 +6,7 @@ import collections
 import contextlib
 import socket
 import threading
+import time
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.session import Session
@@ -25,6 +26,8 @@ class Channel:
         self._session = session
         self._messages: collections.deque[bytes] = collections.deque()
         self._send_lock = threading.Lock()
+        #: The session's, whose two directions share one TLS connection; never held while the socket is slow.
+        self._session_lock = threading.Lock()
 
     @classmethod
     def connect(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
@@ -43,10 +46,14 @@ class Channel:
     @classmethod
     def _establish(cls, sock: socket.socket, session: Session, timeout_s: float) -> Channel:
         channel = cls(sock, session)
+        deadline_s = time.monotonic() + timeout_s  # in all: a stranger may send a byte now and then
         sock.settimeout(timeout_s)
         try:
             channel._flush()
             while not session.established:
+                if (left_s := deadline_s - time.monotonic()) <= 0:
+                    raise TimeoutError
+                sock.settimeout(left_s)
                 data = sock.recv(_READ_BYTES)
                 if not data:
                     raise AuthenticationError(
@@ -67,9 +74,11 @@ class Channel:
         Raises:
             OSError: the connection is gone.
         """
-        with self._send_lock:
-            self._session.seal(message)
-            self._flush()
+        with self._send_lock:  # held while it is sent: what is sealed first goes first
+            with self._session_lock:
+                self._session.seal(message)
+                outgoing = self._take_outgoing()
+            self._socket.sendall(outgoing)
 
     def recv(self) -> bytes:
         """The next message.
@@ -86,13 +95,10 @@ class Channel:
                 raise EOFError("the peer reset the connection") from error
             if not data:
                 raise EOFError("the peer closed the connection")
-            self._messages.extend(self._session.feed(data))
+            with self._session_lock:
+                messages = self._session.feed(data)
+            self._messages.extend(messages)
         return self._messages.popleft()
-
-    @property
-    def has_message(self) -> bool:
-        """True when :meth:`recv` would return at once, without reading the socket (which a selector cannot see)."""
-        return bool(self._messages)
 
     @property
     def local_host(self) -> str:
@@ -105,7 +111,7 @@ class Channel:
         self._socket.settimeout(timeout_s)
 
     def fileno(self) -> int:
-        """The descriptor, for a selector; see :attr:`has_message`."""
+        """The descriptor, for a selector, which cannot see the messages that have arrived behind the one received."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -115,6 +121,9 @@ class Channel:
         self._socket.close()
 
     def _flush(self) -> None:
-        outgoing, self._session.outgoing = self._session.outgoing, bytearray()
-        if outgoing:
+        if outgoing := self._take_outgoing():
             self._socket.sendall(outgoing)
+
+    def _take_outgoing(self) -> bytearray:
+        outgoing, self._session.outgoing = self._session.outgoing, bytearray()
+        return outgoing

@@ -71,6 +71,10 @@ class KeyValueClient:
         """Append ``value`` to the bytes at ``key``."""
         self._ask(Command.APPEND, key.encode(), value)
 
+    def push(self, box: str, value: bytes) -> int:
+        """Set ``box/N`` to ``value`` (N messages were pushed before); returns N. Wholly or not at all."""
+        return int(self._ask(Command.PUSH, box.encode(), value)[0])
+
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Set ``key`` to ``desired`` if it holds ``expected`` (empty: or is absent); return what it holds now."""
         return self._ask(Command.SWAP, key.encode(), expected, desired)[0]

@@ -7,8 +7,7 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 
 def post(client: KeyValueClient, box: str, message: bytes) -> None:
     """Put ``message`` behind those that are in ``box``."""
-    number = client.add(f"{box}/posted", 1) - 1
-    client.set(f"{box}/{number}", message)
+    client.push(box, message)
 
 
 class MailboxReader:

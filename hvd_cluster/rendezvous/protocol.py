@@ -18,6 +18,7 @@ class Command(bytes, Enum):
     WAIT = b"wait"  # timeout in ms, keys... -> OK; waits until all are there
     ADD = b"add"  # key, amount -> OK, new number
     APPEND = b"append"  # key, value -> OK
+    PUSH = b"push"  # box, value -> OK, its number in the box; sets "box/number", and counts in "box/posted"
     SWAP = b"swap"  # key, expected, desired -> OK, the value that is there now
     DELETE = b"delete"  # key -> OK, 1 or 0
     CHECK = b"check"  # keys... -> OK, 1 if all are there or 0

@@ -84,7 +84,7 @@ class KeyValueServer:
                 for source in ready:
                     if source is self._listener:
                         self._welcome(selector)
-                    elif isinstance(source, Link):
+                    elif isinstance(source, Link) and source in self._links:  # else it was dropped in this round
                         self._hear(selector, source)
                 self._deliver(self._table.expire(time.monotonic()))
                 for link in self._links:

@@ -98,6 +98,14 @@ class KeyValueTable(Generic[Client]):
             key, value = fields
             values[key] = values.get(key, b"") + value
             return [Answer.OK], key
+        if command == Command.PUSH:
+            # One step: whoever dies while it posts leaves no number without its message.
+            box, value = fields
+            number = values.get(box + b"/posted", b"0")
+            values[box + b"/posted"] = str(int(number) + 1).encode()
+            key = box + b"/" + number
+            values[key] = value
+            return [Answer.OK, number], key
         if command == Command.SWAP:
             # torch.distributed.Store: an absent key is set when nothing is expected, and left absent otherwise.
             key, expected, desired = fields

@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +141,27 @@ def test_a_note_that_a_dead_job_has_left_is_passed_over(tmp_path: Path) -> None:
     host.server.close()
     assert found.topology.secret == host.topology.secret != b""
     assert found.topology.rendezvous.endswith(f":{host.server.port}")
+
+
+def test_a_rank_that_dies_before_it_is_told_leaves_no_server(tmp_path: Path) -> None:
+    here = Topology(rank=0, size=2, local_rank=0, local_size=2, launcher="openmpi", job_id="dies")
+    address = f"\0hvd_cluster/dies/{here.generation}.0/{here.world}/{os.getuid()}"
+
+    def call_and_go() -> None:
+        for _ in range(500):
+            with socket.socket(socket.AF_UNIX) as caller:
+                try:
+                    caller.connect(address)
+                    return
+                except ConnectionRefusedError:
+                    time.sleep(0.02)
+
+    caller = threading.Thread(target=call_and_go)
+    caller.start()
+    with pytest.raises(ConnectionError):
+        meet(here, 0, 10)
+    caller.join()
+    assert "hvd-rendezvous" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_rank_that_never_comes_is_an_error_on_both_sides() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -26,6 +28,42 @@ def test_messages_of_many_are_read_once_and_in_order() -> None:
         threading.Timer(0.1, post, (writing, "box", b"late")).start()
         assert box.next(5) == b"late"
         assert reading.num_keys() == 1  # the counter: what was read does not stay
+        reading.close()
+        writing.close()
+
+
+POST_FOR_EVER = """
+import sys
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.mailbox import post
+client = KeyValueClient(sys.argv[1], bytes.fromhex(sys.stdin.readline()))
+while True:
+    post(client, "box", b"more")
+"""
+
+
+def test_a_writer_that_is_killed_while_it_posts_does_not_block_the_box() -> None:
+    with KeyValueServer(SECRET) as server:
+        address = f"127.0.0.1:{server.port}"
+        reading, writing = KeyValueClient(address, SECRET), KeyValueClient(address, SECRET)
+        command = [sys.executable, "-c", POST_FOR_EVER, address]
+        writers = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(6)]
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write(SECRET.hex().encode() + b"\n")
+            writer.stdin.close()
+        deadline_s = time.monotonic() + 60
+        while not writing.check([f"box/{300 * len(writers)}"]) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+        post(writing, "box", b"last")
+        box = MailboxReader(reading, "box")
+        count = 0
+        while box.next(5) != b"last":
+            count += 1
+        assert count > 300 * len(writers)
         reading.close()
         writing.close()
 

@@ -1,5 +1,6 @@
 """The job's key-value store over real sockets, and as a torch store under a real process group."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -88,6 +89,50 @@ def test_junk_and_silent_connections_do_not_disturb_the_server(server: KeyValueS
         junk.sendall(b"\x80\x04junk" * 1000)
         client.set("k", b"v")
         assert client.get("k") == b"v"
+
+
+def test_a_stranger_that_gives_way_while_it_speaks_does_not_end_the_server(
+    server: KeyValueServer, client: KeyValueClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvd_cluster.rendezvous.server._MOST_STRANGERS", 4)
+    large = b"x" * 50_000_000
+    strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+    client.num_keys()  # all of them are in
+    busy = threading.Thread(target=client.set, args=("large", large))
+    busy.start()
+    deadline_s = time.monotonic() + 20
+    while busy.is_alive() and time.monotonic() < deadline_s:
+        # In one round of the busy server a new one comes, and the oldest, which gives way for it, speaks.
+        strangers.append(socket.create_connection(("127.0.0.1", server.port)))
+        for stranger in strangers[-5:-1]:
+            with contextlib.suppress(OSError):
+                stranger.send(b"h")
+        time.sleep(0.005)
+    busy.join(20)
+    assert client.get("large") == large
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_is_dropped_in_time() -> None:
+    near, far = socket.socketpair()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            for byte in b"hvdc/1\r\n" + b"c" * 64:
+                near.send(bytes([byte]))
+                time.sleep(0.2)
+
+    slow = threading.Thread(target=drip)
+    slow.start()
+    began_s = time.monotonic()
+    with pytest.raises(AuthenticationError, match=r"within 0\.5 s"):
+        Channel.accept(far, SECRET, timeout_s=0.5)
+    took_s = time.monotonic() - began_s
+    far.close()
+    slow.join()
+    near.close()
+    assert took_s < 5
 
 
 def test_the_end_of_the_server_is_an_error_that_says_so(server: KeyValueServer, client: KeyValueClient) -> None:

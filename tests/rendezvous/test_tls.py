@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -50,6 +51,53 @@ def test_messages_arrive_and_none_of_them_is_on_the_wire() -> None:
     assert b"hvdc/1" not in wire
     received, wire = converse(SECRET[:SECRET_BYTES], session)  # without a certificate it is signed only
     assert b"nobody" in wire
+
+
+def test_threads_that_send_while_one_receives_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = tls.TlsLayer.pending
+
+    def dwell(layer: tls.TlsLayer) -> bytes:
+        """What it does; the others get the time to run in between."""
+        time.sleep(0.0005)
+        return pending(layer)
+
+    monkeypatch.setattr(tls.TlsLayer, "pending", dwell)
+    left, right = socket.socketpair()
+    ends: list[Channel] = []
+    accepting = threading.Thread(target=lambda: ends.append(Channel.accept(right, SECRET)))
+    accepting.start()
+    ends.append(Channel.connect(left, SECRET))
+    accepting.join()
+    received: list[list[bytes]] = [[], []]
+    failures: list[BaseException] = []
+    num_senders, num_messages = 3, 200
+
+    def receive(end: int) -> None:
+        try:
+            while len(received[end]) < num_senders * num_messages:
+                received[end].append(ends[end].recv())
+        except (OSError, EOFError, ValueError) as error:
+            failures.append(error)
+            ends[end].close()
+
+    def send(end: int, sender: int) -> None:
+        with contextlib.suppress(OSError):
+            for number in range(num_messages):
+                ends[end].send(b"%d/%d " % (sender, number) + b"x" * (number % 7) * 700)
+
+    threads = [threading.Thread(target=receive, args=(end,)) for end in range(2)]
+    threads += [threading.Thread(target=send, args=(end, sender)) for end in range(2) for sender in range(num_senders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for end in ends:
+        end.close()
+    assert not failures
+    for messages in received:
+        for sender in range(num_senders):
+            own = [m.split()[0] for m in messages if m.startswith(b"%d/" % sender)]
+            assert own == [b"%d/%d" % (sender, number) for number in range(num_messages)]
 
 
 def test_the_store_serves_encrypted_clients_and_no_others() -> None:
