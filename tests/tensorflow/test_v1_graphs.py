@@ -102,3 +102,18 @@ def test_a_gradient_that_is_missing_in_one_pass_counts_as_zero_in_it(two: Any, m
 
     expected = [[9.0], [30.0]] if mode == "v1" else [[9.0], [30.0], True]
     assert two(fn) == [expected] * 2
+
+
+def test_collectives_in_loops_and_conditions_have_gradients(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import tensorflow.compat.v1 as tf
+
+        with tf.Graph().as_default(), tf.Session() as session:
+            x = tf.constant(1.0)
+            _, grown = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, hvd.allreduce(y, op=hvd.Sum)), [0, x])
+            # Two conditions beside each other, whose branches are alike.
+            chosen = [tf.cond(x > 0.0, lambda: hvd.allreduce(3.0 * x), lambda: hvd.allreduce(x)) for _ in range(2)]
+            slopes = [tf.gradients(value, x)[0] for value in (grown, chosen[0])]
+            return [float(value) for value in session.run([grown, *chosen, *slopes])]
+
+    assert two(fn) == [[8.0, 3.0, 3.0, 8.0, 3.0]] * 2
