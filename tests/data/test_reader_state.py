@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import os
+import pickle
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +65,9 @@ def weaved(ranks: list[list[list[int]]]) -> list[int]:
     return rows  # type: ignore[return-value]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
+    remainder=st.sampled_from(["drop", "pad", "partial", "uneven"]),
     groups=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
     batch_sizes=st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)),
@@ -71,8 +77,9 @@ def weaved(ranks: list[list[list[int]]]) -> list[int]:
     shuffle=st.booleans(),
     threads=st.integers(1, 3),
 )
-def test_an_epoch_that_is_interrupted_twice_on_other_ranks_gives_each_row_once_in_one_order(
+def test_an_epoch_that_is_interrupted_twice_on_other_ranks_gives_each_row_as_often_as_the_remainder_says(
     folder: Path,
+    remainder: Any,
     groups: list[int],
     sizes: tuple[int, int, int],
     batch_sizes: tuple[int, int, int],
@@ -83,9 +90,11 @@ def test_an_epoch_that_is_interrupted_twice_on_other_ranks_gives_each_row_once_i
     threads: int,
 ) -> None:
     path = written(folder, groups)
-    options: Any = {"seed": seed, "shuffle": shuffle, "remainder": "partial"}
-    whole = weaved(taken(ranks_of(path, 1, lanes=sizes[0], epoch=epoch, **options)))
-    assert sorted(whole) == list(range(sum(groups)))
+    options: Any = {"seed": seed, "shuffle": shuffle, "remainder": remainder}
+    rows = sum(groups)
+    in_order = {"seed": seed, "shuffle": shuffle, "remainder": "partial"}
+    whole = weaved(taken(ranks_of(path, 1, lanes=sizes[0], epoch=epoch, **in_order)))
+    assert sorted(whole) == list(range(rows))
 
     seen: list[int] = []
     state: dict[str, Any] | None = None
@@ -95,14 +104,27 @@ def test_an_epoch_that_is_interrupted_twice_on_other_ranks_gives_each_row_once_i
             if state is not None:
                 reader.load_state_dict(state)
         batches = taken(readers, stop)
-        assert len({len(one) for one in batches}) == 1, "ranks take equal steps"
+        steps = {len(one) for one in batches}
+        if remainder == "uneven":
+            assert max(steps) - min(steps) <= 1
+        else:
+            assert len(steps) == 1, "ranks take equal steps"
         seen += weaved(batches)
         states = [json.loads(json.dumps(reader.state_dict())) for reader in readers]
-        assert all(one == states[0] for one in states), "the state is the same on all ranks"
-        state = states[0]
+        if len(steps) == 1:
+            assert all(one == states[0] for one in states), "the state is the same on all ranks"
+        state = max(states, key=lambda one: (one["epoch"], one["row"]))
         if state["epoch"] > epoch:  # it was over before the last interruption
             break
-    assert seen == whole
+    assert seen[:rows] == whole[: len(seen)], "none is lost or repeated before the remainder"
+    global_batch = size * batch_size
+    if remainder == "drop":
+        assert rows - global_batch < len(seen) <= rows
+    elif remainder == "pad":
+        assert rows <= len(seen) < rows + global_batch
+        assert set(seen[rows:]) <= set(whole)
+    else:
+        assert len(seen) == rows
     assert state is not None
     assert (state["epoch"], state["row"]) == (epoch + 1, 0)
 
@@ -123,6 +145,63 @@ def test_the_rest_of_an_epoch_on_as_many_ranks_is_what_it_would_have_been(
     assert [begin + end for begin, end in zip(begun, rest, strict=True)] == whole
     # The reader that was interrupted goes on as well.
     assert taken(first) == rest
+
+
+def readers_threads() -> int:
+    return sum(thread.name.startswith("hvd-reader") for thread in threading.enumerate())
+
+
+def test_reading_ahead_into_the_next_epoch_changes_no_order_and_ends_with_the_last_epoch(folder: Path) -> None:
+    path = written(folder, [30] * 8)
+    options: Any = {"window_bytes": 8 * 40, "prefetch_bytes": 8 * 60}
+    plain, ahead = ranks_of(path, 1, **options)[0], ranks_of(path, 1, num_epochs=3, **options)[0]
+    for epoch in range(4):
+        assert taken([ahead]) == taken([plain])
+        assert (readers_threads() > 0) == (epoch < 2), "it waits for the next epoch, while there is one"
+        assert ahead.position == Position(epoch=epoch + 1)
+    for epoch in range(3):
+        begun = itertools.islice(ahead.epoch(epoch), plain.steps)  # which stops before the iterator has ended
+        assert [batch["id"].tolist() for batch in begun] == [batch["id"].tolist() for batch in plain.epoch(epoch)]
+        del begun
+    assert readers_threads() == 0
+
+
+def test_what_was_read_ahead_is_let_go_when_the_reader_goes_elsewhere_is_closed_or_dropped(folder: Path) -> None:
+    path = written(folder, [30] * 8)
+    (plain,) = ranks_of(path, 1)
+    for end in ("elsewhere", "closed", "dropped", "left"):
+        (reader,) = ranks_of(path, 1, num_epochs=100)
+        taken([reader])
+        assert readers_threads() > 0
+        copy = pickle.loads(pickle.dumps(reader))
+        if end == "elsewhere":
+            reader.set_epoch(7)
+            plain.set_epoch(7)
+            assert taken([reader], 3) == taken([plain], 3)
+        elif end == "closed":
+            reader.close()
+        elif end == "left":
+            taken([reader], 1)
+        del reader
+        gc.collect()
+        assert readers_threads() == 0
+        plain.set_epoch(1)
+        assert taken([copy], 2) == taken([plain], 2)
+
+
+def test_an_error_in_what_is_read_ahead_comes_with_its_epoch(tmp_path: Path) -> None:
+    path = written(tmp_path / "in", [30] * 8)
+    (reader,) = ranks_of(path, 1, num_epochs=2, window_bytes=8 * 30, prefetch_bytes=1)
+    batches = iter(reader)
+    for _ in range(59):
+        next(batches)
+    path.write_bytes(b"")
+    next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+    with pytest.raises(DataError, match=r"cannot read row group \d of .*parquet"):
+        taken([reader])
+    del batches
 
 
 def test_each_iteration_is_an_epoch_and_the_next_one_follows(folder: Path) -> None:
@@ -195,3 +274,61 @@ def test_the_state_of_other_data_is_refused(folder: Path) -> None:
     (one,), (other,) = ranks_of(written(folder, [20, 20]), 1), ranks_of(written(folder, [19, 20]), 1)
     with pytest.raises(DataError, match="rows was 40 and is 39; row_groups_crc was"):
         other.load_state_dict(one.state_dict())
+
+
+def changed(folder: Path, how: str) -> Path:
+    """A copy of a file, in which something has changed that no row count tells."""
+    source = written(folder, [20, 20])
+    copy = folder / how / source.name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copy2(source, copy)
+    status = source.stat()
+    if how == "values":
+        pq.write_table(pa.table({"id": np.arange(100, 140)}), copy, row_group_size=20)
+    elif how == "name":
+        copy = copy.rename(copy.with_name("other.parquet"))
+    if how == "time":
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    else:
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("how", "difference"), [("values", "files_crc"), ("name", "files_crc"), ("time", "times_crc"), ("place", "")]
+)
+def test_the_state_of_other_files_with_as_many_rows_is_refused(folder: Path, how: str, difference: str) -> None:
+    (one,), (other,) = ranks_of(written(folder, [20, 20]), 1), ranks_of(changed(folder, how), 1)
+    taken([one], 2)
+    if difference:
+        with pytest.raises(DataError, match=rf"{difference} was \d+ and is \d+\. .*load the state with strict=False"):
+            other.load_state_dict(one.state_dict())
+    other.load_state_dict(one.state_dict(), strict=not difference)
+    assert other.position == one.position
+
+
+def test_the_state_of_other_filters_is_refused(folder: Path) -> None:
+    path = written(folder, [20, 20])
+    (one,), (other,) = ranks_of(path, 1, filters=[("id", "<", 10)]), ranks_of(path, 1, filters=[("id", ">=", 30)])
+    with pytest.raises(DataError, match="filter_crc was"):
+        other.load_state_dict(one.state_dict(), strict=False)
+
+
+@pytest.mark.parametrize(
+    ("garbage", "message"),
+    [
+        (None, "the state is a NoneType: give the dict that"),
+        ({"epoch": 1}, "the state lacks row, lanes, window_rows, seed"),
+        ({"row": -1}, "the state is damaged: row is -1"),
+        ({"row": 10**9}, "the state is damaged: row is 1000000000 of 40"),
+        ({"epoch": "1", "lanes": 0}, "the state is damaged: epoch is '1'; lanes is 0"),
+    ],
+    ids=["none", "too-little", "negative", "too-far", "types"],
+)
+def test_garbage_is_no_state(folder: Path, garbage: Any, message: str) -> None:
+    (reader,) = ranks_of(written(folder, [20, 20]), 1)
+    before = reader.position
+    state = garbage if garbage is None or garbage == {"epoch": 1} else {**reader.state_dict(), **garbage}
+    with pytest.raises(DataError, match=message):
+        reader.load_state_dict(state)
+    assert reader.position == before

@@ -80,6 +80,8 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
         except (NotImplementedError, load_pyarrow().ArrowInvalid):
             pass  # this build of pyarrow does without it: fsspec may know it
         except (OSError, ValueError) as error:
+            if family in {"hdfs", "viewfs"}:
+                raise DataError(unopened_hadoop_text(url, error)) from error
             raise DataError(f"cannot open {url!r}: {error}") from error
         else:
             return filesystem, inner
@@ -91,6 +93,15 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     except ValueError as error:
         raise DataError(f"cannot open {url!r}: {error}; known schemes are those of pyarrow.fs and fsspec") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def unopened_hadoop_text(url: str, error: Exception) -> str:
+    """What to say where libhdfs cannot be loaded or does not connect."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__)  # the others are all the places it looked at
+    return (
+        f"cannot open {url!r}: {reason}; libhdfs needs Java and Hadoop's client on every host: set JAVA_HOME, "
+        "HADOOP_HOME and CLASSPATH (to what `hadoop classpath --glob` prints) before Python starts"
+    )
 
 
 def as_filesystem(filesystem: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hvd_cluster.data.files.filesystems import unopened_hadoop_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -84,10 +85,7 @@ class HDFSStore(Store):
         try:
             return fs.HadoopFileSystem(**self._connection), self.parse_url(url)[2]
         except OSError as error:
-            raise DataError(
-                f"cannot open {url!r}: {error}; libhdfs needs JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop "
-                "classpath --glob`)"
-            ) from error
+            raise DataError(unopened_hadoop_text(url, error)) from error
 
 
 class DBFSLocalStore(Store):

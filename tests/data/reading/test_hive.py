@@ -64,6 +64,28 @@ def test_text_of_the_folders_goes_through_a_decode_function(folder: Path) -> Non
     assert (batch["lang"] == (batch["id"] % 2 == 0)).all()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("files", [False, True])
+def test_folders_and_files_in_a_list_have_the_columns_of_the_folders_that_they_lie_in(
+    folder: Path, number: int, files: bool
+) -> None:
+    years = [2020, 2022][:number]
+    paths = [folder / f"year={year}" for year in years]
+    if files:
+        paths = [file for path in paths for file in path.rglob("*.parquet")]
+    (batch,) = ParquetReader(paths, ["id", "year"], batch_size=40 * number)
+    assert sorted(batch["id"].tolist()) == [i for i in range(120) if 2020 + i % 3 in years]
+    assert (batch["year"] == 2020 + batch["id"] % 3).all()
+
+
+def test_only_folders_directly_above_a_path_of_a_list_count(tmp_path: Path) -> None:
+    folder = tmp_path / "lr=0.1" / "data" / "year=2024"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"id": [1, 2]}), folder / "a.parquet")
+    assert ParquetReader([folder], batch_size=1).schema.names == ("id", "year")
+    assert ParquetReader(folder, batch_size=1).schema.names == ("id",)
+
+
 def test_a_null_of_the_folders_is_one_of_its_column(tmp_path: Path) -> None:
     for year in ("2024", "__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / f"year={year}").mkdir()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hvd_cluster.data.dataset import RowGroup, Split
 from hvd_cluster.data.reading.shards import Block, ShardPlan, num_steps, permutation, plan
 
-REMAINDERS = ("drop", "pad", "partial")
+REMAINDERS = ("drop", "pad", "partial", "uneven")
 
 
 def split_of(rows: list[int], lanes: int = 1) -> Split:
@@ -62,7 +62,11 @@ def test_ranks_take_equal_steps_and_every_row_as_often_as_the_remainder_says(
     split = split_of(rows, lanes)
     plans = [plan(split, rank, size, batch_size, remainder=remainder, **order) for rank in range(size)]
     steps = num_steps(split.rows, batch_size, size, remainder)
-    assert {shard.steps for shard in plans} == {steps}
+    if remainder == "uneven":
+        assert [shard.steps for shard in plans] == sorted((shard.steps for shard in plans), reverse=True)
+        assert plans[0].steps == steps <= plans[-1].steps + 1
+    else:
+        assert {shard.steps for shard in plans} == {steps}
     seen = [row for shard in plans for step in taken(split, shard) for row in step]
     counts = np.bincount(seen, minlength=split.rows)
     assert len(counts) == split.rows
@@ -70,7 +74,7 @@ def test_ranks_take_equal_steps_and_every_row_as_often_as_the_remainder_says(
         assert counts.max(initial=0) <= 1
         assert len(seen) == steps * batch_size * size == split.rows - plans[0].num_dropped
         assert plans[0].num_dropped < batch_size * size
-    elif remainder == "partial":
+    elif remainder in {"partial", "uneven"}:
         assert (counts == 1).all()
     else:
         assert (counts >= 1).all()
@@ -87,7 +91,7 @@ def test_ranks_together_see_in_each_step_what_one_process_with_the_global_batch_
     split = split_of(rows, lanes)
     alone = taken(split, plan(split, 0, 1, batch_size * size, remainder=remainder, **order))
     ranks = [taken(split, plan(split, r, size, batch_size, remainder=remainder, **order)) for r in range(size)]
-    together = [sorted(row for rank in ranks for row in rank[t]) for t in range(len(alone))]
+    together = [sorted(row for rank in ranks for step in rank[t : t + 1] for row in step) for t in range(len(alone))]
     assert together == [sorted(step) for step in alone]
 
 
