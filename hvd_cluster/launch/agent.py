@@ -104,7 +104,7 @@ class Agent:
             (worker.kill if order.kill else worker.terminate)()
 
     def _call(self, order: Call) -> None:
-        self._send(Reached(reach.call(order.claims, self._secret)))
+        self._send(Reached(reach.call(order.claims, self._secret), order.number))
 
     def _start(self, order: Start) -> None:
         def on_change() -> None:

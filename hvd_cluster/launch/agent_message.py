@@ -41,6 +41,8 @@ class Call:
     """To the agent: call these hosts, answer with :class:`Reached`."""
 
     claims: tuple[Claim, ...]
+    #: Tells this call from others.
+    number: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Reached:
     """To the launcher: host -> the addresses at which it answered."""
 
     addresses: Mapping[str, tuple[str, ...]]
+    #: That of the :class:`Call`.
+    number: int
 
 
 @dataclass(frozen=True)

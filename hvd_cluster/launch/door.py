@@ -12,6 +12,7 @@ from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.machine import notice_vanishing
+from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -40,29 +41,17 @@ class Door:
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}  # oldest first
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=512)
+        listener = socket.create_server((host, 0), family=family, backlog=512)
         #: Where it listens.
-        self.port: int = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept, args=(self._listener,), name="hvd-agents", daemon=True)]
-        self._threads[0].start()
+        self.port: int = listener.getsockname()[1]
+        # Strangers get a thread each until they have failed to prove themselves.
+        self._reception = Reception(
+            listener, admit=self._count, answer=self._welcome, leave=self._discount, name="hvd-agents"
+        )
 
     def close(self) -> None:
         """Let nobody in any more."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(_CALL_BACK_TIMEOUT_S)
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Strangers get a thread each until they have failed to prove themselves."""
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = listener.accept()
-                self._count(sock)
-                thread = threading.Thread(target=self._welcome, args=(sock,), name="hvd-agent", daemon=True)
-                self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-                thread.start()
+        self._reception.close(_CALL_BACK_TIMEOUT_S)
 
     def _count(self, stranger: socket.socket) -> None:
         """One more has to prove itself: the oldest of too many gives way, so that no crowd keeps the door shut."""
@@ -85,6 +74,7 @@ class Door:
         else:
             if not self._let_in(hello, channel):
                 channel.close()
-        finally:
-            with self._lock:
-                del self._strangers[sock]
+
+    def _discount(self, stranger: socket.socket) -> None:
+        with self._lock:
+            del self._strangers[stranger]

@@ -129,7 +129,9 @@ class Fleet:
             if site.remote is None or not site.remote.gone:
                 site.host = host
                 return ""
-            self.drop(host.name)
+            # Until it is reached again, what is known of it stays: its last workers may not be reaped yet.
+            if self._switchboard is not None:
+                self._switchboard.drop(host.name)
         try:
             if is_local(host.name):
                 self._add_local(host)
@@ -139,11 +141,10 @@ class Fleet:
             return str(error)
         return ""
 
-    def drop(self, name: str) -> None:
-        """Let go of a host; what runs there is ended."""
-        self._sites.pop(name, None)
-        if self._switchboard is not None:
-            self._switchboard.drop(name)
+    def is_lost(self, name: str) -> bool:
+        """Whether that host has gone, and how its workers ended is known; it may be in the course of coming back."""
+        site = self._sites.get(name)
+        return site is not None and site.remote is not None and site.remote.is_over
 
     def host_key(self, name: str) -> str:
         """Equal for two names that mean the same machine."""

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -34,39 +35,24 @@ class Beacon:
     def __init__(self, secret: bytes, name: str) -> None:
         self._secret = secret
         self._name = name
-        self._listener = socket.create_server(("0.0.0.0", 0), backlog=128)
-        self.port: int = self._listener.getsockname()[1]
-        self._callers = threading.Semaphore(_MOST_CALLERS)
-        self._threads: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._serve, name="hvd-beacon", daemon=True)
-        self._thread.start()
+        listener = socket.create_server(("0.0.0.0", 0), backlog=128)
+        self.port: int = listener.getsockname()[1]
+        callers = threading.Semaphore(_MOST_CALLERS)
+        self._reception = Reception(
+            listener,
+            admit=lambda _sock: callers.acquire(),
+            answer=self._answer,
+            leave=lambda _sock: callers.release(),
+            name="hvd-beacon",
+        )
 
     def close(self) -> None:
         """Stop answering."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._listener.close()
-        self._thread.join()
-        for thread in self._threads:
-            thread.join(CALL_TIMEOUT_S)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            self._callers.acquire()
-            thread = threading.Thread(target=self._answer, args=(sock,), name="hvd-beacon-call", daemon=True)
-            self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-            thread.start()
+        self._reception.close(CALL_TIMEOUT_S)
 
     def _answer(self, sock: socket.socket) -> None:
-        try:
-            with sock, contextlib.suppress(OSError, EOFError):  # AuthenticationError is an OSError: a stranger
-                Channel.accept(sock, self._secret, CALL_TIMEOUT_S).send(self._name.encode())
-        finally:
-            self._callers.release()
+        with sock, contextlib.suppress(OSError, EOFError):  # AuthenticationError is an OSError: a stranger
+            Channel.accept(sock, self._secret, CALL_TIMEOUT_S).send(self._name.encode())
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,9 @@ def call(claims: Sequence[Claim], secret: bytes) -> dict[str, tuple[str, ...]]:
 def _answers(claim: Claim, address: str, secret: bytes) -> bool:
     try:
         with socket.create_connection((address, claim.port), timeout=CONNECT_TIMEOUT_S) as sock:
-            return Channel.connect(sock, secret, CALL_TIMEOUT_S).recv() == claim.name.encode()
+            channel = Channel.connect(sock, secret, CALL_TIMEOUT_S)
+            channel.settimeout(CALL_TIMEOUT_S)
+            return channel.recv() == claim.name.encode()
     except (OSError, EOFError, AuthenticationError) as error:
         logger.debug("%s does not answer at %s: %s", claim.name, address, error)
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import pickle
@@ -59,6 +60,7 @@ class RemoteWorker:
         self._on_event = on_event
         self._on_change = on_change
         self._tail = Tail()
+        self._lock = threading.Lock()
         self._ended = threading.Event()
 
     @property
@@ -98,23 +100,30 @@ class RemoteWorker:
         self.ready = message.ready
         self.reported = message.reported and replace(message.reported, output_tail=self.output_tail)
         if message.outcome is not None:
-            self.outcome = replace(message.outcome, output_tail=self.output_tail)
-            self._ended.set()
+            self._settle(replace(message.outcome, output_tail=self.output_tail))
         self._on_change()
 
     def lose(self, why: str) -> None:
         """It will never be heard of again."""
-        if self.outcome is None:
-            text = f"rank {self.rank} {why}"
-            self.outcome = Outcome(
-                self.rank,
-                self._host_name,
-                error=ErrorReport("LaunchError", text, f"hvd_cluster.errors.LaunchError: {text}\n"),
-                finished_at=time.time(),
-                output_tail=self.output_tail,
-            )
-            self._ended.set()
+        text = f"rank {self.rank} {why}"
+        outcome = Outcome(
+            self.rank,
+            self._host_name,
+            error=ErrorReport("LaunchError", text, f"hvd_cluster.errors.LaunchError: {text}\n"),
+            finished_at=time.time(),
+            output_tail=self.output_tail,
+        )
+        if self._settle(outcome):
             self._on_change()
+
+    def _settle(self, outcome: Outcome) -> bool:
+        """It has ended so; False where it is known how it ended: what comes first counts."""
+        with self._lock:
+            if self.outcome is not None:
+                return False
+            self.outcome = outcome
+        self._ended.set()
+        return True
 
 
 class RemoteHost:
@@ -133,11 +142,15 @@ class RemoteHost:
         self.launcher_address = ""
         #: Why the host cannot be used (any more); empty while it can.
         self.gone = ""
+        #: It has gone, and its workers' ends are known.
+        self.is_over = False
         self._on_change = on_change
         self._lock = threading.Lock()
         self._workers: dict[int, RemoteWorker] = {}
-        self._reached: list[Mapping[str, tuple[str, ...]]] = []  # answers to call()
         self._changed = threading.Condition()
+        self._calls = itertools.count()
+        # Answers to call() by its number, None until one has come; those that come too late are not kept.
+        self._reached: dict[int, Mapping[str, tuple[str, ...]] | None] = {}
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
 
@@ -152,11 +165,13 @@ class RemoteHost:
 
     def call(self, claims: tuple[Claim, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
         """Let the agent call other hosts; the addresses at which they answered, by name. Nothing if it has gone."""
-        self._reached.clear()
-        self.send(Call(claims))
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._reached or self.gone), timeout_s)
-            return self._reached.pop() if self._reached else {}
+            number = next(self._calls)
+            self._reached[number] = None
+        self.send(Call(claims, number))
+        with self._changed:
+            self._changed.wait_for(lambda: self._reached[number] is not None or bool(self.gone), timeout_s)
+            return self._reached.pop(number) or {}
 
     def start(
         self,
@@ -216,7 +231,9 @@ class RemoteHost:
 
     def _hear(self, message: Reached | Line | Event | Status | NotStarted) -> None:
         if isinstance(message, Reached):
-            self._reached.append(message.addresses)
+            with self._changed:
+                if message.number in self._reached:
+                    self._reached[message.number] = message.addresses
             self._notify()
             return
         with self._lock:
@@ -230,6 +247,7 @@ class RemoteHost:
             workers = list(self._workers.values())
         for worker in workers:
             worker.lose(self.gone)
+        self.is_over = True
         self._notify()
 
     def _notify(self) -> None:

@@ -60,13 +60,16 @@ class SshHost(RemoteHost):
             os.close(reader)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the agent's end until ``deadline_s``; what is left then ends with the connection."""
+        """Wait for the agent's end until ``deadline_s``, then end the connection. May be called twice."""
         ended = threading.Thread(target=self._ssh.join, name="hvd-ssh-end", daemon=True)
         ended.start()
         if self._channel is not None and not self.gone:
             ended.join(max(0.0, deadline_s - time.monotonic()))
         with contextlib.suppress(OSError):
-            os.close(self._stdin)  # the agent dies of that, and the guard there ends its workers
+            # The agent dies of that, and the guard there ends its workers. Once only: the number may be another's then.
+            stdin, self._stdin = self._stdin, -1
+            if stdin >= 0:
+                os.close(stdin)
         ended.join(1.0)
         self._ssh.signal(9)
         super().close(0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import resource
 import socket
 import threading
 import time
@@ -81,3 +83,30 @@ def test_one_who_says_nothing_keeps_nobody_else_waiting() -> None:
         channel.close()
         guests.channels[0].close()
     door.close()
+
+
+def test_a_door_that_found_no_descriptor_once_stays_open() -> None:
+    guests = Guests()
+    door = Door(SECRET, guests.let_in, "127.0.0.1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    caller = socket.socket()
+    try:
+        first_free = os.dup(0)
+        os.close(first_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+        try:
+            caller.connect(("127.0.0.1", door.port))
+            time.sleep(0.5)  # it cannot be let in now
+            assert not guests.names
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        channel = Channel.connect(caller, SECRET, 10)
+        channel.send(pickle.dumps(Hello("late", "key", "late", {}, "127.0.0.1", 1, 2)))
+        guests.wait_for(1)
+        again = call(door, "next")
+        guests.wait_for(2)
+        for other in (channel, again, *guests.channels):
+            other.close()
+    finally:
+        door.close()
+        caller.close()

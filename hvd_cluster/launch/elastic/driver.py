@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hvd_cluster.errors import LaunchError
@@ -103,6 +103,8 @@ class ElasticDriver:
         while True:
             self._bell.wait(_TICK_S)
             self._bell.clear()
+            # Asked first: where a host is lost by now, the workers that it took along are reaped in the same turn.
+            usable = hosts.usable()
             self._take_requests()
             self._reap(hosts)
             if self._verdict is not None:
@@ -111,7 +113,7 @@ class ElasticDriver:
                 raise LaunchError("the job was stopped")
             if self._finished and not self._members:
                 return self._results()
-            decision = decide(self._view(hosts))
+            decision = decide(self._view(usable, hosts.blacklisted()))
             if decision.step is Step.RAISE:
                 return self._give_up(decision)
             self._carry_out(decision)
@@ -185,7 +187,7 @@ class ElasticDriver:
                 # Whoever still tries to meet in this world is told at once that it is over.
                 self._fleet.server.close_keys(f"world/{self._generation}.")
 
-    def _view(self, hosts: HostManager) -> View:
+    def _view(self, usable: Mapping[str, int], blacklisted: frozenset[str]) -> View:
         spec, now_s = self._spec, time.monotonic()
         workers = tuple(member.view() for member in self._members.values() if not member.is_going)
         is_ready = any(worker.rank is None and worker.phase is Phase.WAITING for worker in workers)
@@ -195,8 +197,8 @@ class ElasticDriver:
         is_short = self._generation < 0 or is_broken
         self._short_since_s = (self._short_since_s or now_s) if is_short else None
         return View(
-            hosts=hosts.usable(),
-            blacklisted=hosts.blacklisted(),
+            hosts={host: slots for host, slots in usable.items() if host not in blacklisted},
+            blacklisted=blacklisted,
             workers=workers,
             num_proc=spec.num_proc,
             min_num_proc=spec.min_num_proc,
@@ -235,7 +237,7 @@ class ElasticDriver:
     def _start(self, host: str) -> None:
         key = next(self._keys)
         machine = self._fleet.host_key(host)
-        here = {m.slot for m in self._members.values() if self._machine(m) == machine}
+        here = {m.slot for m in self._members.values() if self._fleet.host_key(m.host) == machine}
         slot = next(number for number in itertools.count() if number not in here)
         labels = {member.shown_rank for member in self._members.values()}
         label = next(number for number in itertools.count() if number not in labels)
@@ -271,12 +273,6 @@ class ElasticDriver:
         except OSError as error:
             del self._members[key]
             raise LaunchError(f"a worker cannot be started: {error}") from error
-
-    def _machine(self, member: Member) -> str:
-        try:
-            return self._fleet.host_key(member.host)
-        except KeyError:
-            return member.host  # its host has gone
 
     def _make_world(self, members: list[Member], step: Step) -> None:
         if self._generation >= 0:

@@ -71,10 +71,11 @@ class HostManager:
             self._thread.join()
 
     def usable(self) -> dict[str, int]:
-        """Host -> slots, those that were found first in front."""
+        """Host -> slots, those that were found first in front; none that is lost until it is reached again."""
         now_s = time.monotonic()
         with self._lock:
-            return {host: n for host, n in self._hosts.items() if not self._blacklist.holds(host, now_s)}
+            kept = {host: n for host, n in self._hosts.items() if not self._blacklist.holds(host, now_s)}
+        return {host: slots for host, slots in kept.items() if not self._fleet.is_lost(host)}
 
     def blacklisted(self) -> frozenset[str]:
         """Hosts that are kept out, whether they are still there or not."""
