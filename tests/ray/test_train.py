@@ -98,6 +98,7 @@ def trainable() -> Callable[[dict[str, Any]], None]:
 
     def trial(config: dict[str, Any]) -> None:
         """A Tune trial whose workers are those of an executor in the trial's own placement group."""
+        import ray.train
         from ray import tune
 
         from hvd_cluster.ray import RayExecutor
@@ -114,21 +115,24 @@ def trainable() -> Callable[[dict[str, Any]], None]:
                 if hvd.rank() == 0:
                     ray_logger.log({"score": total.item(), "size": hvd.size()})
 
+        report = tune.report if hasattr(tune, "report") else ray.train.report  # where it was before Ray 2.41
         with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2, cpus_per_worker=0.5) as executor:
-            executor.run(train, args=[config["lr"]], callbacks=[tune.report])
+            executor.run(train, args=[config["lr"]], callbacks=[report])
 
     return trial
 
 
 def test_several_trials_of_tune_have_an_executor_each(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import ray.train
     from ray import tune
 
+    run_config = getattr(tune, "RunConfig", ray.train.RunConfig)
     bundles = [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}]
     tuner = tune.Tuner(
         tune.with_resources(trainable(), tune.PlacementGroupFactory(bundles)),
         param_space={"lr": tune.grid_search([1.0, 10.0])},
         tune_config=tune.TuneConfig(metric="score", mode="max"),
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        run_config=run_config(storage_path=str(tmp_path), verbose=0),
     )
     results = tuner.fit()
     assert not results.errors

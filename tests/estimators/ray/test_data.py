@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ def test_a_spark_dataframe_reaches_ray_workers_through_the_store(
 
 KERAS = """\
 import sys
+import time
 import keras
 import numpy as np
 import ray
@@ -184,3 +186,32 @@ def test_a_keras_model_is_fitted_from_a_dataset_and_scores_it(ray_cluster: TestC
     _, num_rows, _, worst = done.stdout.split()[-4:]
     assert int(num_rows) == ROWS
     assert float(worst) < 0.2
+
+
+def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_cluster: TestCluster) -> None:
+    import ray
+
+    from hvd_cluster.ray import nodes
+
+    def free_cpus() -> float:
+        return sum(free.get("CPU", 0) for free in nodes.free_by_node().values())
+
+    def await_free(cpus: float) -> None:
+        deadline_s = time.monotonic() + 30  # Ray's count lags behind
+        while free_cpus() != cpus:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+
+    await_free(4)
+    backend = RayBackend()
+    assert backend.num_processes() == 4
+    group = ray.util.placement_group([{"CPU": 1}] * 3)
+    ray.get(group.ready())
+    await_free(1)
+    assert backend.num_processes() == 4  # of the same fit
+    backend.check()
+    assert backend.num_processes() == 1
+    ray.util.remove_placement_group(group)
+    await_free(4)
+    backend.check()
+    assert backend.num_processes() == 4
