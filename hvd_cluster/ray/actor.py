@@ -18,13 +18,13 @@ import cloudpickle
 
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine, Tail
-from hvd_cluster.launch.machine import notice_vanishing
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
 from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import Settlement
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.vanishing import notice_vanishing
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ def current_group() -> Any:
 
 
 def in_bundle(group: Any, index: int) -> dict[str, Any]:
-    """The options of an actor in that bundle; -1 for any that has room."""
+    """The options of an actor in that bundle."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)}

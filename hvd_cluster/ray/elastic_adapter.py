@@ -134,6 +134,8 @@ class ElasticAdapter(Adapter):
             NotEnoughSlotsError: the placement group that the program is in is too small.
         """
         needed, settings = self._settings.min_num_proc, self._settings
+        if settings.discovery is not None:
+            return  # what it finds, and when, is the program's own business: elastic_timeout bounds the wait for it
         if group is not None and sum(self._resources.slots(bundle.resources) for bundle in bundles_of(group)) < needed:
             raise too_small(group, self._resources, f"min_workers={needed} are needed")
         discovery = self._discovery(group)

@@ -27,7 +27,7 @@ class Reservation:
     """Room for the workers."""
 
     group: Any
-    #: For each worker its bundle in the group; -1 for any that has room.
+    #: For each worker its bundle in the group.
     bundles: tuple[int, ...]
     resources: WorkerResources
     #: Ours to remove.
@@ -80,19 +80,30 @@ class PGStrategy(Strategy):
 
     @property
     def num_workers(self) -> int:
-        return self._room() if self._num_workers is None else self._num_workers
+        return len(self._bundles()) if self._num_workers is None else self._num_workers
 
     def reserve(self, timeout_s: float) -> Reservation:
         if self._group is None:
             group, _ = create_placement_group(self.resources.bundle(), self.num_workers, timeout_s, "PACK")
             return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
-        if self._room() < self.num_workers or not self.num_workers:
-            raise too_small(self._group, self.resources, f"{self.num_workers or 'some'} are needed")
-        return Reservation(self._group, (-1,) * self.num_workers, self.resources, is_own=False)
+        bundles = self._bundles()[: self._num_workers]
+        if not bundles or len(bundles) < (self._num_workers or 0):
+            raise too_small(self._group, self.resources, f"{self._num_workers or 'some'} are needed")
+        return Reservation(self._group, tuple(bundles), self.resources, is_own=False)
 
-    def _room(self) -> int:
-        """How many workers find room in the group beside the program itself."""
-        return sum(self.resources.slots(bundle.resources) for bundle in bundles_of(self._group))
+    def _bundles(self) -> list[int]:
+        """A bundle for each worker that finds room in the group beside the program itself.
+
+        Those come last that others use now, such as another executor. (Older releases of Ray, told to put a worker into
+        any bundle, would put it into one that has no room for it.)
+        """
+        unused: list[int] = []
+        used: list[int] = []
+        for bundle in bundles_of(self._group):
+            num_unused = bundle.slots(self.resources)
+            unused += [bundle.index] * num_unused
+            used += [bundle.index] * (self.resources.slots(bundle.resources) - num_unused)
+        return unused + used
 
 
 class ColocatedStrategy(Strategy):
