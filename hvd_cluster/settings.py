@@ -129,6 +129,8 @@ class Settings:
     elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
     #: Seconds that an elastic job waits for enough slots, and its workers for the next world.
     elastic_timeout_s: float = _knob("HOROVOD_ELASTIC_TIMEOUT", 600.0, _above_zero)
+    #: Seconds that a member of an elastic job gets to leave a world that is broken: one that hangs is ended then.
+    elastic_leave_timeout_s: float = _knob("HOROVOD_ELASTIC_LEAVE_TIMEOUT", 300.0, _above_zero)
     #: Seconds that a launcher waits for all workers to report.
     start_timeout_s: float = _knob("HOROVOD_START_TIMEOUT", 30.0, _above_zero)
     #: The same on Spark, where executors may have to be allocated first.
@@ -137,8 +139,11 @@ class Settings:
     spark_gpus: str = _knob("HOROVOD_SPARK_GPUS", "", str)
     #: Folder of this host with the rows that came to this worker's task without a store; the launcher on Spark sets it.
     rows_dir: str = _knob("HOROVOD_ROWS_DIR", "", str)
-    #: Worker, log and timeline messages at or above this level.
-    log_level: str = _knob("HOROVOD_LOG_LEVEL", "warning", _log_level)
+    #: The workers' messages at or above this level are seen; None leaves it to the program, which sees warnings by
+    #: Python's own default.
+    log_level: str | None = _knob("HOROVOD_LOG_LEVEL", None, _log_level)
+    #: Leave the time out before those messages.
+    log_hide_time: bool = _knob("HOROVOD_LOG_HIDE_TIME", False, _flag)
 
     def __post_init__(self) -> None:
         wrong: list[str] = []
@@ -183,14 +188,3 @@ class Settings:
         """Names of the settings that the environment states, default or not: autotune leaves them alone."""
         environ = os.environ if environ is None else environ
         return frozenset(knob.name for knob in fields(cls) if environ.get(knob.metadata["env"], "").strip())
-
-    def to_env(self) -> dict[str, str]:
-        """The variables that carry these settings to a worker.
-
-        All of them: a default that beat this process's environment must beat it in the worker too, who inherits it.
-        """
-        return {
-            knob.metadata["env"]: "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
-            for knob in fields(self)
-            for value in (getattr(self, knob.name),)
-        }

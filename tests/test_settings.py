@@ -55,17 +55,6 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert Settings.from_env({knob.metadata["env"]: "" for knob in fields(Settings)}) == Settings()
 
 
-def test_settings_survive_the_environment() -> None:
-    settings = Settings(fusion_threshold_bytes=0, elastic=True, timeline="/tmp/t.json", log_level="debug")
-    assert Settings.from_env(settings.to_env()) == settings
-
-
-def test_a_default_given_as_argument_beats_what_the_worker_inherits() -> None:
-    driver = {"HOROVOD_CYCLE_TIME": "5"}
-    worker = {**driver, **Settings.from_env(driver, cycle_time_ms=1.0).to_env()}
-    assert Settings.from_env(worker).cycle_time_ms == 1.0
-
-
 def test_settings_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         Settings().cycle_time_ms = 2.0  # type: ignore[misc]

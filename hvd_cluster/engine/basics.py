@@ -14,6 +14,7 @@ from typing import Any
 
 from hvd_cluster.engine import process_sets as sets
 from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.log_output import speak_as
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
@@ -56,6 +57,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             return
         _register_exit_hooks()
         settings = Settings.from_env()
+        speak_as(settings)
         if isinstance(process_sets, str):
             if process_sets != "dynamic":
                 raise ValueError(f'process_sets={process_sets!r} is neither a list of ProcessSet nor "dynamic"')

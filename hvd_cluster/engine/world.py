@@ -19,6 +19,7 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.reach import host_key, interface_addresses
 from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.vanishing import notice_vanishing
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
 
@@ -180,7 +181,7 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
             f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open ports "
             "among each other; HOROVOD_GLOO_IFACE names the interface to use"
         ) from error
-    _watch(sock)
+    notice_vanishing(sock)
     link = Link(sock, topology.secret, accepts=False)
     try:
         link.send(json.dumps(topology.rank).encode())
@@ -217,7 +218,7 @@ def _answer(
             with suppress(OSError):  # a stranger that is gone already
                 sock, _ = listener.accept()
                 unknown.append(Link(sock, topology.secret, accepts=True))
-                _watch(sock)
+                notice_vanishing(sock)
                 unknown[-1].flush()
             while len(unknown) > _MOST_STRANGERS + len(expected):
                 unknown.pop(0).close()
@@ -256,11 +257,3 @@ def _await_welcome(link: Link, timeout_s: float) -> None:
                 return
         except EOFError as error:
             raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
-
-
-def _watch(sock: socket.socket) -> None:
-    """Let the kernel notice a host that vanished without a word, in about 10 s; a dead process says so by itself."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)

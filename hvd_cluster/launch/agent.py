@@ -37,12 +37,13 @@ from hvd_cluster.launch.agent_message import (
 )
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.group import STOP_GRACE_S, Worker
-from hvd_cluster.launch.interfaces import interface_addresses
-from hvd_cluster.launch.machine import machine_key, notice_vanishing
+from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.reach import Beacon
 from hvd_cluster.launch.task import start_worker
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.reach import host_key
+from hvd_cluster.rendezvous.vanishing import notice_vanishing
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,9 @@ class Agent:
             self._send(
                 Hello(
                     name,
-                    machine_key(),
+                    host_key(),
                     socket.gethostname(),
-                    interface_addresses(),
+                    outward_interfaces(),
                     self._channel.local_host,
                     beacon.port,
                     master.port,

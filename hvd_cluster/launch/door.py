@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.launch.machine import notice_vanishing
 from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.vanishing import notice_vanishing
 
 logger = logging.getLogger(__name__)
 

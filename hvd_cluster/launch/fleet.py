@@ -14,9 +14,8 @@ from hvd_cluster.launch import reach
 from hvd_cluster.launch.environment import exportable
 from hvd_cluster.launch.group import Worker
 from hvd_cluster.launch.hosts import LOOPBACK, Host, is_local
-from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.launch.logs import OnLine
-from hvd_cluster.launch.machine import machine_key
 from hvd_cluster.launch.placement import Placement, Seat
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import OnEvent, ignore_event
@@ -24,6 +23,7 @@ from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.switchboard import Switchboard
 from hvd_cluster.launch.task import Task, start_worker
+from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, inherited, join_address
 
@@ -232,7 +232,7 @@ class Fleet:
 
     def _add_local(self, host: Host) -> None:
         port = self._stack.enter_context(ReservedPort("0.0.0.0" if self._switchboard is not None else LOOPBACK))
-        self._sites[host.name] = _Site(host, machine_key(), interface_addresses(), port.port, LOOPBACK, LOOPBACK)
+        self._sites[host.name] = _Site(host, host_key(), outward_interfaces(), port.port, LOOPBACK, LOOPBACK)
 
     def _connect_remotes(self, hosts: Sequence[Host], *, patient: bool) -> None:
         assert self._switchboard is not None

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_cluster.launch.placement import Seat
-
 #: Where the workers of this host are, for each other.
 LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])):([1-9]\d*)")
@@ -109,11 +107,6 @@ def fill(hosts: Sequence[Host], num_proc: int) -> list[Host]:
         if count:
             taken.append(Host(host.name, count))
     return taken
-
-
-def local_seats(num_proc: int) -> list[Seat]:
-    """Seats for ``num_proc`` workers of this host."""
-    return [Seat(index, LOOPBACK, LOOPBACK) for index in range(num_proc)]
 
 
 def is_local(name: str) -> bool:

@@ -9,7 +9,7 @@ import struct
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
-def interface_addresses() -> dict[str, str]:
+def outward_interfaces() -> dict[str, str]:
     """Interface -> its IPv4 address, for those that have one; the loopback is left out."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -15,7 +15,7 @@ from hvd_cluster.launch.agent_message import Hello
 from hvd_cluster.launch.door import Door
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.hosts import LOOPBACK, Host
-from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.ssh_host import SshHost
 from hvd_cluster.rendezvous.channel import Channel
@@ -121,7 +121,7 @@ class Switchboard:
         self._door.close()
 
     def _greeting(self) -> Greeting:
-        own = interface_addresses()
+        own = outward_interfaces()
         return Greeting(
             name="",
             # Those of the wanted interfaces first; this host may have none of them.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.settings import MiniSettings
 
@@ -36,9 +36,9 @@ def detect_nics(
     names = [settings.nics] if isinstance(settings.nics, str) else list(settings.nics or ())
     wanted = [name for text in names for name in text.split(",") if name]
     if workers:
-        found = map_blocking(lambda worker: worker.execute.remote(lambda _: interface_addresses()), workers)
+        found = map_blocking(lambda worker: worker.execute.remote(lambda _: outward_interfaces()), workers)
     else:
-        found = [interface_addresses()]
+        found = [outward_interfaces()]
     common = set.intersection(*(set(named(addresses, wanted)) for addresses in found))
     if not common:
         there = "; ".join(f"node {index}: {', '.join(addresses) or 'none'}" for index, addresses in enumerate(found))

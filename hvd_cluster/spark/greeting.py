@@ -24,7 +24,7 @@ class Greeting:
 
     #: Its partition.
     seat: int
-    #: See :func:`hvd_cluster.spark.host.machine_key`.
+    #: See :func:`hvd_cluster.spark.host.machine_name`.
     host_key: str = ""
     #: Addresses of its host, the likeliest first.
     addresses: Sequence[str] = ()
@@ -107,7 +107,7 @@ def refusal(seat: int, driver: Versions) -> Greeting:
 def _introduce(context: Any, name: str, job: Plan) -> Greeting:
     return Greeting(
         seat=context.partitionId(),
-        host_key=host.machine_key(),
+        host_key=host.machine_name(),
         addresses=host.addresses([name], [split_address(address)[0] for address in job.driver_addresses]),
         gpus=task_gpus(context),
         versions=asdict(Versions.here()),

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
 
 
-def machine_key() -> str:
+def machine_name() -> str:
     """A text that two processes share if and only if they are on one machine and in one network namespace.
 
     Two executors on one machine are one host; two pods on one machine are two, because neither loopback nor an

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.interfaces import interface_addresses, named
+from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.launch.reach import Beacon, Claim, call, choose, unreachable, witnesses
 from hvd_cluster.rendezvous.secret import new_secret
 
@@ -58,4 +58,4 @@ def test_interfaces_are_chosen_by_name_or_by_the_beginning_of_one() -> None:
     assert list(named(there, ["ib0", "ens5"])) == ["ib0"]
     assert list(named(there, ["eth"])) == ["eth0", "eth1"]
     assert named(there, ["wlan"]) == {}
-    assert not any(address.startswith("127.") for address in interface_addresses().values())
+    assert not any(address.startswith("127.") for address in outward_interfaces().values())

@@ -8,13 +8,13 @@ import pytest
 from ray_clusters import TestCluster
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.interfaces import interface_addresses
+from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.ray import BaseHorovodWorker, RayExecutor
 from hvd_cluster.ray.nics import detect_nics
 
 
 def test_this_process_is_meant_where_there_are_no_workers() -> None:
-    here = set(interface_addresses())
+    here = set(outward_interfaces())
     if not here:
         pytest.skip("this machine has no network interface but the loopback")
     assert detect_nics(RayExecutor.create_settings()) == here
@@ -29,7 +29,7 @@ def test_workers_on_the_nodes_are_asked_under_the_old_name(ray_cluster: TestClus
     import ray
 
     utils = importlib.import_module("hvd_cluster.ray.utils")
-    here = set(interface_addresses())
+    here = set(outward_interfaces())
     if not here:
         pytest.skip("this machine has no network interface but the loopback")
     workers = [ray.remote(BaseHorovodWorker).remote(rank, 2) for rank in range(2)]

@@ -12,11 +12,7 @@ from hvd_cluster.launch.cli.knobs import KNOBS, OBSOLETE
 #: section -> key -> name of the parsed value.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "params": {
-        key: key
-        for key in (
-            *("fusion_threshold_mb", "cycle_time_ms", "cache_capacity"),
-            *("hierarchical_allreduce", "hierarchical_allgather"),
-        )
+        key: key for key in ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity", "hierarchical_allreduce")
     },
     "autotune": {
         "enabled": "autotune",
@@ -39,7 +35,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 }
 #: section -> key -> the flag that says the same, and has no effect.
 _OBSOLETE_KEYS: Mapping[str, Mapping[str, str]] = {
-    "params": {"torus_allreduce": "--torus-allreduce"},
+    "params": {"hierarchical_allgather": "--hierarchical-allgather", "torus_allreduce": "--torus-allreduce"},
     "library_options": {
         "mpi_threads_disable": "--mpi-threads-disable",
         "num_nccl_streams": "--num-nccl-streams",

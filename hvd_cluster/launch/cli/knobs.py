@@ -83,13 +83,6 @@ SWITCHES: Sequence[Switch] = (
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         "reduce inside each host first",
     ),
-    Switch(
-        "hierarchical_allgather",
-        "--hierarchical-allgather",
-        "--no-hierarchical-allgather",
-        "HOROVOD_HIERARCHICAL_ALLGATHER",
-        "gather inside each host first",
-    ),
     Switch("autotune", "--autotune", "--no-autotune", "HOROVOD_AUTOTUNE", "let the engine tune its parameters"),
     Switch(
         "timeline_mark_cycles",
@@ -123,12 +116,13 @@ OBSOLETE: Mapping[str, tuple[int, str]] = {
     "--binding-args": (1, "bind the workers in the command itself, with taskset or numactl"),
     "--num-nccl-streams": (1, "NCCL schedules by itself; its NCCL_MAX_NCHANNELS bounds what it uses of a GPU"),
     "--thread-affinity": (1, "the engine's thread sleeps unless there is work; bind with taskset in the command"),
+    "--hierarchical-allgather": (0, "ranks gather from each other directly; leave the flag out"),
     "--torus-allreduce": (0, "use --hierarchical-allreduce"),
     "--log-hide-timestamp": (0, "use --log-without-timestamp"),
     "--no-log-hide-timestamp": (0, "use --log-with-timestamp"),
 }
 #: Flags of Horovod whose promise holds whether they are given or not.
-KEPT_ANYWAY: Sequence[str] = ("--gloo", "--disable-cache", "--no-torus-allreduce")
+KEPT_ANYWAY: Sequence[str] = ("--gloo", "--disable-cache", "--no-hierarchical-allgather", "--no-torus-allreduce")
 
 
 def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:

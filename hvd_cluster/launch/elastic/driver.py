@@ -26,6 +26,7 @@ from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.mailbox import MailboxReader
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS
+from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, join_address
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class ElasticDriver:
         self._says_give_up = give_up
         self._verdict: Outcome | None = None
         self._is_stopped = False
+        self._leave_timeout_s = Settings.from_env().elastic_leave_timeout_s
         self._job_id = uuid.uuid4().hex[:12]
         self._bell = threading.Event()
         self._keys = itertools.count()
@@ -213,6 +215,7 @@ class ElasticDriver:
             broken_for_s=0.0 if self._broken_since_s is None else now_s - self._broken_since_s,
             short_for_s=0.0 if self._short_since_s is None else now_s - self._short_since_s,
             timeout_s=spec.elastic_timeout_s,
+            leave_timeout_s=self._leave_timeout_s,
             may_come=spec.may_come,
             may_return=spec.may_return,
         )

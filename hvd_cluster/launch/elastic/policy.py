@@ -22,8 +22,6 @@ PATIENCE_S = 10.0
 #: Seconds that workers get to start where slots suffice, whatever the timeout for too few: a busy machine may take long
 #: to import torch.
 START_S = 60.0
-#: Seconds that a member gets to notice that its world is broken; one that hangs would hold up all others.
-LEAVE_S = 300.0
 
 
 class Phase(Enum):
@@ -87,6 +85,8 @@ class View:
     #: How long the job has had too few workers, in seconds.
     short_for_s: float = 0.0
     timeout_s: float = 600.0
+    #: Seconds that a member gets to notice that its world is broken; one that hangs would hold up all others.
+    leave_timeout_s: float = 300.0
     #: New hosts may come.
     may_come: bool = True
     #: Blacklisted hosts may come back.
@@ -201,10 +201,14 @@ def _next_world(
     if training:
         # They notice at their next collective. Whoever is not wanted leaves then.
         ranks = ", ".join(str(worker.rank) for worker in training)
-        if view.broken_for_s > LEAVE_S and len(training) < len(holders):
+        if view.broken_for_s > view.leave_timeout_s and len(training) < len(holders):
             hung = tuple(worker.key for worker in training)
             return Decision(
-                step=Step.WAIT, start=start, stop=(*stop, *hung), text=f"for ranks {ranks}, which hang, to end"
+                step=Step.WAIT,
+                start=start,
+                stop=(*stop, *hung),
+                text=f"for ranks {ranks} to end, which hang: they have not left "
+                f"their world within {view.leave_timeout_s:g} s (HOROVOD_ELASTIC_LEAVE_TIMEOUT)",
             )
         return Decision(step=Step.WAIT, start=start, stop=stop, text=f"for ranks {ranks} to leave their world")
     if going:

@@ -15,8 +15,8 @@ from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.agent import Agent
-from hvd_cluster.launch.machine import notice_vanishing
 from hvd_cluster.rendezvous.secret import certificate_of
+from hvd_cluster.rendezvous.vanishing import notice_vanishing
 from hvd_cluster.spark.devices import task_environment, task_gpus
 from hvd_cluster.spark.driver_line import reach_driver
 from hvd_cluster.spark.encryption import gloo_variables

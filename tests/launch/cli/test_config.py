@@ -52,7 +52,6 @@ def test_everything_that_a_file_may_say_reaches_the_workers(tmp_path: Path) -> N
         "HOROVOD_CYCLE_TIME": "5.0",
         "HOROVOD_CACHE_CAPACITY": "2048",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
-        "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
         "HOROVOD_AUTOTUNE": "1",
         "HOROVOD_AUTOTUNE_LOG": "horovod_autotune_log.txt",
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5",

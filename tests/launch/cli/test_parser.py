@@ -71,7 +71,6 @@ def test_every_flag_of_horovodrun_is_understood_under_its_parsed_name() -> None:
         "cycle_time_ms": 2.0,
         "cache_capacity": 3,
         "hierarchical_allreduce": True,
-        "hierarchical_allgather": True,
         "autotune": True,
         "autotune_log_file": "a",
         "autotune_warmup_samples": 4,
@@ -93,7 +92,7 @@ def test_every_flag_of_horovodrun_is_understood_under_its_parsed_name() -> None:
         "prefix_output_with_timestamp": True,
         "hostfile": "hosts",
         "command": ["train"],
-        "notes": None,
+        "notes": [f"--hierarchical-allgather has no effect: {OBSOLETE['--hierarchical-allgather'][1]}"],
     }
     assert {name: getattr(given, name) for name in expected} == expected
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.launch.elastic.policy import LEAVE_S, PATIENCE_S, Decision, Phase, Step, View, WorkerView, decide
+from hvd_cluster.launch.elastic.policy import PATIENCE_S, Decision, Phase, Step, View, WorkerView, decide
 
 S, W, R = Phase.STARTING, Phase.WAITING, Phase.RUNNING
 
@@ -64,8 +64,9 @@ def test_a_broken_world_waits_until_all_members_have_left_it() -> None:
 
 def test_a_member_that_never_leaves_a_broken_world_is_stopped() -> None:
     workers = [("a", W, 0), ("b", R, 1)]
-    hung = decide(view(workers, {"a": 1, "b": 1}, generation=0, size=3, num_lost=1, broken_for_s=LEAVE_S + 1))
+    hung = decide(view(workers, {"a": 1, "b": 1}, generation=0, size=3, num_lost=1, broken_for_s=8, leave_timeout_s=7))
     assert (hung.step, hung.stop) == (Step.WAIT, (1,))
+    assert "HOROVOD_ELASTIC_LEAVE_TIMEOUT" in hung.text
 
 
 def test_old_members_keep_the_low_ranks_and_the_state() -> None:

@@ -1,18 +1,11 @@
-"""What tells this machine from others, and when another one has vanished."""
+"""How a connection notices that the machine at its other end has vanished."""
 
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 #: Seconds after which a host that has vanished without a word counts as gone.
 VANISHED_S = 10
-
-
-def machine_key() -> str:
-    """A string that is equal for two processes of one kernel and one network namespace."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot_id}/{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def notice_vanishing(sock: socket.socket) -> None:
