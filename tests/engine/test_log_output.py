@@ -1,0 +1,46 @@
+"""What a worker's standard error shows of the library's messages, in programs that say nothing or something of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+SAY = (
+    "import hvd_cluster.engine.basics as hvd\n"
+    "hvd.init(); hvd.shutdown(); hvd.init()\n"
+    "logger = logging.getLogger('hvd_cluster.part')\n"
+    "logger.debug('a detail'); logger.info('news'); logger.warning('a warning')\n"
+    "hvd.shutdown()\n"
+)
+
+
+def said(program: str = "", **variables: str) -> list[str]:
+    """The lines about the part on the standard error of a worker whose program begins so."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}
+    command = [sys.executable, "-c", f"import logging\n{program}\n{SAY}"]
+    done = subprocess.run(command, env={**env, **variables}, capture_output=True, text=True, timeout=120, check=True)
+    return [line for line in done.stderr.splitlines() if re.search("a detail|news|a warning", line)]
+
+
+def test_without_a_level_python_s_own_default_holds() -> None:
+    assert said() == ["a warning"]
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"),
+    [("DEBUG", ["DEBUG", "INFO", "WARNING"]), ("info", ["INFO", "WARNING"]), ("error", [])],
+)
+def test_a_level_says_which_messages_are_seen(level: str, heard: list[str]) -> None:
+    lines = said(HOROVOD_LOG_LEVEL=level)
+    assert [re.sub(r"^[-\d]+ [:,\d]+ (\w+) hvd_cluster\.part: .*", r"\1", line) for line in lines] == heard
+
+
+def test_the_time_may_be_left_out_and_the_program_s_own_handler_is_the_only_one() -> None:
+    own = "logging.basicConfig(format='mine: %(message)s')"
+    assert said(HOROVOD_LOG_LEVEL="info", HOROVOD_LOG_HIDE_TIME="1")[0] == "INFO hvd_cluster.part: news"
+    assert said(own, HOROVOD_LOG_LEVEL="info") == ["mine: news", "mine: a warning"]
+    assert said(own) == ["mine: a warning"]
