@@ -102,6 +102,7 @@ class DiskCache(RowGroupCache):
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int) -> None:
         self._folder = Path(folder).absolute()
         self._limit_bytes = limit_bytes
+        self._has_warned = False  # once is enough: it would be said of every row group
 
     def get(self, key: Key, read: Callable[[], pa.Table]) -> pa.Table:
         path = self._folder / f"{hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()}.arrow"
@@ -122,11 +123,22 @@ class DiskCache(RowGroupCache):
                 if path.exists() or not self._make_room(table.nbytes + _HEADER_BYTES * (1 + table.num_columns)):
                     return path.exists()
                 unfinished = self._folder / f"{_UNFINISHED}{path.name}"
-                with pyarrow.OSFile(str(unfinished), "wb") as sink, ipc.new_file(sink, table.schema) as writer:
-                    writer.write_table(table.combine_chunks())
-                unfinished.replace(path)
+                try:
+                    with pyarrow.OSFile(str(unfinished), "wb") as sink, ipc.new_file(sink, table.schema) as writer:
+                        writer.write_table(table.combine_chunks())
+                    unfinished.replace(path)
+                finally:
+                    unfinished.unlink(missing_ok=True)  # half a file would fill the disk further
         except OSError as error:  # a full disk: the job goes on without the cache
-            logger.warning("the cache in %s could not keep a row group: %s", self._folder, error)
+            if not self._has_warned:
+                logger.warning(
+                    "the cache in %s could not keep a row group: %s. The data is read from its source instead, which "
+                    "takes longer; choose another folder or a smaller limit_bytes (now %d)",
+                    self._folder,
+                    error,
+                    self._limit_bytes,
+                )
+            self._has_warned = True
             return False
         return True
 

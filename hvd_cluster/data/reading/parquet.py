@@ -83,9 +83,18 @@ class ParquetFolder:
         self.schema = infer(self.arrow_schema, columns, decoded)
         kinds = [(column.name, column.kind, column.dtype) for column in self.schema]
         for file, footer in self._footers.items():
-            other = infer(_with(footer.schema.to_arrow_schema(), folder_fields), self.schema.names, decoded)
-            if [(column.name, column.kind, column.dtype) for column in other] != kinds:
-                raise DataError(f"the columns of {file} have other types than those of {self.paths[0]}")
+            file_schema = _with(footer.schema.to_arrow_schema(), folder_fields)
+            other = infer(file_schema, self.schema.names, decoded)
+            differing = [
+                f"{name!r} is {_type_of(file_schema, name)} and was {_type_of(self.arrow_schema, name)}"
+                for (name, *_), column in zip(kinds, other, strict=True)
+                if (column.name, column.kind, column.dtype) not in kinds
+            ]
+            if differing:
+                raise DataError(
+                    f"columns of {file} have other types than those of {self.paths[0]}: {'; '.join(differing)}. Write "
+                    "the files with one schema, or leave these columns out"
+                )
         self.row_groups = tuple(self._row_groups())
 
     @property
@@ -226,6 +235,10 @@ class ParquetFolder:
                 if rows:
                     size = row_group_bytes(footer, index, leaves)
                     yield RowGroup(path, index, rows, size_bytes=size, partition=self._partitions[path])
+
+
+def _type_of(schema: Any, name: str) -> str:
+    return str(schema.field(name).type)
 
 
 def _with(schema: Any, fields: Sequence[Any]) -> Any:

@@ -116,9 +116,10 @@ class RowGroupTables:
         except FileNotFoundError as error:
             raise DataError(f"cannot read {_place(groups[0])}: there is no such file any more: {error}") from error
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())  # Parquet's own may be of several lines
             raise DataError(
-                f"cannot read {_place(groups[0])}: {error}; the file may be damaged, half-written or removed: write "
-                "the data again"
+                f"cannot read {_place(groups[0])}: {reason}; the file may be damaged, half-written, removed, or "
+                "changed since the reader was made: write the data again, or make a new reader"
             ) from error
         missing = [name for name in stored if name not in table.column_names]
         if missing:

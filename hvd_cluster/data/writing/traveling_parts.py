@@ -92,18 +92,28 @@ def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
 
     Yields:
         VARIABLE and the folder.
+
+    Raises:
+        DataError: this machine's disk does not take them.
     """
     _sweep()
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for batch in batches:
-            for row in batch.to_pylist():
-                descriptor = os.open(Path(folder, row["name"]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.pwrite(descriptor, row["data"], row["at"])
-                finally:
-                    os.close(descriptor)
+            try:
+                _keep(batch.to_pylist(), folder)
+            except OSError as error:
+                raise DataError(unwritable_text(folder, error)) from error
         yield {VARIABLE: folder}
+
+
+def _keep(rows: Iterable[Mapping[str, Any]], folder: str) -> None:
+    for row in rows:
+        descriptor = os.open(Path(folder, row["name"]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, row["data"], row["at"])
+        finally:
+            os.close(descriptor)
 
 
 def _sweep() -> None:
