@@ -246,6 +246,22 @@ def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path:
 
 
 @pytest.mark.slow
+def test_a_member_that_hangs_holds_the_job_up_no_longer_than_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC_LEAVE_TIMEOUT", "3")
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "4")
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "2")
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "5")
+    job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", "--max-np", "2", pause_s=0.2)
+    job.wait_for(lambda workers: any(r == 1 and s >= 3 for s, r, _ in workers.values()))
+    os.kill(next(pid for pid, (_, rank, _) in job.workers().items() if rank == 1), signal.SIGSTOP)
+    job.wait_for(lambda _: "HOROVOD_ELASTIC_LEAVE_TIMEOUT" in job.log.read_text())
+    job.hurry()
+    assert each_sample_once_per_epoch(job.end())
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_ready_while_the_others_still_meet_is_let_in(tmp_path: Path) -> None:
     def fn(folder: str) -> int:
         import hvd_cluster.torch as hvd
