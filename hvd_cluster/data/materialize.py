@@ -67,12 +67,14 @@ def materialize(
     allow_ragged: bool = False,
     float32: bool = False,
     reuse: bool = False,
+    own_folders: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
     """Make data ready to train on.
 
     A Spark DataFrame (classic or Connect) is written by its executors, in one job; a pandas DataFrame or an Arrow
-    table by this process; Parquet is used where it is, unless a validation column mixes both parts in one row group.
+    table by this process; Parquet is used where it is, unless a validation column mixes both parts in one row group
+    or ``own_folders`` asks for more.
 
     The same data gives the same rows in the same order and the same split, whatever ``num_proc`` is, as long as Spark
     delivers its partitions in the same way.
@@ -96,6 +98,8 @@ def materialize(
             (``DataFrame.sameSemantics``) and its input files have not changed: a plan that draws at random or calls out
             gives then the rows that it gave the first time. ``Dataset.remove`` leaves such folders to others;
             :func:`hvd_cluster.data.writing.retention.remove_older_than` takes them away.
+        own_folders: each part must be all that lies in one folder, for programs that read folders themselves: Parquet
+            is used in place only where it is a folder of which nothing is held out.
         progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
@@ -119,6 +123,7 @@ def materialize(
     writer.allow_ragged = allow_ragged
     writer.float32 = float32
     writer.reuse = reuse and dataset_id is None
+    writer.own_folders = own_folders
     writer.progress = progress
     writer.dataset_id = dataset_id or uuid.uuid4().hex
     package = type(data).__module__.split(".")[0]
@@ -144,6 +149,7 @@ class _Materializer:
     allow_ragged = False
     float32 = False
     reuse = False
+    own_folders = False
     progress: Progress | None = None
     dataset_id = ""
 
@@ -222,13 +228,14 @@ class _Materializer:
             return self._dataset(plan, [self._written(plan, batches, table.num_rows)], folders)
 
     def from_parquet(self, path: str) -> Dataset:
-        """Row groups where they are; through a copy where a validation column mixes the parts."""
+        """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
         folder = parquet.ParquetFolder(store.fs, [store.get_localized_path(path)], self.columns)
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
-        if isinstance(self.validation, str):
+        mixed = self.own_folders and (self.validation is not None or store.is_file(path))
+        if isinstance(self.validation, str) or mixed:
             return self._copied(folder, store)
         seen = folder.census()
         census.require(seen.problems(allow_ragged=self.allow_ragged))

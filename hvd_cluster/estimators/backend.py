@@ -138,13 +138,18 @@ class SparkBackend(LauncherBackend):
         return active(self._kwargs.get("spark"))
 
     @property
+    def is_far(self) -> bool:
+        """Whether tasks may run on other machines than this process."""
+        from hvd_cluster.spark import host
+
+        return self._session().driver_hosts()[0] != host.LOOPBACK
+
+    @property
     def driver_is_out_of_reach(self) -> bool:
         """Whether workers cannot open a connection to this process, as far as can be told: a remote Connect server."""
-        from hvd_cluster.spark import host
         from hvd_cluster.spark.connect import ConnectSession
 
-        session = self._session()
-        return isinstance(session, ConnectSession) and session.driver_hosts()[0] != host.LOOPBACK
+        return isinstance(self._session(), ConnectSession) and self.is_far
 
     def check(self) -> None:
         """Wait until the session has a slot for each worker, as :func:`hvd_cluster.spark.run` does.
@@ -164,6 +169,11 @@ class SparkBackend(LauncherBackend):
 def takes_rows(backend: Any) -> bool:
     """Whether ``backend.run`` brings rows to the workers itself, so that no store is needed."""
     return getattr(backend, "brings_rows", False) and _accepts(backend, "rows")
+
+
+def is_far(backend: Any) -> bool:
+    """Whether its workers may be on machines that see nothing of this one's disk, as far as the backend tells."""
+    return bool(getattr(backend, "is_far", False))
 
 
 def check(backend: Any) -> None:

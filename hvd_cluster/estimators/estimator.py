@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders
-from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, takes_rows
+from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check
 from hvd_cluster.estimators.column_roles import ColumnRoles
+from hvd_cluster.estimators.delivery import Delivery, Prepared
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.run.epochs import EpochListener
@@ -41,16 +41,6 @@ logger = logging.getLogger(__name__)
 
 #: Rows of the batch that the model and the loss are tried on.
 _PROBE_ROWS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """Data on its way to the workers."""
-
-    #: What they read; where ``rows`` are given, a few rows of the same columns, to try the model on.
-    dataset: Dataset
-    #: Rows that go to the workers without a store; see :class:`hvd_cluster.estimators.run.arrived_rows.Arriving`.
-    rows: Any = None
 
 
 class DistributedEstimator(ColumnRoles, Estimator):
@@ -86,44 +76,35 @@ class DistributedEstimator(ColumnRoles, Estimator):
     def _fit(self, dataset: Any) -> Any:
         kind, names = kind_of(dataset), column_names(dataset)
         backend = self._backend_for(kind, dataset)
-        if kind is Frame.SPARK and self._value("store") is None and not takes_rows(backend):
-            raise ValueError(
-                f"store is required: {type(backend).__name__} does not bring the rows of a Spark DataFrame to its "
-                'workers; give a folder that the driver and all workers see, such as store="s3://bucket/work"'
-            )
+        delivery = Delivery(
+            kind=kind,
+            backend=backend,
+            has_store=self._value("store") is not None,
+            has_module=self._value("data_module") is not None,
+            validation=self._value("validation") or None,
+        )
+        delivery.require_store()
 
         @contextlib.contextmanager
         def prepared(store: Store, seed: int) -> Iterator[Prepared]:
-            given = {
-                "columns": self._columns(names),
-                "validation": self._value("validation") or None,
-                "num_proc": backend.num_processes(),
-                "partitions_per_process": self._value("partitions_per_process"),
-                "seed": seed,
-                "allow_ragged": self._value("transformation_fn") is not None,
-            }
-            if kind is Frame.SPARK and self._value("store") is None:
-                from hvd_cluster.estimators.spark.feed import feed
-
-                sample, arriving = feed(dataset, store, **given)
-                try:
-                    yield Prepared(sample, arriving)
-                finally:
-                    arriving.release()
-                return
             data = dataset
             if kind is Frame.RAY:
                 from hvd_cluster.estimators.ray import data as ray_data
 
                 ray_data.require_shared(self._value("store"))
                 data = ray_data.parts_of(dataset, self._read_columns(names))
-            written = materialize(data, store, **given)
-            try:
-                yield Prepared(written)
-            finally:
-                written.remove()
+            with delivery.prepared(
+                data,
+                store,
+                columns=self._columns(names),
+                num_proc=backend.num_processes(),
+                partitions_per_process=self._value("partitions_per_process"),
+                seed=seed,
+                allow_ragged=self._value("transformation_fn") is not None,
+            ) as ready:
+                yield ready
 
-        return self._fit_prepared(backend, names, prepared, far=kind is Frame.SPARK)
+        return self._fit_prepared(backend, names, prepared, keeps_with_driver=delivery.keeps_with_driver)
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | str | None = None) -> Any:
         """Fit the Parquet that lies at the store's paths for training and validation data already.
@@ -150,19 +131,23 @@ class DistributedEstimator(ColumnRoles, Estimator):
 
         @contextlib.contextmanager
         def prepared(store: Store, _seed: int) -> Iterator[Prepared]:
-            yield Prepared(parquet_folders.dataset(store, dataset_idx, self._columns(names), backend.num_processes()))
+            columns, num_proc = self._columns(names), backend.num_processes()
+            yield Prepared(
+                parquet_folders.dataset(store, dataset_idx, columns, num_proc),
+                part_dirs=parquet_folders.part_dirs(store, dataset_idx),
+            )
 
         backend: Backend = self._get_or_create_backend()
-        return self._fit_prepared(backend, names, prepared, far=isinstance(backend, SparkBackend))
+        return self._fit_prepared(backend, names, prepared, keeps_with_driver=False)
 
     def _fit_prepared(
         self,
         backend: Backend,
         names: list[str],
         prepared: Callable[[Store, int], contextlib.AbstractContextManager[Prepared]],
-        far: bool,
+        keeps_with_driver: bool,
     ) -> Any:
-        """Fit data of these columns; ``far``: workers see neither this machine's disk nor perhaps this process."""
+        """Fit data of these columns; ``keeps_with_driver``: workers do not see where the driver keeps the run."""
         self._check(names)
         self._check_picklable()
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
@@ -177,8 +162,9 @@ class DistributedEstimator(ColumnRoles, Estimator):
                 with prepared(store, seed) as data, tracking.tracked(self, run_id) as tracker:
                     spec = dataclasses.replace(
                         self._train_spec(data.dataset, store, run_id, seed),
-                        store_on_driver=far and self._value("store") is None,
-                        report_through_store=far and getattr(backend, "driver_is_out_of_reach", False),
+                        part_dirs=data.part_dirs,
+                        store_on_driver=keeps_with_driver,
+                        report_through_store=getattr(backend, "driver_is_out_of_reach", False),
                     )
                     if found is not None:
                         if data.rows is None:  # else the workers see what there is

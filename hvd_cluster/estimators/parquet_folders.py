@@ -31,8 +31,14 @@ def dataset(store: Store, dataset_idx: int | str | None, columns: Sequence[str],
         DataError: the data cannot be read, or holds nulls or ragged lists.
     """
     train = materialize(store.get_train_data_path(dataset_idx), store, columns=columns, num_proc=num_proc)
-    held_out = store.get_val_data_path(dataset_idx)
-    if not store.exists(held_out):
+    _, held_out = part_dirs(store, dataset_idx)
+    if held_out is None:
         return train
     validation = materialize(held_out, store, columns=columns, num_proc=num_proc)
     return dataclasses.replace(train, validation=validation.train)
+
+
+def part_dirs(store: Store, dataset_idx: int | str | None) -> tuple[str, str | None]:
+    """The folders of the training data and of the validation data, None where there is no such folder."""
+    held_out = store.get_val_data_path(dataset_idx)
+    return store.get_train_data_path(dataset_idx), held_out if store.exists(held_out) else None

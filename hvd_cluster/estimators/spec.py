@@ -64,6 +64,8 @@ class FitSpec:
     dataset: Dataset
     #: Keeps checkpoints and logs; the data may lie in another one.
     store: Store
+    #: Folders that hold exactly the rows of each part (None: nothing is held out), for a ``data_module``.
+    part_dirs: tuple[str, str | None] | None = None
     #: Workers do not see ``store``: checkpoints travel to the driver, and ``resume`` brings one back.
     store_on_driver: bool = False
     #: The driver hears nothing of the workers but what they write to the store.

@@ -37,6 +37,15 @@ class RayBackend(LauncherBackend):
         self._num_found = None
         self.num_processes()
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the cluster has other machines than this one."""
+        from hvd_cluster.ray import nodes
+        from hvd_cluster.ray.session import connect
+
+        connect()
+        return any(node.address != nodes.own_address() for node in nodes.living())
+
     def num_processes(self) -> int:
         """The number of workers; asks the cluster once in each fit where it was not given.
 

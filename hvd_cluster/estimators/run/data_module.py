@@ -27,7 +27,7 @@ class DataModule(ABC):
     feature columns, and a dict or a sequence of the labels.
 
     Args:
-        train_dir, val_dir: paths or URLs of the Parquet data.
+        train_dir, val_dir: paths or URLs of folders that hold exactly the training and the validation rows, as Parquet.
         num_train_epochs: epochs of the fit.
         has_val: whether there is validation data.
         train_batch_size, val_batch_size: rows of a batch, per worker.
@@ -141,9 +141,11 @@ def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: 
     """What a data module is made with on one rank."""
     data = spec.dataset
     held_out = data.validation.rows if data.validation is not None else 0
+    assert spec.part_dirs is not None  # a fit with a data module has them
+    train_dir, val_dir = spec.part_dirs
     return {
-        "train_dir": _folder(spec, data.train.row_groups[0].path),
-        "val_dir": _folder(spec, data.validation.row_groups[0].path) if data.validation is not None else None,
+        "train_dir": train_dir,
+        "val_dir": val_dir,
         "num_train_epochs": spec.epochs,
         "has_val": bool(held_out),
         "train_batch_size": spec.batch_size,
@@ -233,10 +235,3 @@ class DataModuleReaders(Readers):
 
 def _as_tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-
-
-def _folder(spec: FitSpec, path: str) -> str:
-    """The folder of a file of the data, as a path or URL that anybody can open."""
-    prefix = spec.dataset.store.prefix
-    inner = spec.dataset.store.get_localized_path(prefix)
-    return prefix + path.rsplit("/", 1)[0].removeprefix(inner.rstrip("/")) if path.startswith(inner) else path

@@ -1,0 +1,137 @@
+"""Data modules: the folders they are given hold exactly their rows, and what they are made with counts."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hvd_cluster.estimators import DataModule, TorchEstimator
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Whole(DataModule):
+    """Tells which rows lie in its folders, and gives them in batches."""
+
+    def __enter__(self):
+        import json
+        from pathlib import Path
+
+        import pyarrow.parquet as pq
+
+        self.tables = [pq.read_table(path) for path in (self.train_dir, self.val_dir) if path is not None]
+        found = [sorted(table["row"].to_pylist()) for table in self.tables]
+        if self.cur_shard == 0:
+            Path(self.told).write_text(json.dumps(found))
+        return self
+
+    def _batches(self, table):
+        for start in range(0, len(table), self.train_batch_size):
+            rows = table.slice(start, self.train_batch_size)
+            yield {name: rows[name].to_numpy().astype("float32") for name in ("row", "y")}
+
+    def train_data(self):
+        return self._batches(self.tables[0])
+
+    def val_data(self):
+        return self._batches(self.tables[1]) if self.has_val else None
+
+
+def rows_given(told, backend, data, module=Whole, **params):
+    """The rows of the training folder and of the validation folder, as a module in a worker sees them."""
+    import json
+
+    class Telling(module):
+        pass
+
+    Telling.told = str(told)
+    net = torch.nn.Linear(1, 1)
+    fit = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-6),
+        loss=F.mse_loss,
+        feature_cols=["row"],
+        label_cols=["y"],
+        input_shapes=[[-1, 1]],
+        label_shapes=[[-1, 1]],
+        batch_size=8,
+        random_seed=3,
+        verbose=0,
+        backend=backend,
+        data_module=Telling,
+        **params,
+    )
+    fit.fit(data)
+    return json.loads(told.read_text())
+
+
+def write(path, first, last, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = np.arange(first, last, dtype="float32")
+    pq.write_table(pa.table({"row": rows, "y": rows * 2, **columns}), path)
+
+
+def test_a_module_over_parquet_is_not_given_the_rows_that_are_held_out(one_worker, tmp_path):
+    for index in range(4):
+        write(tmp_path / "data" / f"{index}.parquet", 25 * index, 25 * index + 25)
+    train, held_out = rows_given(tmp_path / "told", one_worker, tmp_path / "data", validation=0.2)
+    assert sorted(train + held_out) == list(range(100))
+    assert 10 < len(held_out) < 30
+
+
+def test_a_module_over_one_file_is_not_given_its_neighbours(one_worker, tmp_path):
+    write(tmp_path / "data" / "a.parquet", 0, 30)
+    write(tmp_path / "data" / "b.parquet", 30, 60)
+    (train,) = rows_given(tmp_path / "told", one_worker, tmp_path / "data" / "a.parquet", store=tmp_path / "work")
+    assert train == list(range(30))
+    assert list((tmp_path / "work").rglob("*.parquet")) == []
+
+
+def test_a_module_over_a_folder_of_folders_is_given_all_of_them_in_place(one_worker, tmp_path):
+    write(tmp_path / "data" / "key=a" / "x.parquet", 0, 30)
+    write(tmp_path / "data" / "key=b" / "x.parquet", 30, 60)
+    (train,) = rows_given(tmp_path / "told", one_worker, tmp_path / "data")
+    assert train == list(range(60))
+
+
+def test_a_module_over_prepared_parquet_is_given_the_folders_of_the_store(one_worker, tmp_path):
+    from hvd_cluster.data.store import Store
+
+    class Telling(Whole):
+        told = str(tmp_path / "told")
+
+    store = Store.create(tmp_path / "work")
+    for part, first, last in (("train", 0, 40), ("val", 40, 50)):
+        write(tmp_path / "work" / f"intermediate_{part}_data.7" / "a" / "x.parquet", first, first + 5)
+        write(tmp_path / "work" / f"intermediate_{part}_data.7" / "b" / "x.parquet", first + 5, last)
+    net = torch.nn.Linear(1, 1)
+    given = {"feature_cols": ["row"], "label_cols": ["y"], "input_shapes": [[-1, 1]], "label_shapes": [[-1, 1]]}
+    TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-6),
+        loss=F.mse_loss,
+        backend=one_worker,
+        data_module=Telling,
+        store=store,
+        verbose=0,
+        **given,
+    ).fit_on_parquet(dataset_idx=7)
+    assert (tmp_path / "told").read_text() == str([[float(i) for i in range(40)], [float(i) for i in range(40, 50)]])
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+def test_a_module_over_a_frame_is_given_each_part_once(one_worker, tmp_path, with_store):
+    rows = np.arange(60, dtype="float32")
+    data = pd.DataFrame({"row": rows, "y": rows, "v": rows % 4 == 0})
+    more = {"store": tmp_path / "work"} if with_store else {}
+    train, held_out = rows_given(tmp_path / "told", one_worker, data, validation="v", **more)
+    assert held_out == list(range(0, 60, 4))
+    assert sorted(train + held_out) == list(range(60))
