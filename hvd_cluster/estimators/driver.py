@@ -82,10 +82,14 @@ class DriverRun:
                     check(self.backend)  # an executor that died takes a while to be replaced
 
     def _resumed(self, spec: Any, digest: str) -> Any:
-        """The spec with the checkpoint, where workers cannot fetch it themselves."""
+        """The spec with the checkpoints, where workers cannot fetch them themselves."""
         if not spec.store_on_driver:
             return spec
-        return dataclasses.replace(spec, resume=run_files.read(self.store, spec.run_id), data_digest=digest)
+        last, best = (run_files.read(self.store, spec.run_id, suffix) for suffix in ("", run_files.BEST))
+        # Without the last one training begins anew, and so does the search for the best.
+        return dataclasses.replace(
+            spec, resume=last, resume_best=None if last is None else best, data_digest=digest
+        )
 
     @contextlib.contextmanager
     def _watched(self, spec: Any, hear: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:

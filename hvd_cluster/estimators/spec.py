@@ -72,6 +72,8 @@ class FitSpec:
     report_through_store: bool = False
     #: A checkpoint to go on from, for where workers do not see the store; None to look there.
     resume: bytes | None = field(default=None, repr=False)
+    #: That of the best epoch so far, likewise.
+    resume_best: bytes | None = field(default=None, repr=False)
     #: What tells the rows that it was trained on from others, where they come without a store.
     data_digest: str = ""
     #: Rows of a batch, per worker.

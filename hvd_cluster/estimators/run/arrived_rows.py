@@ -69,11 +69,10 @@ class _TrainOnArrived:
             dataset, digest = gathered(folder, self.plan, self.lanes, hvd)
             if hvd.rank() == 0:
                 progress.report(data_digest=digest)
-            resume = spec.resume
-            if resume is not None and digest != spec.data_digest:
+            if spec.resume is not None and digest != spec.data_digest:
                 logger.warning("%s", _CHANGED_TEXT)
-                resume = None
-            result = self.train_fn(dataclasses.replace(spec, dataset=dataset, resume=resume))
+                spec = dataclasses.replace(spec, resume=None, resume_best=None)
+            result = self.train_fn(dataclasses.replace(spec, dataset=dataset))
             hvd.barrier()  # nobody's files go while another one reads them
             return result
         finally:

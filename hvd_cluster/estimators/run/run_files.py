@@ -31,11 +31,12 @@ class RunFiles:
     #: Workers do not see the store: what they save travels to the driver, and what was saved came with the spec.
     on_driver: bool = False
     resume: bytes | None = None
+    resume_best: bytes | None = None
 
     @classmethod
     def of(cls, spec: FitSpec) -> RunFiles:
         """Those of the run that ``spec`` tells of."""
-        return cls(spec.store, spec.run_id, spec.store_on_driver, spec.resume)
+        return cls(spec.store, spec.run_id, spec.store_on_driver, spec.resume, spec.resume_best)
 
     def save(self, blob: bytes, best: bool = False) -> None:
         """Keep a checkpoint as the last one, or as the best; a no-op in a store that keeps no runs.
@@ -60,8 +61,8 @@ class RunFiles:
         return self.resume if self.on_driver else read(self.store, self.run_id)
 
     def best(self) -> bytes | None:
-        """The best checkpoint, or None where there is none that workers see."""
-        return None if self.on_driver else read(self.store, self.run_id, BEST)
+        """The best checkpoint, or None."""
+        return self.resume_best if self.on_driver else read(self.store, self.run_id, BEST)
 
     @staticmethod
     def _send(blob: bytes, suffix: str) -> None:

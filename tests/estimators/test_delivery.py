@@ -1,0 +1,93 @@
+"""Where the rows of a fit and what it keeps go, when workers are on machines that do not see this one's disk."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import survivors
+import torch.nn.functional as F
+from survivors import KillingLoss, estimator, what_was_learned
+
+from hvd_cluster.estimators import LocalBackend
+from hvd_cluster.estimators.delivery import Delivery
+from hvd_cluster.estimators.frames import Frame
+from hvd_cluster.estimators.run.data_module import PetastormDataModule
+
+cloudpickle.register_pickle_by_value(survivors)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Elsewhere(LocalBackend):
+    """Says that its workers see nothing of this machine's disk."""
+
+    is_far = True
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow"])
+def test_rows_that_would_lie_on_the_drivers_own_disk_need_a_store(frame, kind):
+    data = frame[["x", "y"]] if kind == "pandas" else pa.Table.from_pandas(frame[["x", "y"]])
+    with pytest.raises(ValueError, match=r"store is required: the workers of Elsewhere are on other machines"):
+        estimator(F.mse_loss, backend=Elsewhere(1)).fit(data)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"kind": Frame.PARQUET, "validation": "v"}, "cannot be read where it is"),
+        ({"kind": Frame.PARQUET, "validation": 0.2, "has_module": True}, "cannot be read where it is"),
+        ({"kind": Frame.SPARK, "backend": LocalBackend(1)}, "does not bring the rows of a Spark DataFrame"),
+        ({"kind": Frame.PARQUET, "validation": 0.2}, None),
+        ({"kind": Frame.PANDAS, "has_store": True}, None),
+        ({"kind": Frame.PANDAS, "backend": LocalBackend(1)}, None),
+    ],
+)
+def test_a_store_is_required_where_rows_have_no_other_way(given, text):
+    usual = {"backend": Elsewhere(1), "has_store": False, "has_module": False, "validation": None}
+    delivery = Delivery(**{**usual, **given})
+    if text is None:
+        delivery.require_store()
+        return
+    with pytest.raises(ValueError, match=f"store is required: .*{text}.*; give a folder"):
+        delivery.require_store()
+
+
+def test_a_data_module_cannot_read_spark_rows_without_a_store():
+    class Brings(LocalBackend):
+        brings_rows = True
+
+    delivery = Delivery(kind=Frame.SPARK, backend=Brings(1), has_store=False, has_module=True, validation=None)
+    with pytest.raises(ValueError, match=r"store is required: a data_module reads Parquet"):
+        delivery.require_store()
+
+
+def test_parquet_that_workers_elsewhere_see_is_read_by_a_module_in_place_without_a_store(frame, tmp_path):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "data" / "a.parquet")
+    given = {"backend": Elsewhere(1, verbose=0), "validation": None, "checkpoint_every_steps": None}
+    model = estimator(F.mse_loss, data_module=PetastormDataModule, **given).fit(tmp_path / "data")
+    assert len(model.getHistory()) == 3
+
+
+def test_the_best_epoch_outlives_a_death_where_checkpoints_travel_to_the_driver(frame, tmp_path):
+    pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
+
+    def fitted(loss):
+        # A huge rate from the second epoch on: the first one stays the best.
+        fit = estimator(loss, backend=Elsewhere(1, verbose=0), return_best=True, epochs=3)
+        return fit.setLrScheduler(_diverges).setLrSchedulerInterval("epoch").fit(tmp_path / "a.parquet")
+
+    killed, undisturbed = fitted(KillingLoss([tmp_path / "killed"], rank=0, at=50)), fitted(F.mse_loss)
+    assert (tmp_path / "killed").exists()
+    losses = [record["validation"]["loss"] for record in killed.getHistory()]
+    assert min(losses) == losses[0] < losses[-1]
+    assert what_was_learned(killed) == what_was_learned(undisturbed)
+
+
+def _diverges(optimizer):
+    import torch
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch == 0 else 1e6)
