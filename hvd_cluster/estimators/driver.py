@@ -87,9 +87,7 @@ class DriverRun:
             return spec
         last, best = (run_files.read(self.store, spec.run_id, suffix) for suffix in ("", run_files.BEST))
         # Without the last one training begins anew, and so does the search for the best.
-        return dataclasses.replace(
-            spec, resume=last, resume_best=None if last is None else best, data_digest=digest
-        )
+        return dataclasses.replace(spec, resume=last, resume_best=None if last is None else best, data_digest=digest)
 
     @contextlib.contextmanager
     def _watched(self, spec: Any, hear: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:

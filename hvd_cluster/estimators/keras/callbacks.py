@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.data import KerasBatches
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture
@@ -33,6 +34,8 @@ class Course:
     #: By what the learning rate of one worker is multiplied.
     rate_factor: float
     watch: Watch = field(default_factory=Watch)
+    #: The best epoch's file, on rank 0; None where none is wanted.
+    best: BestFile | None = None
 
 
 class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -91,6 +94,8 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         if course.spec.validation_is_there:
             found = _means(self._gathered(self._validated()))
             logs.update({f"val_{name}": value for name, value in found.items()})
+        if course.best is not None:
+            course.best.take_up()
 
     def _gathered(self, mine: Any) -> list[Any]:
         return self._course.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")  # type: ignore[no-any-return]
@@ -142,6 +147,8 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             "logged": logged,
         }
         course.history.append(record)
+        if course.best is not None:
+            course.best.keep()
         is_last = len(course.history) == spec.epochs or bool(self.model.stop_training)
         if hvd.rank() == 0 and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
             body = capture(self.model, course.rate_factor)

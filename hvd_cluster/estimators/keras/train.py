@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 
+from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.data import KerasBatches
 from hvd_cluster.estimators.keras.parcel import choose_backend
 from hvd_cluster.estimators.keras.spec import KerasSpec
@@ -73,13 +74,13 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
     course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor)
     with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
+        course.best = BestFile.of(spec, keeper, folder, course.history)
         if len(course.history) < spec.epochs:
             _fit(model, course, _callbacks(spec, extras, course, keeper, log, scaled_rate, folder))
     state = b""
     if hvd.rank() == 0:
-        best = Path(str(keeper.filepath)) if keeper is not None and keeper.save_best_only else None
-        if best is not None and best.exists():
-            model.load_weights(str(best))
+        if course.best is not None and course.best.path.exists():
+            model.load_weights(str(course.best.path))
         state = capture(model, factor)
         if not spec.store_on_driver:
             spec.store.sync_fn(spec.run_id)(folder)

@@ -7,6 +7,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.store import Store, unwritable_text
@@ -105,6 +106,12 @@ def read(store: Store, run_id: str, suffix: str = "") -> bytes | None:
     """A checkpoint, or None."""
     path = path_of(store, run_id, suffix)
     return None if path is None or not store.exists(path) else store.read(path)
+
+
+def is_own_folder(spec: FitSpec, folder: str) -> bool:
+    """Whether a folder of :func:`local_folder` is the run's own, and stays."""
+    store = spec.store
+    return not spec.store_on_driver and store.is_local and Path(folder) == Path(store.get_run_path(spec.run_id))
 
 
 @contextlib.contextmanager

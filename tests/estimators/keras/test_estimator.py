@@ -333,6 +333,57 @@ def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame
     assert same
 
 
+@pytest.mark.parametrize("kept", [pytest.param("in a store", marks=pytest.mark.slow), "with the driver"])
+def test_the_best_epoch_outlives_the_worker_that_found_it(driver, frame, tmp_path, kept):
+    fit, build, apart = estimator, dense, difference
+
+    def fn(workers, frame, folder, env, kept):
+        import os
+        import signal
+        from pathlib import Path
+
+        import keras
+
+        import hvd_cluster.keras as hvd
+        from hvd_cluster.estimators import LocalBackend
+
+        class Elsewhere(LocalBackend):
+            is_far = kept == "with the driver"
+
+        class Spoils(keras.callbacks.Callback):
+            def __init__(self, flag=None):
+                super().__init__()
+                self.flag = flag
+
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    self.model.set_weights([20 * weight for weight in self.model.get_weights()])
+
+            def on_epoch_end(self, epoch, logs=None):
+                if epoch == 2 and self.flag is not None and not Path(self.flag).exists():
+                    Path(self.flag).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        path = f"{folder}/rows.parquet"
+        frame[["x", "a", "y"]].to_parquet(path)
+
+        def fitted(name, flag=None):
+            best = hvd.callbacks.BestModelCheckpoint(monitor="val_loss")
+            given = {"validation": 0.2, "epochs": 3, "callbacks": [Spoils(flag)], "checkpoint_callback": best}
+            if kept == "in a store":
+                given["store"] = f"{folder}/{name}"
+            return fit(Elsewhere(1, env=env, verbose=0), build(), **given).fit(path)
+
+        disturbed, undisturbed = fitted("a", f"{folder}/died"), fitted("b")
+        return Path(folder, "died").exists(), apart(disturbed, undisturbed), disturbed.getHistory()["val_loss"]
+
+    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}  # a killed worker leaves its folder behind
+    died, distance, losses = driver(fn, frame, str(tmp_path), environment, kept)
+    assert died
+    assert min(losses) < losses[2]
+    assert distance == 0
+
+
 def test_layers_losses_and_compressors_of_the_users_own_travel(driver, frame, tmp_path):
     fit = estimator
 
