@@ -121,6 +121,11 @@ class Store:
     # --- where things are -------------------------------------------------------------------------------------------
 
     @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """Arguments for the fsspec filesystem of the URLs below the prefix, for programs that open these themselves."""
+        return self._storage_options
+
+    @property
     def saving_runs(self) -> bool:
         """Whether runs keep checkpoints and logs here."""
         return self._save_runs

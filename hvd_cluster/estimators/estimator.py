@@ -42,6 +42,16 @@ logger = logging.getLogger(__name__)
 #: Rows of the batch that the model and the loss are tried on.
 _PROBE_ROWS = 8
 
+_NO_CHECKPOINTS_TEXT = (
+    "this fit has no progress bar and no checkpoints: its workers cannot open a connection to this process, as on a "
+    "remote Spark Connect server; if one dies, training begins anew. Give the fit a store that the driver and all "
+    'workers see, such as store="s3://bucket/work"'
+)
+_NO_CACHE_TEXT = (
+    "inmemory_cache_all has no effect with reader_pool_type='process': a process beside a worker lives for one pass "
+    "over the rows; take reader_pool_type='thread' to keep rows in memory"
+)
+
 
 class DistributedEstimator(ColumnRoles, Estimator):
     """Base of the estimators; a framework brings the abstract methods."""
@@ -150,11 +160,16 @@ class DistributedEstimator(ColumnRoles, Estimator):
         """Fit data of these columns; ``keeps_with_driver``: workers do not see where the driver keeps the run."""
         self._check(names)
         self._check_picklable()
+        if self._value("inmemory_cache_all") and self._value("reader_pool_type") == "process":
+            logger.warning("%s", _NO_CACHE_TEXT)
         run_id = self._value("run_id") or _new_run_id(self.run_prefix)
         given_seed = self._value("random_seed")
         # By the name of the run, so that resuming it splits and shuffles as before.
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
-        with self._opened_store() as store:
+        out_of_reach = getattr(backend, "driver_is_out_of_reach", False)
+        with self._opened_store(save_runs=not (keeps_with_driver and out_of_reach)) as store:
+            if not store.saving_runs and self._value("store") is None:
+                logger.warning("%s", _NO_CHECKPOINTS_TEXT)
             store.check_writable()
             found = self._checkpoint(store, run_id)
             check(backend)
@@ -164,7 +179,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
                         self._train_spec(data.dataset, store, run_id, seed),
                         part_dirs=data.part_dirs,
                         store_on_driver=keeps_with_driver,
-                        report_through_store=getattr(backend, "driver_is_out_of_reach", False),
+                        report_through_store=out_of_reach and self._value("store") is not None,
                     )
                     if found is not None:
                         if data.rows is None:  # else the workers see what there is
@@ -288,13 +303,13 @@ class DistributedEstimator(ColumnRoles, Estimator):
         return LocalBackend(num_proc, verbose=verbose)
 
     @contextlib.contextmanager
-    def _opened_store(self) -> Iterator[Store]:
-        """The ``store`` param as a Store; a temporary folder for the time of the fit where there is none."""
+    def _opened_store(self, save_runs: bool) -> Iterator[Store]:
+        """The ``store`` param as a Store; where there is none, a temporary folder, which keeps runs if told so."""
         if self._value("store") is not None:
             yield Store.create(self._value("store"))
             return
         with tempfile.TemporaryDirectory(prefix="hvd_cluster-fit-") as folder:
-            yield Store.create(Path(folder))
+            yield Store.create(Path(folder), save_runs=save_runs)
 
 
 def _resumed_text(run_id: str, finished: int, epochs: int) -> str:

@@ -91,3 +91,25 @@ def _diverges(optimizer):
     import torch
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch == 0 else 1e6)
+
+
+class Deaf(Elsewhere):
+    """As on a remote Connect server: workers cannot open a connection to the driver."""
+
+    driver_is_out_of_reach = True
+
+    def run(self, fn, args=(), kwargs=None, env=None):
+        (self.spec,) = args
+        self.events = []
+        return super().run(fn, args, kwargs, env, on_event=lambda rank, fields: self.events.append(fields))
+
+
+def test_a_fit_out_of_reach_without_a_store_says_that_it_keeps_nothing(frame, tmp_path, caplog):
+    pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
+    deaf = Deaf(1, verbose=0)
+    model = estimator(F.mse_loss, backend=deaf, epochs=2, return_best=True).fit(tmp_path / "a.parquet")
+    assert len(model.getHistory()) == 2
+    assert [record for record in caplog.messages if "no progress bar and no checkpoints" in record]
+    assert not deaf.spec.report_through_store
+    assert deaf.events
+    assert not [fields for fields in deaf.events if "checkpoint" in fields]

@@ -169,6 +169,24 @@ def test_a_data_module_reads_the_rows(frame, two_workers, module, tmp_path):
     assert losses[-1] < losses[0] / 3
 
 
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"gradient_clip_norm": 1.0}, "gradient_clip_norm is for the steps of this package"),
+        ({"gradient_clip_value": 1.0}, "gradient_clip_value is for the steps of this package"),
+        ({"mixed_precision": "fp16"}, "needs a scaled loss"),
+    ],
+)
+def test_params_that_a_step_of_the_users_own_would_pass_over_are_named(frame, one_worker, params, text):
+    with pytest.raises(ValueError, match=text):
+        fit(frame, one_worker, train_minibatch_fn=lambda *given: None, **params)
+
+
+def test_rows_that_a_process_does_not_keep_are_told(frame, one_worker, caplog):
+    fit(frame[["x", "y"]], one_worker, inmemory_cache_all=True, reader_pool_type="process", epochs=1)
+    assert [text for text in caplog.messages if "inmemory_cache_all has no effect" in text]
+
+
 def test_columns_for_a_data_module_need_one(frame, one_worker):
     with pytest.raises(ValueError, match="continuous_cols is for a data_module of your own"):
         fit(frame, one_worker, continuous_cols=["a"])

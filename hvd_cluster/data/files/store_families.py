@@ -80,6 +80,12 @@ class HDFSStore(Store):
             raise DataError(f"Mismatched HDFS namespace: {url!r} does not begin with hdfs://")
         return parts.hostname, parts.port, "/" + parts.path.lstrip("/")
 
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """What fsspec takes for it; host and port are in the URLs."""
+        names = ("user", "kerb_ticket", "extra_conf")
+        return {name: self._connection[name] for name in names if self._connection[name] is not None}
+
     def _open_url(self, url: str) -> tuple[Any, str]:
         fs = load_pyarrow("pyarrow.fs")
         try:

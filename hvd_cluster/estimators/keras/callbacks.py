@@ -150,9 +150,10 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         if course.best is not None:
             course.best.keep()
         is_last = len(course.history) == spec.epochs or bool(self.model.stop_training)
-        if hvd.rank() == 0 and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
+        files = RunFiles.of(spec)
+        if hvd.rank() == 0 and files.are_kept and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
             body = capture(self.model, course.rate_factor)
-            RunFiles.of(spec).save(Snapshot(body, course.history, hvd.size(), self._trained_on).to_bytes())
+            files.save(Snapshot(body, course.history, hvd.size(), self._trained_on).to_bytes())
         self._reports.epoch(record)
         if self._log is not None:
             self._log(record)

@@ -18,7 +18,7 @@ from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, rate_of, restore
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
-from hvd_cluster.estimators.run.run_files import RunFiles, local_folder
+from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
 from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.run.world import entered
@@ -70,9 +70,11 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
         restore(model, found.body, spec.run_id, factor)
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
-    batches = KerasBatches(spec.columns, Readers.of(spec, hvd.rank(), hvd.size()))
-    course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor)
-    with scalar_log(spec) if hvd.rank() == 0 else contextlib.nullcontext() as log:
+    with contextlib.ExitStack() as opened:
+        readers = opened.enter_context(Readers.of(spec, hvd.rank(), hvd.size()))
+        log = opened.enter_context(scalar_log(spec)) if hvd.rank() == 0 else None
+        batches = KerasBatches(spec.columns, readers)
+        course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
         course.best = BestFile.of(spec, keeper, folder, course.history)
         if len(course.history) < spec.epochs:
@@ -82,8 +84,7 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         if course.best is not None and course.best.path.exists():
             model.load_weights(str(course.best.path))
         state = capture(model, factor)
-        if not spec.store_on_driver:
-            spec.store.sync_fn(spec.run_id)(folder)
+        keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=course.history)
 

@@ -107,12 +107,15 @@ class Epochs(_callbacks.Checkpoint):
         return bool(trainer.should_stop) or len(self.history) == self._spec.epochs
 
     def _save(self, trainer: Any) -> None:
+        files = RunFiles.of(self._spec)
+        if not files.are_kept:
+            return
         with tempfile.TemporaryDirectory(prefix="hvd-ckpt-") as folder:
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
             if self._hvd.rank() == 0:
                 snapshot = Snapshot(path.read_bytes(), self.history, self._hvd.size(), self._trained_on)
-                RunFiles.of(self._spec).save(snapshot.to_bytes())
+                files.save(snapshot.to_bytes())
 
 
 class TerminateOnNaN(_callbacks.Callback):

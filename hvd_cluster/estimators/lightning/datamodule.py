@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,32 +31,33 @@ class PetastormDataModule(_PlainModule, _LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """The training batches; each epoch has an order of its own."""
-        seed = self.kwargs.get("seed", 0)
-        reader = self._reader(self.train_dir, self.train_batch_size, self.shuffle, "pad", seed)
+        reader = self._train_reader()
         return self._epochs(reader, self.steps_per_epoch_train, lambda: self.trainer.current_epoch)
 
     def val_dataloader(self) -> Any:
         """The validation batches; none where no rows are held out."""
         if not self.has_val or self.val_dir is None:
             return []
-        reader = self._reader(self.val_dir, self.val_batch_size, False, "drop", self.kwargs.get("seed", 0))
+        reader = self._val_reader("drop")
         return self._epochs(reader, min(self.steps_per_epoch_val, reader.steps), lambda: 0)
 
     def _epochs(self, reader: ParquetReader, steps: int, epoch: Callable[[], int]) -> _Epochs:
-        return _Epochs(reader, steps, epoch, self.kwargs.get("floating_dtype"))
+        return _Epochs(functools.partial(self._pass, reader), steps, epoch, self.kwargs.get("floating_dtype"))
 
 
 class _Epochs:
     """A loader of ``steps`` batches of the epoch that the fit stands at; floating columns come in the model's dtype."""
 
-    def __init__(self, reader: ParquetReader, steps: int, epoch: Callable[[], int], dtype: str | None) -> None:
-        self._reader, self._steps, self._epoch, self._dtype = reader, steps, epoch, dtype
+    def __init__(
+        self, pass_of: Callable[[int], Iterator[Any]], steps: int, epoch: Callable[[], int], dtype: str | None
+    ) -> None:
+        self._pass_of, self._steps, self._epoch, self._dtype = pass_of, steps, epoch, dtype
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for step, batch in enumerate(self._reader.epoch(self._epoch())):
+        for step, batch in enumerate(self._pass_of(self._epoch())):
             if step == self._steps:
                 return
             yield batch if self._dtype is None else floating(batch, self._dtype)

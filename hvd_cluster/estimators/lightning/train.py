@@ -19,7 +19,7 @@ from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
-from hvd_cluster.estimators.run.run_files import RunFiles, local_folder
+from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult
@@ -54,35 +54,36 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
     epochs = Epochs(spec, hvd, found.history if found is not None else [])
     trainer = _trainer(spec, hvd, folder, epochs)
-    with _unpacked(found) as checkpoint:
+    with _unpacked(found) as checkpoint, _data(spec, hvd, epochs) as data:
         options: dict[str, Any] = {"ckpt_path": checkpoint}
         if checkpoint is not None and "weights_only" in inspect.signature(trainer.fit).parameters:
             options["weights_only"] = False  # it is this run's own, with whatever hyperparameters the module has
-        trainer.fit(module, **_data(spec, hvd, epochs), **options)
+        trainer.fit(module, **data, **options)
     state = b""
     if hvd.rank() == 0:
         _load_best(trainer, module)
         state = _pack(module if spec.objective is None else module.net, trainer)
-        if not spec.store_on_driver:
-            spec.store.sync_fn(spec.run_id)(folder)
+        keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=epochs.history)
 
 
-def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> dict[str, Any]:
+@contextlib.contextmanager
+def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]]:
     """What brings the batches, as arguments of ``Trainer.fit``: the user's own LightningDataModule, or our readers."""
     from hvd_cluster.lightning.installed import lightning
 
     kind = spec.data_module
     if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
         given = arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size()))
-        return {"datamodule": kind(**given, floating_dtype=spec.floating_dtype)}
-    readers = Readers.of(spec, hvd.rank(), hvd.size())
-    epochs.padding_rows = readers.padding_rows
-    return {
-        "train_dataloaders": TrainBatches(readers, epochs, spec.floating_dtype),
-        "val_dataloaders": ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None,
-    }
+        yield {"datamodule": kind(**given, floating_dtype=spec.floating_dtype)}
+        return
+    with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
+        epochs.padding_rows = readers.padding_rows
+        yield {
+            "train_dataloaders": TrainBatches(readers, epochs, spec.floating_dtype),
+            "val_dataloaders": ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None,
+        }
 
 
 def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.readers import Readers, one_pass, options_of_pool
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec, Inputs
@@ -39,7 +39,9 @@ class DataModule(ABC):
         storage_options: arguments for the filesystem of the URLs.
         steps_per_epoch_train, steps_per_epoch_val: batches of an epoch, the same on every rank.
         verbose: whether to say what happens.
-        kwargs: ``seed``, ``label_cols``, and the estimator's ``continuous_cols`` and ``categorical_cols`` if given.
+        kwargs: ``seed``, ``label_cols``, ``reader_pool_type``, ``train_reader_worker_count`` and
+            ``val_reader_worker_count`` (the estimator's params), ``mp_start_method``, and
+            the estimator's ``continuous_cols`` and ``categorical_cols`` if given.
     """
 
     #: Name for messages.
@@ -94,30 +96,48 @@ class PetastormDataModule(DataModule):
     """The reader of this package as a data module, under the name that Horovod's users subclass."""
 
     short_name = "petastorm"
+    _validation: ParquetReader | None = None
 
     def train_data(self) -> Iterable[Any]:
-        seed = self.kwargs.get("seed", 0)
-        reader = self._reader(self.train_dir, self.train_batch_size, self.shuffle, "pad", seed)
-        return itertools.chain.from_iterable(reader.epoch(epoch) for epoch in itertools.count())
+        reader = self._train_reader()
+        return itertools.chain.from_iterable(self._pass(reader, epoch) for epoch in itertools.count())
 
     def val_data(self) -> Iterable[Any] | None:
         if not self.has_val or self.val_dir is None:
             return None
-        return self._reader(self.val_dir, self.val_batch_size, False, "partial", 0).epoch(0)
+        return self._pass(self._val_reader("partial"), 0)
 
-    def _reader(self, path: str, batch_size: int, shuffle: bool, remainder: Any, seed: int) -> ParquetReader:
+    def _train_reader(self) -> ParquetReader:
+        return self._reader(self.train_dir, "train", self.train_batch_size, shuffle=self.shuffle, remainder="pad")
+
+    def _val_reader(self, remainder: Any) -> ParquetReader:
+        if self._validation is None:  # kept, and with it the rows that it keeps in memory
+            self._validation = self._reader(
+                str(self.val_dir), "val", self.val_batch_size, shuffle=False, remainder=remainder
+            )
+        return self._validation
+
+    def _reader(self, path: str, part: str, batch_size: int, **options: Any) -> ParquetReader:
+        num_threads = self.kwargs.get(f"{part}_reader_worker_count", 2)
         return ParquetReader(
             path,
             self.schema_fields,
             batch_size=batch_size,
             rank=self.cur_shard,
             size=self.shard_count,
-            seed=seed,
-            shuffle=shuffle,
-            remainder=remainder,
+            seed=self.kwargs.get("seed", 0),
             transformation_fn=self.transform_fn,
             storage_options=self.storage_options,
+            **options_of_pool(self._pool_type, num_threads, self.inmemory_cache_all),
+            **options,
         )
+
+    @property
+    def _pool_type(self) -> str:
+        return str(self.kwargs.get("reader_pool_type", "thread"))
+
+    def _pass(self, reader: ParquetReader, epoch: int) -> Iterator[Any]:
+        return one_pass(reader, epoch, 0, self._pool_type, self.kwargs.get("mp_start_method"))
 
 
 class NVTabularDataModule(DataModule):
@@ -156,12 +176,16 @@ def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: 
         "cur_shard": rank,
         "shard_count": size,
         "schema_fields": list(data.schema.names),
-        "storage_options": None,
+        "storage_options": dict(data.store.storage_options) or None,
         "steps_per_epoch_train": train_steps,
         "steps_per_epoch_val": val_steps,
         "verbose": spec.verbose > 0,
         "seed": spec.seed,
         "label_cols": list(spec.inputs.label_cols),
+        "reader_pool_type": spec.reader_pool_type,
+        "train_reader_worker_count": spec.train_reader_threads,
+        "val_reader_worker_count": spec.val_reader_threads,
+        "mp_start_method": spec.mp_start_method,
         **spec.data_module_args,
     }
 
@@ -187,11 +211,17 @@ class DataModuleReaders(Readers):
         self.train_steps, self._val_steps = steps_of(spec, size)
         self.padding_rows = 0
         self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
-        self._opened = contextlib.ExitStack()
-        self._opened.enter_context(self._module)
         self._train: Iterator[Any] = iter(())
         #: Training batches that have been taken, over all epochs.
         self._taken = 0
+
+    def __enter__(self) -> DataModuleReaders:
+        self._opened = contextlib.ExitStack()
+        self._opened.enter_context(self._module)
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._opened.__exit__(*exc_info)  # what it answers counts nothing: a failure stays one
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
         first = epoch * self.train_steps + done

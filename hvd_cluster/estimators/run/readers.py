@@ -24,7 +24,7 @@ _ALL_BYTES = 1 << 62
 
 
 class Readers(ABC):
-    """Training and validation batches of one rank."""
+    """Training and validation batches of one rank, inside of its context."""
 
     #: Steps of a training epoch, the same on every rank.
     train_steps: int
@@ -39,6 +39,12 @@ class Readers(ABC):
 
             return DataModuleReaders(spec, rank, size)
         return ParquetReaders(spec, rank, size)
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:  # noqa: B027 - most have nothing open
+        """Let go of what is open; told the exception that ends the training, if one does."""
 
     @abstractmethod
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
@@ -99,9 +105,7 @@ class ParquetReaders(Readers):
             rank=rank,
             size=size,
             transformation_fn=spec.transformation_fn,
-            # A process beside this one lives for one pass.
-            cache=MemoryCache(_ALL_BYTES) if spec.inmemory_cache_all and spec.reader_pool_type != "process" else None,
-            num_threads=1 if spec.reader_pool_type == "dummy" else num_threads,
+            **options_of_pool(spec.reader_pool_type, num_threads, spec.inmemory_cache_all),
             **options,
         )
 
@@ -136,16 +140,35 @@ class ParquetReaders(Readers):
         )
 
     def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
-        """One pass over the rows from its ``start``-th batch on, in this process or in one beside it."""
-        if self._spec.reader_pool_type != "process":
-            return reader.epoch(epoch, start)
-        beside = DataLoader(
-            _Pass(reader, epoch, start),
-            batch_size=None,
-            num_workers=1,
-            multiprocessing_context=self._spec.mp_start_method or "spawn",
-        )
-        return iter(beside)
+        return one_pass(reader, epoch, start, self._spec.reader_pool_type, self._spec.mp_start_method)
+
+
+def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:
+    """Arguments of a ``ParquetReader`` for a ``reader_pool_type``.
+
+    Args:
+        num_threads: those that are asked for; "dummy" has one.
+        in_memory: keep what was read. A process beside this one lives for one pass, and keeps nothing.
+    """
+    return {
+        "num_threads": 1 if pool_type == "dummy" else num_threads,
+        "cache": MemoryCache(_ALL_BYTES) if in_memory and pool_type != "process" else None,
+    }
+
+
+def one_pass(
+    reader: ParquetReader, epoch: int, start: int, pool_type: str, start_method: str | None
+) -> Iterator[dict[str, Tensor]]:
+    """One pass over the rows from its ``start``-th batch on, in this process or ("process") in one beside it."""
+    if pool_type != "process":
+        return reader.epoch(epoch, start)
+    beside = DataLoader(
+        _Pass(reader, epoch, start),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context=start_method or "spawn",
+    )
+    return iter(beside)
 
 
 class _Pass(IterableDataset[Any]):

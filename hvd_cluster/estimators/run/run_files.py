@@ -39,6 +39,11 @@ class RunFiles:
         """Those of the run that ``spec`` tells of."""
         return cls(spec.store, spec.run_id, spec.store_on_driver, spec.resume, spec.resume_best)
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether there is a place for checkpoints at all."""
+        return self.store.saving_runs
+
     def save(self, blob: bytes, best: bool = False) -> None:
         """Keep a checkpoint as the last one, or as the best; a no-op in a store that keeps no runs.
 
@@ -46,11 +51,11 @@ class RunFiles:
             DataError: the store cannot be written.
         """
         suffix = BEST if best else ""
-        if self.on_driver:
-            self._send(blob, suffix)
-            return
         path = path_of(self.store, self.run_id, suffix)
         if path is None:
+            return
+        if self.on_driver:
+            self._send(blob, suffix)
             return
         try:
             self.store.write(path, blob)
@@ -112,6 +117,12 @@ def is_own_folder(spec: FitSpec, folder: str) -> bool:
     """Whether a folder of :func:`local_folder` is the run's own, and stays."""
     store = spec.store
     return not spec.store_on_driver and store.is_local and Path(folder) == Path(store.get_run_path(spec.run_id))
+
+
+def keep_with_run(spec: FitSpec, folder: str) -> None:
+    """Copy what was written to a folder of :func:`local_folder` to the run's own, where runs are kept."""
+    if not spec.store_on_driver and spec.store.saving_runs:
+        spec.store.sync_fn(spec.run_id)(folder)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class Checkpointing:
     def is_due_within(self, done: int, steps: int) -> bool:
         """Whether to save after ``done`` of ``steps`` steps: not amid a group of batches, nor at the epoch's end."""
         every = self.spec.checkpoint_every_steps
-        if every is None or done >= steps:
+        if every is None or done >= steps or not self._files.are_kept:
             return False
         return done % math.lcm(every, self.spec.backward_passes_per_step) == 0
 
@@ -57,7 +57,7 @@ class Checkpointing:
 
     def save_epoch(self, history: list[dict[str, Any]], is_last: bool) -> None:
         """Save after an epoch, on rank 0, as often as the spec says; always after the last one, and the best."""
-        if self.hvd.rank() != 0:
+        if self.hvd.rank() != 0 or not (self._files.are_kept or self.spec.return_best):
             return
         every = self.spec.checkpoint_every_epochs
         judge = self.spec.early_stopping or early_stopping.DEFAULT

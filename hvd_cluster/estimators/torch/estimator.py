@@ -58,6 +58,18 @@ class TorchEstimator(ModuleEstimator):
         wrong += self._objective_mistakes()
         if value("class_weights") is not None and len(value("label_cols") or []) > 1:
             wrong.append("class_weights needs a single label column: use sample_weight_col with several")
+        if value("train_minibatch_fn") is not None:
+            wrong += [
+                f"{name} is for the steps of this package, not for train_minibatch_fn: clip there, between "
+                "optimizer.synchronize() and optimizer.step() in `with optimizer.skip_synchronize()`"
+                for name in ("gradient_clip_norm", "gradient_clip_value")
+                if value(name) is not None
+            ]
+            if value("mixed_precision") == "fp16":
+                wrong.append(
+                    "mixed_precision='fp16' needs a scaled loss, which train_minibatch_fn is not given: take 'bf16', "
+                    "or leave it out and use torch.amp.GradScaler there"
+                )
         if not all(callable(callback) for callback in value("callbacks") or []):
             wrong.append("callbacks: must be a list of functions (record, model)")
         wrong += self._count_mistakes()

@@ -63,9 +63,9 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
         found.restore(spec.run_id, model, optimizer, hvd.size(), scale, scheduler=steps.scheduler, scaler=steps.scaler)
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
     reports = Reports(spec, hvd.rank())
-    readers = Readers.of(spec, hvd.rank(), hvd.size())
-    worker = Worker(spec, hvd, device, steps, readers, reports, ClassWeights.of(spec, hvd))
-    history = _epochs(worker, saving, found)
+    with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
+        worker = Worker(spec, hvd, device, steps, readers, reports, ClassWeights.of(spec, hvd))
+        history = _epochs(worker, saving, found)
     state = b""
     if hvd.rank() == 0:
         state = _pack(saving.to_return(history))

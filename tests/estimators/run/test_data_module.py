@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 
 import cloudpickle
@@ -13,7 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.files.store_families import HDFSStore
+from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.data.store import Store
+from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import DataModule, TorchEstimator
+from hvd_cluster.estimators.run.data_module import PetastormDataModule, arguments
+from hvd_cluster.estimators.spec import FitSpec, Inputs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -103,8 +112,6 @@ def test_a_module_over_a_folder_of_folders_is_given_all_of_them_in_place(one_wor
 
 
 def test_a_module_over_prepared_parquet_is_given_the_folders_of_the_store(one_worker, tmp_path):
-    from hvd_cluster.data.store import Store
-
     class Telling(Whole):
         told = str(tmp_path / "told")
 
@@ -135,3 +142,73 @@ def test_a_module_over_a_frame_is_given_each_part_once(one_worker, tmp_path, wit
     train, held_out = rows_given(tmp_path / "told", one_worker, data, validation="v", **more)
     assert held_out == list(range(0, 60, 4))
     assert sorted(train + held_out) == list(range(60))
+
+
+class Closing(Whole):
+    """Tells how its context ends."""
+
+    def __exit__(self, kind, error, traceback):
+        from pathlib import Path
+
+        Path(f"{self.told}.exit").write_text("nothing" if kind is None else kind.__name__)
+        return True  # must not make a failed fit look well
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_module_is_exited_with_what_ended_the_training(one_worker, tmp_path, fails):
+    def broken(record, model):
+        raise KeyError("the user's mistake")
+
+    rows = np.arange(60, dtype="float32")
+    given = (tmp_path / "told", one_worker, pd.DataFrame({"row": rows, "y": rows}), Closing)
+    with pytest.raises(WorkerFailedError, match="the user's mistake") if fails else contextlib.nullcontext():
+        rows_given(*given, callbacks=[broken] if fails else [])
+    assert (tmp_path / "told.exit").read_text() == ("KeyError" if fails else "nothing")
+
+
+def test_a_module_is_told_how_to_open_the_store():
+    store = Store.create("memory://work", storage_options={"secret": "s"})
+    given = arguments(spec_of(store), rank=0, size=1, train_steps=1, val_steps=0)
+    assert given["storage_options"] == {"secret": "s"}
+    hadoop = HDFSStore("/work", host="namenode", port=8020, user="me", kerb_ticket="/tmp/ticket")
+    assert dict(hadoop.storage_options) == {"user": "me", "kerb_ticket": "/tmp/ticket"}
+    assert hadoop.prefix == "hdfs://namenode:8020/work"
+
+
+def test_a_module_is_told_how_to_read(tmp_path):
+    spec = spec_of(Store.create(tmp_path), train_reader_threads=3, val_reader_threads=5, reader_pool_type="dummy")
+    given = arguments(spec, rank=0, size=1, train_steps=1, val_steps=0)
+    names = ("reader_pool_type", "train_reader_worker_count", "val_reader_worker_count")
+    assert [given[name] for name in names] == ["dummy", 3, 5]
+
+
+def spec_of(store, **params):
+    split = Split((RowGroup("/work/a.parquet", 0, 60),), 60)
+    return FitSpec(
+        run_id="r",
+        inputs=Inputs(feature_cols=("row",), label_cols=("y",)),
+        output_shapes=((1,),),
+        dataset=Dataset(store, Schema((Column("row", Kind.NUMERIC, (), "float32"),)), split),
+        store=store,
+        part_dirs=("a", None),
+        batch_size=8,
+        val_batch_size=8,
+        epochs=1,
+        seed=0,
+        **params,
+    )
+
+
+@pytest.mark.parametrize("pool", ["thread", "process", "dummy"])
+def test_our_own_module_reads_as_it_is_told(tmp_path, pool):
+    write(tmp_path / "data" / "a.parquet", 0, 32)
+    given = {"train_batch_size": 8, "val_batch_size": 8, "schema_fields": ["row", "y"], "inmemory_cache_all": True}
+    folder = str(tmp_path / "data")
+    module = PetastormDataModule(folder, folder, reader_pool_type=pool, **given)
+    batches = list(itertools.islice(module.train_data(), 4))
+    assert sorted(torch.cat([batch["row"] for batch in batches]).tolist()) == list(range(32))
+    assert torch.cat([batch["row"] for batch in module.val_data()]).tolist() == list(range(32))
+    if pool == "process":  # it keeps nothing, as the estimator says in a warning
+        return
+    (tmp_path / "data" / "a.parquet").unlink()
+    assert torch.cat([batch["row"] for batch in module.val_data()]).tolist() == list(range(32))

@@ -1,9 +1,20 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+
+import pytest
 
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.run.run_files import PIECE_BYTES, ReceivedFiles, RunFiles, read
+from hvd_cluster.estimators.run.run_files import (
+    PIECE_BYTES,
+    ReceivedFiles,
+    RunFiles,
+    is_own_folder,
+    keep_with_run,
+    local_folder,
+    read,
+)
 from hvd_cluster.launch import progress
 
 
@@ -39,3 +50,15 @@ def test_a_store_that_workers_see_is_written_and_read_directly(tmp_path):
     silent = RunFiles(Store.create(tmp_path / "other", save_runs=False), "r")
     silent.save(b"last")
     assert silent.last() is None
+
+
+@pytest.mark.parametrize("save_runs", [True, False])
+def test_what_is_written_stays_with_the_run_only_where_runs_are_kept(tmp_path, save_runs):
+    store = Store.create(tmp_path / "work", save_runs=save_runs)
+    spec = SimpleNamespace(store=store, run_id="r", store_on_driver=False)
+    with local_folder(spec) as folder:
+        with open(f"{folder}/file", "w") as file:  # noqa: PTH123 - as frameworks do
+            file.write("text")
+        assert is_own_folder(spec, folder) == save_runs
+        keep_with_run(spec, folder)
+    assert store.exists(f"{store.get_run_path('r')}/file") == save_runs
