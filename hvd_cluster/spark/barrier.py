@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hvd_cluster
+from hvd_cluster.errors import DataError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
 from hvd_cluster.rendezvous.secret import certificate_of
@@ -31,7 +32,11 @@ Row = tuple[int, str, bytes]
 
 
 def perform(
-    context: Any, versions: dict[str, str], plan: bytes, call: Any, variables: Mapping[str, str] | None = None
+    context: Any,
+    versions: dict[str, str],
+    plan: bytes,
+    call: Any,
+    received: contextlib.AbstractContextManager[Mapping[str, str]] | None = None,
 ) -> list[Row]:
     """Run the workers of this task to their end.
 
@@ -40,7 +45,7 @@ def perform(
         versions: those of the driver, readable whatever version wrote ``plan``.
         plan: a pickled :class:`Plan`.
         call: the packed call as :meth:`Session.ship` sent it.
-        variables: of this task's workers alone.
+        received: in it the rows of this task are there; its value is variables for this task's workers alone.
 
     Returns:
         The rows as (seat, kind, data): pieces of signed outcomes, or "problem"s in words.
@@ -50,11 +55,16 @@ def perform(
         greetings = greeting.exchange(context, greeting.refusal(task, Versions(**versions)))
         return _problems(task, [one.problem for one in greetings])
     job: Plan = pickle.loads(plan)  # Spark brought it, as it brought this function
-    if variables:
-        job = replace(job, env={**job.env, **variables})
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(DriverLine(job.driver_addresses, job.secret))
+        # Before the rows, which may take minutes: a death while they come is one that the driver can tell.
         driver.tell(messages.Seated(task, socket.gethostname()))
+        try:
+            variables = stack.enter_context(received) if received is not None else {}
+        except DataError as error:
+            greetings = greeting.exchange(context, Greeting(seat=task, problem=str(error)))
+            return _problems(task, [one.problem for one in greetings])
+        job = replace(job, env={**job.env, **variables})
         greetings = greeting.meet(context, job, stack)
         problems, warnings = greeting.judge(job, greetings)
         if problems:

@@ -31,7 +31,7 @@ class DriverLine:
     def __init__(self, addresses: Sequence[str], secret: bytes) -> None:
         #: Set when the driver asks for a stop, or has died.
         self.stop_requested = threading.Event()
-        self._closing = False
+        self._closing = self._broken = False
         self._channel, self._address = reach_driver(addresses, secret)
         if self._channel is not None:
             self._channel.settimeout(_STALLED_S)
@@ -44,17 +44,17 @@ class DriverLine:
     @property
     def connected(self) -> bool:
         """True while messages reach the driver."""
-        return self._channel is not None
+        return self._channel is not None and not self._broken
 
     def tell(self, message: Message) -> None:
         """Send ``message``. Without a driver a worker's line goes to the executor's log, anything else nowhere."""
         channel = self._channel
-        if channel is not None:
+        if channel is not None and not self._broken:
             try:
                 channel.send(pickle.dumps(message))
                 return
             except (OSError, AuthenticationError):
-                self._channel = None
+                self._broken = True  # perhaps half a message is out; a driver that only stalled can still say STOP
         if isinstance(message, Line):
             sys.stderr.write(prefixed(message.rank, message.stream, message.text) + "\n")
             sys.stderr.flush()

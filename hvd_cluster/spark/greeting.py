@@ -52,7 +52,8 @@ def meet(context: Any, job: Plan, stack: contextlib.ExitStack) -> list[Greeting]
     names = [split_address(info.address)[0] for info in infos]
     mine = _introduce(context, names[context.partitionId()], job)
     greetings = exchange(context, _open_store(mine, job.secret, len(set(names)) == 1, stack))
-    if greetings[0].loopback and len({one.host_key for one in greetings}) > 1:
+    refused = any(one.problem for one in greetings)  # who refuses has gone, and will not come to another round
+    if not refused and greetings[0].loopback and len({one.host_key for one in greetings}) > 1:
         # Spark knows several machines by one name: once more, with ports that the others can reach.
         greetings = exchange(context, _open_store(mine, job.secret, False, stack))
     return greetings

@@ -90,7 +90,7 @@ class Job:
             one outcome per worker, in no particular order.
 
         Raises:
-            StartTimeoutError: not every task runs after ``start_timeout_s`` seconds.
+            StartTimeoutError: not every task runs after ``start_timeout_s`` seconds in which no rows were made either.
             WorkerFailedError: Spark lost a task.
             LaunchError: the tasks run but cannot work together, or Spark refused the job.
         """
@@ -162,8 +162,11 @@ class Job:
                 self._hear(self._messages.get(timeout=0.2))
             if started:
                 continue
-            now_s = time.monotonic()
-            started = self._has_started()
+            now_s, running = time.monotonic(), self._session.running_tasks(self._tag)
+            # The tasks that make the rows come first, and may be as many.
+            started = self._progress.started or (self._input is None and (running or 0) >= self._num_tasks)
+            if not started and running:  # rows are made: only what nobody works on is waited for
+                began_s, explain_s = now_s, now_s + _EXPLAIN_S
             if not started and now_s >= began_s + start_timeout_s:
                 if not self._can_tell():
                     logger.warning("no task has reached this process, which may not mean that none has started")
@@ -173,13 +176,6 @@ class Job:
             if not started and now_s >= explain_s:
                 explain_s = now_s + 10 * _EXPLAIN_S
                 logger.warning("still waiting for Spark to start the workers: %s", self._waits_for())
-
-    def _has_started(self) -> bool:
-        if self._progress.started:
-            return True
-        running = self._session.running_tasks(self._tag)
-        # The tasks that make the rows come first, and may be fewer.
-        return running is not None and running >= (self._num_tasks if self._input is None else 1)
 
     def _can_tell(self) -> bool:
         """Whether the silence of the tasks means that they have not started."""

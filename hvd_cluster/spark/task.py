@@ -52,8 +52,7 @@ def task_for(
             if receiver:
                 from hvd_cluster.spark.rows import received
 
-                with received(receiver, batches) as variables:
-                    rows = work.perform(context, *arguments, variables)
+                rows = work.perform(context, *arguments, received(receiver, batches))
             else:
                 rows = work.perform(context, *arguments)
         for _ in batches:  # Spark wants its input read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import cloudpickle
 import numpy as np
@@ -51,6 +52,41 @@ def test_a_death_amid_an_epoch_changes_nothing(
     killed = estimator(loss, num_proc=2, **store).fit(data)
     assert (tmp_path / "killed").exists()
     assert what_was_learned(killed) == expected
+    assert [text for text in caplog.messages if "(1 of at most 3 times)" in text]
+
+
+#: For executors' Pythons: the first of them that writes what it received dies, or its executor does.
+KILLS_ONCE = """
+import os, pathlib, signal, psutil
+mark, victim, write = pathlib.Path({mark!r}), {victim!r}, os.pwrite
+def kills_once(*args):
+    if not mark.exists():
+        mark.touch()
+        me = psutil.Process()
+        java = next(one for one in me.parents() if "java" in one.name())
+        os.kill(java.pid if victim == "executor" else me.pid, signal.SIGKILL)
+    return write(*args)
+os.pwrite = kills_once
+"""
+
+
+@pytest.mark.spark("local-cluster", "local")
+@pytest.mark.parametrize("victim", ["task", "executor"])
+def test_a_death_while_the_rows_arrive_changes_nothing(
+    data, spark, spark_master, tmp_path, monkeypatch, learned_undisturbed, caplog, victim
+):
+    if victim == "executor" and spark_master == "local":
+        pytest.skip("the executor is the driver's own JVM")
+    expected = undisturbed(data, learned_undisturbed, store=tmp_path / "undisturbed")
+    killed = tmp_path / "killed"
+    (tmp_path / "sitecustomize.py").write_text(KILLS_ONCE.format(mark=str(killed), victim=victim))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    fitted = estimator(F.mse_loss, num_proc=2).fit(data)
+    assert killed.exists()
+    assert what_was_learned(fitted) == expected
     assert [text for text in caplog.messages if "(1 of at most 3 times)" in text]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark.driver_line import DriverLine
 from hvd_cluster.spark.listener import Listener
@@ -154,3 +155,23 @@ def test_an_end_carries_the_outcome(listener: Listener, secret: bytes, messages:
     with DriverLine(listener.addresses(LOCAL), secret) as line:
         line.tell(Ended(outcome))
         assert messages.get(timeout=5) == Ended(outcome)
+
+
+def test_a_line_from_which_the_driver_takes_nothing_is_closed_at_once(secret: bytes) -> None:
+    with socket.create_server((LOCAL[0], 0)) as server, contextlib.ExitStack() as stack:
+        accepted: list[Channel] = []
+        driver = threading.Thread(target=lambda: accepted.append(Channel.accept(server.accept()[0], secret)))
+        driver.start()
+        line = DriverLine([f"{LOCAL[0]}:{server.getsockname()[1]}"], secret)
+        driver.join()
+        stack.callback(accepted[0].close)
+        time.sleep(0.5)  # its thread is in recv, for up to 60 s
+        assert line._channel is not None
+        line._channel.settimeout(0.2)
+        deadline_s = time.monotonic() + 20
+        while line.connected and time.monotonic() < deadline_s:
+            line.tell(Event(0, {"text": "x" * (1 << 20)}))
+        assert not line.connected
+        began_s = time.monotonic()
+        line.close()
+        assert time.monotonic() - began_s < 30

@@ -7,6 +7,7 @@ same batches of them; nobody needs a file system that others see.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -111,7 +112,8 @@ def _keep(rows: Iterable[Mapping[str, Any]], folder: str) -> None:
     for row in rows:
         descriptor = os.open(Path(folder, row["name"]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(descriptor, row["data"], row["at"])
+            if os.pwrite(descriptor, row["data"], row["at"]) < len(row["data"]):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
