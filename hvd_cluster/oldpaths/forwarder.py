@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -61,7 +62,7 @@ class Forwarder(ModuleType):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A script's `import horovod.torch as hvd` is a global of the function that goes to the workers.
-        return importlib.import_module, (self.__name__,)
+        return old_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
         row: Row = vars(self)["_row"]
@@ -87,6 +88,18 @@ class Forwarder(ModuleType):
     def _served_by(self) -> str:
         row: Row = vars(self)["_row"]
         return f" (it is served by {row.module})" if row.module else " (it is served by hvd_cluster)"
+
+
+def old_module(name: str) -> ModuleType:
+    """The module at an old path, in a process that need not answer for its root yet: a Spark or Ray task, say.
+
+    Raises:
+        ImportError: the real Horovod is installed there.
+    """
+    root = name.partition(".")[0]
+    if root != __name__.partition(".")[0] and root not in sys.modules:
+        importlib.import_module("hvd_cluster.compat")
+    return importlib.import_module(name)
 
 
 def _is_submodule(value: Any, package: str) -> bool:

@@ -84,3 +84,17 @@ def test_what_is_asked_for_in_a_try_can_be_missing(tmp_path: Path) -> None:
 
 def test_a_module_of_our_own_that_does_not_exist_keeps_pythons_words() -> None:
     assert OldPathFinder("hvd_cluster").find_spec("hvd_cluster.launch.nothing") is None
+
+
+def test_what_holds_an_old_module_unpickles_where_nobody_answers_for_horovod_yet(tmp_path: Path) -> None:
+    write = """
+import cloudpickle, pathlib
+import horovod.torch as hvd
+def ranks():
+    return hvd.size()
+pathlib.Path("pickled").write_bytes(cloudpickle.dumps(ranks))
+"""
+    assert printed(write, tmp_path) == ""
+    read = "import pickle; print(pickle.load(open('pickled', 'rb')).__globals__['hvd'].__name__)"
+    done = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("horovod.torch", "")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -19,6 +20,7 @@ from hvd_cluster.data.schema import infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.oldpaths.carry import carries
 
 _CPU = torch.device("cpu")
 #: Models that a process keeps: a stream of batches may score with one, a pipeline with a few.
@@ -119,6 +121,8 @@ class ShippedModel:
     key: str
     #: What :func:`hvd_cluster.spark.barrier.receive` takes.
     parcel: Any
+    #: ``import horovod`` resolves where it was pickled: modules that it is made of may do so.
+    as_horovod: bool = field(default_factory=carries)
 
     def load(self) -> Any:
         """The model, unpickled once in a process however many batches and jobs ask for it."""
@@ -126,6 +130,8 @@ class ShippedModel:
             if self.key not in _cache:
                 from hvd_cluster.spark.barrier import receive
 
+                if self.as_horovod:
+                    importlib.import_module("hvd_cluster.compat")
                 _cache[self.key] = cloudpickle.loads(receive(self.parcel))
                 while len(_cache) > CACHED_MODELS:
                     _cache.popitem(last=False)
