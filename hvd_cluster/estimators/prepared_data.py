@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
+import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,8 @@ from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.frames import column_names
 
-_indices = itertools.count()
+#: Indices are drawn: other processes, and earlier ones that died, have theirs at the same store.
+_NUM_INDICES = 2**31
 _prepared: dict[int, Dataset] = {}
 
 
@@ -52,7 +53,7 @@ def prepare_data(
 
     Yields:
         The index of the data set, for ``fit_on_parquet`` and :func:`get_dataset_properties`. Every context has one of
-        its own: data of another fit is never overwritten.
+        its own, in whatever process: data of another fit is never overwritten.
 
     Raises:
         DataError: columns are missing or cannot be trained on, or a part has no rows.
@@ -63,7 +64,7 @@ def prepare_data(
         others = {*label_columns, sample_weight_col, *given}
         feature_columns = [name for name in column_names(df) if name not in others]
     columns = [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]
-    index = next(_indices)
+    index = secrets.randbelow(_NUM_INDICES)
     dataset = materialize(
         df,
         opened,

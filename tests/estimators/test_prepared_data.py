@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +33,29 @@ def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
     assert list(tmp_path.rglob("*.parquet")) == []
     with pytest.raises(KeyError):
         util.get_dataset_properties(index)
+
+
+def test_what_a_process_that_died_has_left_is_in_nobodys_way(tmp_path):
+    prepare = """
+import os
+import sys
+
+import pandas as pd
+
+from hvd_cluster.estimators.prepared_data import prepare_data
+
+frame = pd.DataFrame({"x": [1.0, 2.0], "y": [1.0, 2.0]})
+with prepare_data(1, sys.argv[1], frame, ["y"]):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", prepare, str(tmp_path)], check=False).returncode == 9
+    left = list(tmp_path.rglob("*.parquet"))
+    assert left
+    # A process begins to count anew: this one may have had contexts before.
+    again = prepare.replace("os._exit(9)", "pass")
+    done = subprocess.run([sys.executable, "-c", again, str(tmp_path)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*.parquet")) == left
 
 
 def test_small_helpers(frame):

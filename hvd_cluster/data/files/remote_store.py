@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
     from hvd_cluster.data.store import Store
 
+#: Where Databricks mounts DBFS and Unity Catalog's volumes on every machine of a cluster. Files there are written from
+#: their beginning to their end, neither appended to nor changed in the middle: docs.databricks.com, limitations of
+#: working with files in volumes.
+DATABRICKS_MOUNTS = ("/dbfs/", "/Volumes/")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteStore:
@@ -57,15 +62,15 @@ class RunSync:
 
 @dataclass(frozen=True)
 class LocalOutputDir:
-    """Gives a local folder for a run's files: the run's own where the store is local, else a temporary one."""
+    """Gives a local folder for a run's files: the run's own where any program can write there, else a temporary one."""
 
     store: Store
     run_id: str
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[str]:
-        if self.store.is_local:
-            path = Path(self.store.get_run_path(self.run_id))
+        path = Path(self.store.get_run_path(self.run_id))
+        if self.store.is_local and not str(path.resolve()).startswith(DATABRICKS_MOUNTS):
             path.mkdir(parents=True, exist_ok=True)
             yield str(path)
         else:

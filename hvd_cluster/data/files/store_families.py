@@ -9,12 +9,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hvd_cluster.data.files.filesystems import unopened_hadoop_text
+from hvd_cluster.data.files.remote_store import DATABRICKS_MOUNTS
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
-
-#: Where Databricks mounts DBFS and Unity Catalog's volumes on every machine of a cluster.
-_MOUNTS = ("/dbfs/", "/Volumes/")
 
 
 class HDFSStore(Store):
@@ -118,7 +116,7 @@ class DBFSLocalStore(Store):
     def matches_dbfs(path: str) -> bool:
         """Whether the path is in one of the spellings of DBFS or of a volume."""
         return path.startswith(
-            ("dbfs:/", *(scheme + mount for scheme in ("", "file:", "file://") for mount in _MOUNTS))
+            ("dbfs:/", *(scheme + mount for scheme in ("", "file:", "file://") for mount in DATABRICKS_MOUNTS))
         )
 
     @staticmethod
@@ -133,7 +131,7 @@ class DBFSLocalStore(Store):
             if path.startswith(f"{prefix}/"):
                 inner = "/" + path[len(prefix) :].lstrip("/")
                 break
-        if inner.startswith(_MOUNTS):
+        if inner.startswith(DATABRICKS_MOUNTS):
             return inner
         if path.startswith("dbfs:/"):
             return f"/dbfs{inner}"
