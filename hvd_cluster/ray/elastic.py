@@ -44,6 +44,8 @@ class ElasticRayExecutor:
         wrong = wrong_resources(cpus_per_slot, use_gpu, gpus_per_slot)
         if not isinstance(given, ElasticSettings):
             wrong.append(f"settings={given!r} must be what ElasticRayExecutor.create_settings() returns")
+        elif not override_discovery and settings.discovery is None:
+            wrong.append("override_discovery=False takes settings that have a discovery: set settings.discovery")
         if wrong:
             raise ValueError("; ".join(wrong).replace("_per_worker", "_per_slot"))
         self.settings = replace(settings, discovery=None) if override_discovery else settings

@@ -77,9 +77,12 @@ class NodeFleet(Fleet):
 
     def add(self, host: Host) -> str:
         """Take in a node, by its id, its address or its name."""
-        if host.name in self._places:
+        living = nodes.living()
+        known = self._places.get(host.name)
+        if known is not None and any(node.node_id == known.node.node_id for node in living):
             return ""
-        found = [node for node in nodes.living() if host.name in (node.node_id, node.address, node.hostname)]
+        # New, or started again: the same address, and another node to Ray.
+        found = [node for node in living if host.name in (node.node_id, node.address, node.hostname)]
         if not found:
             return "Ray has no such node"
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

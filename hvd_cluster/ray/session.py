@@ -47,7 +47,7 @@ def connect(address: str | None = None) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Ray's own, about the accelerator variables of its workers
             ray.init(address=address)
-    except ray.exceptions.AuthenticationError as error:
+    except getattr(ray.exceptions, "AuthenticationError", ()) as error:  # Ray 2.40 has no tokens
         raise LaunchError(f"the Ray cluster refused this process: {first_line(error)}. {_THREE_WAYS_IN}") from error
     except ConnectionError as error:
         raise LaunchError(

@@ -82,6 +82,11 @@ class ExecutorSpec:
         wrong += wrong_amount("elastic_timeout", self.elastic_timeout, " of seconds")
         for name in ("use_current_placement_group", "override_discovery"):
             wrong += wrong_flag(name, getattr(self, name))
+        if not self.override_discovery and self.min_workers and getattr(self.settings, "discovery", None) is None:
+            wrong.append(
+                "override_discovery=False takes settings that have a discovery: those of "
+                "ElasticRayExecutor.create_settings(), with settings.discovery set"
+            )
         pair: Any = self.cooldown_range
         if pair is not None and (
             not isinstance(pair, Sequence) or len(pair) != 2 or any(wrong_amount("", seconds) for seconds in pair)

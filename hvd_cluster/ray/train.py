@@ -22,6 +22,7 @@ from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.oldpaths.carry import carries, carry
 from hvd_cluster.ray.resources import device_env
+from hvd_cluster.ray.settings import nics_to_env_var
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, export, inherited, join_address
@@ -120,12 +121,11 @@ def _stop_serving() -> None:
 
 def _settle(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: take its place."""
-    interface = {"HOROVOD_GLOO_IFACE": config.nics} if config.nics else {}
     timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{config.timeout_s:g}"}
     if config.as_horovod:
         import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
     carried = carry(inherited(), wanted=config.as_horovod)
-    export({**topology.to_env(), **devices, **interface, **timeout, **carried})
+    export({**topology.to_env(), **devices, **nics_to_env_var(config.nics), **timeout, **carried})
 
 
 class HorovodTrainer(_DataParallelTrainer):

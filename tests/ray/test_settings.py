@@ -53,6 +53,7 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
     [
         ({"max_workers": 2}, ["min_workers is not"]),
         ({"min_workers": 0}, ["min_workers=0 must be >= 1"]),
+        ({"min_workers": 1, "override_discovery": False}, ["override_discovery=False takes settings that have a"]),
         ({"min_workers": 1, "num_workers": 1}, ["min_workers makes the job elastic"]),
         ({"num_workers": 1, "gpus_per_worker": 1}, ["use_gpu is not"]),
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0.5}, ["cannot share a GPU"]),
@@ -82,6 +83,8 @@ def test_contradictions_are_named_all_at_once(arguments: dict[str, Any], texts: 
 def test_settings_of_the_wrong_type_are_named() -> None:
     with pytest.raises(ValueError, match=r"settings=\{'timeout_s': 3\} must be what create_settings\(\) returns"):
         RayExecutor({"timeout_s": 3}, num_workers=1)
+    with pytest.raises(ValueError, match="override_discovery=False takes settings that have a discovery"):
+        ElasticRayExecutor(ElasticRayExecutor.create_settings(), override_discovery=False)
     with pytest.raises(ValueError, match="timeout_s='30' must be a number of seconds; .*nics=7 must be the name"):
         RayExecutor.create_settings(timeout_s="30", nics=7)  # type: ignore[arg-type]
 
