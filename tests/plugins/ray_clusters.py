@@ -63,19 +63,18 @@ class TestCluster:
         self._cluster.shutdown()
 
 
-#: Actors that Ray's own libraries keep for later uses in the same cluster.
-RAYS_OWN = {"_StatsActor", "AutoscalingRequester", "_AutoscalingCoordinatorActor"}
-
-
 def left_on_ray() -> list[str]:
-    """Actors that live, of whatever class but Ray's own, and placement groups that hold resources."""
+    """Actors that live, and placement groups that hold resources.
+
+    The actors that Ray's own libraries keep for later uses in the same cluster have names; ours have none.
+    """
     import ray
     from ray.util import placement_group_table
 
     actors = [
         f"actor {actor['ActorClassName']} {name} {actor['State']}"
         for name, actor in ray._private.state.actors().items()
-        if actor["ActorClassName"] not in RAYS_OWN and actor["State"] != "DEAD"
+        if not actor["Name"] and actor["State"] != "DEAD"
     ]
     groups = [
         f"placement group {n} {g['state']}" for n, g in placement_group_table().items() if g["state"] != "REMOVED"

@@ -49,6 +49,16 @@ def estimator(store: Path, **params: Any) -> TorchEstimator:
     return TorchEstimator(**{**given, **params})
 
 
+def await_free(num_cpus: float) -> None:
+    """Wait for Ray's count of what is free, which lags behind."""
+    from hvd_cluster.ray import nodes
+
+    deadline_s = time.monotonic() + 30
+    while sum(free.get("CPU", 0) for free in nodes.free_by_node().values()) != num_cpus:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
 def test_a_fit_of_a_dataset_trains_what_a_fit_of_the_same_rows_elsewhere_does(
     ray_cluster: TestCluster, tmp_path: Path
 ) -> None:
@@ -132,6 +142,7 @@ def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path
 
     frame = pd.DataFrame(rows())
     backend = RayBackend(verbose=0)
+    await_free(4)
     assert backend.num_processes() == 4  # a worker for each free CPU
     model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
     assert len(model.getHistory()[-1]["samples_per_s"]) == 2
@@ -190,17 +201,6 @@ def test_a_keras_model_is_fitted_from_a_dataset_and_scores_it(ray_cluster: TestC
 
 def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_cluster: TestCluster) -> None:
     import ray
-
-    from hvd_cluster.ray import nodes
-
-    def free_cpus() -> float:
-        return sum(free.get("CPU", 0) for free in nodes.free_by_node().values())
-
-    def await_free(cpus: float) -> None:
-        deadline_s = time.monotonic() + 30  # Ray's count lags behind
-        while free_cpus() != cpus:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
 
     await_free(4)
     backend = RayBackend()
