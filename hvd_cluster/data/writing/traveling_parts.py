@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -38,6 +39,8 @@ VARIABLE = "HOROVOD_ROWS_DIR"
 
 _PREFIX = "hvd-rows-"
 _LOCK = ".lock"
+#: A neighbour makes its folder and the file before it has the lock.
+_LOCKED_WITHIN_S = 60.0
 _REPORT = "report-{part:05d}.json"
 
 
@@ -122,6 +125,8 @@ def _sweep() -> None:
     """Remove the folders of tasks that were killed: nobody holds their locks."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+") as file:  # it goes at this moment, or is somebody else's
+            if time.time() - lock.stat().st_mtime < _LOCKED_WITHIN_S:
+                continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in lock.parent.iterdir():
                 path.unlink()
