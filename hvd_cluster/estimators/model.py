@@ -198,7 +198,7 @@ class FittedModel(Stage, Model):
 
         blob = self._pickled_model()
         # Never freed by us: the result is lazy, and may be asked for at any time.
-        parcel, _ = active(dataset.sparkSession).ship(blob)
+        parcel = active(dataset.sparkSession).keep(blob)
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
         predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
         score = functools.partial(score_batches, scorer, ShippedModel(content_key(blob), parcel), predict_fn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import Slots
 
 logger = logging.getLogger(__name__)
+
+#: The context that the broadcasts of :meth:`ClassicSession.keep` belong to, and they by the hash of their content.
+_kept: tuple[Any, dict[bytes, Any]] = (None, {})
+_keep_lock = threading.Lock()
 
 
 class ClassicSession(Session):
@@ -52,10 +57,9 @@ class ClassicSession(Session):
         except Exception as error:  # noqa: BLE001  private to Spark: py4j raises what it likes when it has moved
             logger.debug("the exact number of slots is not to be had here: %s", error)
             return dataclasses.replace(told, total=self._context.defaultParallelism if profile is None else None)
-        most = told.most
-        if most is None and profile is None and told.master.startswith("local"):
-            most = total  # local[*]
-        return dataclasses.replace(told, total=total, busy=busy, most=most)
+        if told.most is None and profile is None and told.master.startswith("local"):
+            told = dataclasses.replace(told, most=total)  # local[*]
+        return slots.with_total(told, total, busy)
 
     def default_parallelism(self) -> int:
         return int(self._context.defaultParallelism)
@@ -70,6 +74,18 @@ class ClassicSession(Session):
                 broadcast.destroy()
 
         return broadcast, free
+
+    def keep(self, content: bytes) -> Any:
+        global _kept
+        if len(content) <= INLINE_BYTES:
+            return content
+        digest = hashlib.sha256(content).digest()
+        with _keep_lock:
+            if _kept[0] is not self._context:  # a process has one at a time
+                _kept = (self._context, {})
+            if digest not in _kept[1]:  # each is a file in the driver's temporary folder until its context ends
+                _kept[1][digest] = self._context.broadcast(content)
+            return _kept[1][digest]
 
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
         from pyspark import InheritableThread
@@ -89,6 +105,17 @@ class ClassicSession(Session):
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         return sum(int(stage.numActiveTasks) for stage in stages if stage is not None)
+
+    def url_of(self, path: str) -> str:
+        """``path`` with scheme and host, on the default filesystem if it has neither; as given if Spark hides that."""
+        try:
+            java = self._context._jvm.org.apache.hadoop.fs.Path(path)
+            filesystem = java.getFileSystem(self._context._jsc.hadoopConfiguration())
+            scheme, _, rest = str(filesystem.makeQualified(java).toString()).partition(":")
+            return f"{scheme}:{rest}" if rest.startswith("//") else f"{scheme}://{rest}"
+        except Exception as error:  # noqa: BLE001  private to Spark, and a scheme may be one that Java does not know
+            logger.debug("what %s means to Spark is not to be had here: %s", path, error)
+            return path
 
     def driver_hosts(self) -> tuple[str, list[str]]:
         if self.is_local:

@@ -93,6 +93,10 @@ class Session(abc.ABC):
             what the task hands to :func:`hvd_cluster.spark.barrier.receive`, and a function that frees it afterwards.
         """
 
+    def keep(self, content: bytes) -> Any:
+        """What :meth:`ship` returns first, never freed; the same content is brought only once in a session's life."""
+        return self.ship(content)[0]
+
     @abc.abstractmethod
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
         """A thread, not yet started, that runs ``target`` such that :meth:`cancel` with ``tag`` reaches its jobs."""
@@ -137,3 +141,15 @@ def active(spark: Any = None) -> Session:
         raise LaunchError(f"{NO_SESSION_TEXT} Start one with SparkSession.builder.getOrCreate(), or pass spark=.")
     kind = ConnectSession if type(spark).__module__.startswith("pyspark.sql.connect") else ClassicSession
     return kind(spark)
+
+
+def spark_url(path: str) -> str:
+    """A path or URL with scheme and host, as the classic session of this process reads it; as given without one."""
+    from hvd_cluster.spark.classic import ClassicSession
+    from hvd_cluster.spark.connect import ConnectSession
+
+    try:
+        spark = None if ConnectSession.find() is not None else ClassicSession.find()
+    except ImportError:  # no pyspark, or one that is a client of Connect servers alone
+        return path
+    return path if spark is None else ClassicSession(spark).url_of(path)

@@ -103,6 +103,12 @@ def with_profile(slots: Slots, profile: Any) -> Slots:
     return replace(slots, total=None, most=None, gpus_per_task=float(gpus.amount) if gpus is not None else 0.0)
 
 
+def with_total(slots: Slots, total: int, busy: int) -> Slots:
+    """``slots`` of a session that knows exactly how many it has now, and how many of them are busy."""
+    # Some clusters give more than the settings ask for.
+    return replace(slots, total=total, busy=busy, most=None if slots.most is None else max(slots.most, total))
+
+
 def of_settings(conf: Callable[[str], str | None]) -> Slots:
     """What the settings of a session alone tell, for sessions that show no more."""
     master = conf("spark.master") or ""
@@ -111,7 +117,8 @@ def of_settings(conf: Callable[[str], str | None]) -> Slots:
     most = of_master(master, cpus_per_task)
     on_cluster = most is None and not master.startswith("local")
     instances, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
-    if on_cluster and instances and cores:
+    # A standalone master gives an application all the executors that there is room for.
+    if on_cluster and instances and cores and not master.startswith("spark://"):
         per_executor = int(cores) // cpus_per_task
         gpus = conf("spark.executor.resource.gpu.amount")
         if gpus and gpus_per_task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -175,15 +176,20 @@ def test_cross_validation_fits_in_parallel(spark, data, tmp_path):
     assert loaded.transform(data).count() == ROWS
 
 
-def test_a_heavy_model_reaches_the_tasks(spark, data):
-    # Over the size up to which a model travels inside the function.
+def heavy(seed):
+    """A net over the size up to which a model travels inside the function, and the model of it."""
     net = Net(ballast=1_000_000).eval()
-    model = TorchModel(
+    net.ballast.fill_(seed)
+    return net, TorchModel(
         model=net,
         feature_columns=["features", "a"],
         label_columns=["y", "c"],
         _metadata={"feature_dtypes": ("float32", "float32"), "output_types": ("float32", "vector")},
     )
+
+
+def test_a_heavy_model_reaches_the_tasks(spark, data):
+    net, model = heavy(1)
     for _ in range(2):
         row = model.transform(data.where("id = 7")).first()
         x = torch.tensor(row["features"].toArray(), dtype=torch.float32).unsqueeze(0)
@@ -320,3 +326,13 @@ def test_the_users_own_traceback_comes_first(data, tmp_path):
         estimator(tmp_path, loss=[broken, F.cross_entropy]).fit(data)
     assert "in broken" in str(caught.value).split("Rank ")[0]
     assert list(tmp_path.rglob("*.parquet")) == []
+
+
+@pytest.mark.spark("local", "local-cluster")
+def test_a_heavy_model_leaves_one_file_on_the_driver_however_often_it_scores(spark, data):
+    _, model = heavy(2)
+    folder = Path(spark.sparkContext._temp_dir)
+    before = set(folder.iterdir())
+    scored = [model.transform(data.where(f"id < {count + 1}")) for count in range(10)]
+    assert len(set(folder.iterdir()) - before) == 1
+    assert [scored[count].count() for count in (0, 9)] == [1, 10]

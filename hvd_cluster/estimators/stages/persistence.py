@@ -7,6 +7,8 @@
     path/metadata/part-00000       one line of JSON as Spark ML writes it: class, uid, timestamp, sparkVersion, params
     path/metadata/_SUCCESS
 
+A path without a scheme means what it means to Spark ML, see :mod:`hvd_cluster.estimators.stages.stage_path`.
+
 The metadata is written last: a folder without it is not a saved stage. Loading runs what the pickle says: load only
 what you trust.
 """
@@ -25,6 +27,7 @@ import cloudpickle
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.stages.stage import MLReader, MLWriter, Stage
+from hvd_cluster.estimators.stages.stage_path import store_at
 
 CHUNK_BYTES = 64 * 2**20
 FORMAT = 1
@@ -42,7 +45,7 @@ class StageWriter(MLWriter):
         self.stage = stage
 
     def _handleOverwrite(self, path: str) -> None:
-        store = Store.create(path)
+        store = store_at(path)
         if store.exists(store.prefix):
             store.delete(store.prefix)
 
@@ -52,7 +55,7 @@ class StageWriter(MLWriter):
         Raises:
             DataError: there is something at ``path`` already, and ``overwrite()`` was not asked for.
         """
-        store = Store.create(path)
+        store = store_at(path)
         if store.exists(store.prefix) and store.list(store.prefix):
             raise DataError(f"{path} exists already: use write().overwrite().save(path), or another path")
         current, hidden = _split(self.stage, self.stage._paramMap)
@@ -86,7 +89,7 @@ class StageReader(MLReader):
         Raises:
             DataError: no stage is there, or one of another class.
         """
-        store = Store.create(path)
+        store = store_at(path)
         metadata = _metadata(store, path)
         module, _, name = metadata["class"].rpartition(".")
         saved = getattr(importlib.import_module(module), name)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import LocalBackend, TorchEstimator, TorchModel
+from hvd_cluster.estimators.stages.stage_path import store_at
 
 HERE = Path(__file__).parents[1]
 
@@ -147,3 +148,65 @@ def test_a_saved_stage_names_the_spark_that_is_there(tmp_path):
     estimator().save(str(tmp_path / "stage"))
     metadata = json.loads((tmp_path / "stage" / "metadata" / "part-00000").read_text())
     assert metadata["sparkVersion"] == pyspark.__version__
+
+
+@pytest.fixture
+def shelf(spark, monkeypatch):
+    """The session's default filesystem: the local one by another name, to Spark and to us; what we opened there."""
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    from fsspec.implementations.local import LocalFileSystem
+
+    opened = []
+
+    class Shelf(LocalFileSystem):
+        protocol = "shelf"
+
+        def _open(self, path, *args, **kwargs):
+            opened.append(path)
+            return super()._open(path, *args, **kwargs)
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(path.removeprefix("shelf:"))
+
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "shelf", Shelf)
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    before = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.shelf.impl", "org.apache.hadoop.fs.ProxyLocalFileSystem")
+    hadoop.set("fs.defaultFS", "shelf:///")
+    yield opened
+    hadoop.set("fs.defaultFS", before)
+    hadoop.unset("fs.shelf.impl")
+
+
+@pytest.mark.spark("local")
+def test_a_stage_lies_on_sparks_default_filesystem_as_the_rest_of_its_pipeline_does(shelf, tmp_path):
+    saved, metadata = estimator(), str(tmp_path / "stage" / "metadata" / "part-00000")
+    saved.save(str(tmp_path / "stage"))
+    assert any(metadata in path for path in shelf)
+    shelf.clear()
+    assert TorchEstimator.load(str(tmp_path / "stage")).uid == saved.uid
+    assert any(metadata in path for path in shelf)
+    saved.write().overwrite().save(str(tmp_path / "stage"))
+
+
+@pytest.mark.spark("local")
+def test_a_path_with_a_scheme_and_one_below_a_mount_are_left_as_they_are(shelf, tmp_path):
+    estimator().save(f"file://{tmp_path}/stage")
+    assert TorchEstimator.load(f"file:{tmp_path}/stage").getEpochs() == 4
+    assert store_at("/Volumes/main/a/b").prefix == "/Volumes/main/a/b"
+    assert shelf == []
+
+
+@pytest.mark.spark("local")
+def test_a_default_filesystem_that_python_cannot_reach_is_named_with_the_way_out(spark, tmp_path):
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    before = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.unreachable.impl", "org.apache.hadoop.fs.ProxyLocalFileSystem")
+    hadoop.set("fs.defaultFS", "unreachable:///")
+    try:
+        with pytest.raises(DataError, match=rf"Spark takes {tmp_path}/stage for unreachable:.*file://{tmp_path}/stage"):
+            estimator().save(str(tmp_path / "stage"))
+    finally:
+        hadoop.set("fs.defaultFS", before)
+    assert not (tmp_path / "stage").exists()
