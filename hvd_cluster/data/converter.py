@@ -15,6 +15,7 @@ from hvd_cluster.data.petastorm.location import locate
 from hvd_cluster.data.petastorm.pieces import PieceTable, parquet_files
 from hvd_cluster.data.spark_batches import quoted
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing.spark_plans import same_plan, state_of_files
 from hvd_cluster.errors import DataError
 from hvd_cluster.topology import Topology
 
@@ -126,7 +127,7 @@ def make_spark_converter(
     *,
     parent_cache_dir_url: str | None = None,
 ) -> SparkDatasetConverter:
-    """Write a DataFrame as Parquet, once: the same DataFrame with the same arguments is not written again.
+    """Write a DataFrame as Parquet, once: the same DataFrame over unchanged files is not written again.
 
     What was written is deleted when this process exits, or by :meth:`SparkDatasetConverter.delete`.
 
@@ -154,9 +155,9 @@ def make_spark_converter(
             f"no folder for the DataFrame's files is set: spark.conf.set({PARENT_CACHE_DIR_URL_CONF!r}, "
             "'file:///path/that/all/machines/see')"
         )
-    arguments = (parent, parquet_row_group_size_bytes, compression_codec, dtype)
+    arguments = (parent, parquet_row_group_size_bytes, compression_codec, dtype, state_of_files(df))
     for entry in _written:
-        if entry.arguments == arguments and type(entry.frame) is type(df) and entry.frame.sameSemantics(df):
+        if entry.arguments == arguments and same_plan(entry.frame, df):
             return entry.converter
     url = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
     if not _written:
@@ -191,6 +192,7 @@ class _Written:
     """What this process has written."""
 
     frame: Any
+    #: Those that decide what is written, and the state of the files that the frame read.
     arguments: tuple[Any, ...]
     converter: SparkDatasetConverter
 

@@ -109,6 +109,35 @@ def test_a_dataframe_is_written_once_and_read_as_tensors(
     assert [path for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.spark("local", "connect")
+def test_a_path_with_other_files_than_before_is_written_again(spark: Any, tmp_path: Path) -> None:
+    parent = (tmp_path / "cache").as_uri()
+
+    def converted(factor: int) -> SparkDatasetConverter:
+        source = spark.range(0, 3, 1, 1).selectExpr(f"id * {factor} AS id")
+        source.write.mode("overwrite").parquet(str(tmp_path / "in"))
+        return make_spark_converter(spark.read.parquet(str(tmp_path / "in")), parent_cache_dir_url=parent)
+
+    converters = [converted(1), converted(10)]
+    found = [sorted(pq.read_table(one.cache_dir_url.removeprefix("file://"))["id"].to_pylist()) for one in converters]
+    assert found == [[0, 1, 2], [0, 10, 20]]
+    for converter in converters:
+        converter.delete()
+
+
+@pytest.mark.spark("connect")
+def test_a_frame_of_a_session_that_has_gone_is_no_obstacle(spark: Any, tmp_path: Path) -> None:
+    parent = (tmp_path / "cache").as_uri()
+    other = spark.newSession()
+    converters = [
+        make_spark_converter(session.range(3), parent_cache_dir_url=parent) for session in (other, spark, spark)
+    ]
+    assert converters[0] is not converters[1]
+    assert converters[1] is converters[2]
+    for converter in converters[:2]:
+        converter.delete()
+
+
 @pytest.mark.spark("local")
 def test_the_folder_comes_from_sparks_setting(frame: Any, spark: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="parentCacheDirUrl"):

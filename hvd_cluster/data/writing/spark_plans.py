@@ -37,16 +37,19 @@ class SparkPlans:
             store: where it will be written.
             options: plain values that decide what is written.
         """
-        files = _state_of_files(frame)
+        files = state_of_files(frame)
         with self._lock:
-            name = next((name for known, state, name in self._known if state == files and _same(known, frame)), None)
+            name = next(
+                (name for known, state, name in self._known if state == files and same_plan(known, frame)), None
+            )
             if name is None:
                 name = uuid.uuid4().hex
                 self._known = [*self._known[1 - _MAX_FRAMES :], (frame, files, name)]
         return content_address.of_text(f"{name} {store.prefix}", options)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_plan(one: Any, other: Any) -> bool:
+    """Whether two DataFrames of a session have the same plan; their files may have changed in between."""
     if one.sparkSession is not other.sparkSession or type(one) is not type(other):
         return False
     try:
@@ -55,7 +58,7 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
-def _state_of_files(frame: Any) -> str:
+def state_of_files(frame: Any) -> str:
     """Names, sizes and times of change of the files that a frame reads; names alone where they cannot be looked at."""
     parts = []
     for url in sorted(frame.inputFiles()):
