@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -22,7 +23,7 @@ from hvd_cluster.data.spark_batches import map_batches, quoted
 from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.data.writing import census, content_address, manifest, retention
 from hvd_cluster.data.writing import validation as validation_rule
-from hvd_cluster.data.writing.folders import DatasetFolders
+from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
 from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
 from hvd_cluster.data.writing.progress import FinishedParts, Progress, counted
 from hvd_cluster.data.writing.spark_plans import PLANS
@@ -182,7 +183,6 @@ class _Materializer:
             written = self._named(PLANS.address(selected, self.store, self._options))
             if written is not None:
                 return written
-        plan = self._plan(schema, MAX_GROUP_ROWS)
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
@@ -192,7 +192,7 @@ class _Materializer:
             part = context.partitionId() if context is not None else 0
             yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(_report(plan, part, batches))]})
 
-        with DatasetFolders(self.store, plan.folders) as folders:
+        with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
             parts = selected.coalesce(self.num_groups)
             with FinishedParts(plan, self.progress):
@@ -201,8 +201,7 @@ class _Materializer:
 
     def from_parts(self, parts: RemoteParts) -> Dataset:
         """The parts are written where they lie."""
-        plan = self._plan(self._arrow_schema(parts.schema), MAX_GROUP_ROWS)
-        with DatasetFolders(self.store, plan.folders) as folders:
+        with self._folders(self._arrow_schema(parts.schema), MAX_GROUP_ROWS) as (plan, folders):
             with FinishedParts(plan, self.progress):
                 answers = parts.each(functools.partial(_report, plan))
             return self._reported(plan, answers, folders)
@@ -222,8 +221,8 @@ class _Materializer:
             written = self._named(content_address.of_table(table, self._options))
             if written is not None:
                 return written
-        plan = self._plan(schema, max(_MIN_GROUP_ROWS, -(-table.num_rows // self.num_groups)))
-        with DatasetFolders(self.store, plan.folders) as folders:
+        group_rows = max(_MIN_GROUP_ROWS, -(-table.num_rows // self.num_groups))
+        with self._folders(schema, group_rows) as (plan, folders):
             batches = table.to_batches(max_chunksize=MAX_GROUP_ROWS)
             return self._dataset(plan, [self._written(plan, batches, table.num_rows)], folders)
 
@@ -252,13 +251,12 @@ class _Materializer:
             written = self._named(content_address.of_files(source, folder.paths, self._options))
             if written is not None:
                 return written
-        plan = self._plan(schema, MAX_GROUP_ROWS)
         batches = (
             batch
             for group in folder.row_groups
             for batch in folder.read(group, self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
         )
-        with DatasetFolders(self.store, plan.folders) as folders:
+        with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
             return self._dataset(plan, [self._written(plan, batches, folder.rows)], folders)
 
     @property
@@ -275,11 +273,23 @@ class _Materializer:
         if dataset is not None:
             retention.mark_used(self.store, folder)
             logger.info("the data is in %s already", folder)
-        elif self.store.exists(folder):
-            # Somebody writes it at this moment, or died while doing so: do not wait, and leave it to them.
-            self.dataset_id = uuid.uuid4().hex
-            self.reuse = False
         return dataset
+
+    @contextlib.contextmanager
+    def _folders(self, schema: Schema, group_rows: int) -> Iterator[tuple[PartPlan, DatasetFolders]]:
+        """How to write, and the folders while they are filled."""
+        with contextlib.ExitStack() as stack:
+            plan = self._plan(schema, group_rows)
+            try:
+                folders = stack.enter_context(DatasetFolders(self.store, plan.folders))
+            except FoldersTakenError:
+                if not self.reuse:
+                    raise
+                # Somebody writes the same data at this moment, or died while doing so: do not wait, leave it to them.
+                self.dataset_id, self.reuse = uuid.uuid4().hex, False
+                plan = self._plan(schema, group_rows)
+                folders = stack.enter_context(DatasetFolders(self.store, plan.folders))
+            yield plan, folders
 
     def _written(self, plan: PartPlan, batches: Any, rows: int) -> PartReport:
         try:

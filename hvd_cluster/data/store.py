@@ -270,7 +270,14 @@ class Store:
         """Files and folders in a folder, as paths inside the filesystem, sorted; [] where there is no such folder."""
         fs = self._fs_module()
         selector = fs.FileSelector(self.get_localized_path(path), allow_not_found=True, recursive=recursive)
-        found = retried(lambda: self.fs.get_file_info(selector), self.fs, f"listing {path}")
+
+        def look() -> Any:
+            try:
+                return self.fs.get_file_info(selector)
+            except FileNotFoundError:  # made between Arrow's look into the folder and its look whether there is one
+                return self.fs.get_file_info(selector)
+
+        found = retried(look, self.fs, f"listing {path}")
         return sorted(info.path for info in found)
 
     def copy(self, source: str, target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -112,6 +113,55 @@ def test_data_that_is_half_there_is_not_used(store: Store) -> None:
     assert rows(other) == rows(again)
     other.remove()
     assert not store.exists(other.train.row_groups[0].path)
+
+
+#: Writes and reads four data sets, each at the moment at which the other processes do too.
+AT_ONCE = """
+import json, sys, time
+from pathlib import Path
+import numpy as np, pyarrow as pa
+from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.store import Store
+
+me, folder, others = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+store, found = Store.create(folder / "store"), []
+
+def together(what):
+    (folder / f"{what}-{me}").touch()
+    until = time.monotonic() + 60
+    while len(list(folder.glob(f"{what}-*"))) < others:
+        if time.monotonic() > until:
+            sys.exit("another process has ended")
+        time.sleep(0.0005)
+
+for number in range(4):
+    table = pa.table({"id": np.arange(300) + number, "held": np.arange(300) % 3 == 0})
+    together(f"begins{number}")
+    data = materialize(table, store, columns=["id"], validation="held", reuse=True)
+    together(f"ends{number}")
+    rows = sum(batch["id"].sum().item() for batch in ParquetReader(data, batch_size=7, remainder="partial"))
+    found.append([data.train.row_groups[0].path, rows])
+print(json.dumps(found))
+"""
+
+
+def test_processes_that_write_the_same_data_at_once_leave_each_others_alone(store: Store, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AT_ONCE]
+    writers = [
+        subprocess.Popen([*command, str(me), str(tmp_path), "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for me in range(3)
+    ]
+    told = [writer.communicate() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0, 0], told
+    found = [json.loads(out) for out, _ in told]
+    for number, written_by in enumerate(zip(*found, strict=True)):
+        assert {rows for _, rows in written_by} == {sum(i + number for i in range(300) if i % 3)}
+    names = store.list(store.prefix, recursive=True)
+    assert not [name for name in names if "_INCOMPLETE" in name]
+    assert {path for paths in found for path, _ in paths} == {
+        name for name in names if name.endswith(".parquet") and "train" in name
+    }
 
 
 def test_addresses_depend_on_every_byte_and_option() -> None:

@@ -23,7 +23,7 @@ from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missin
 from hvd_cluster.data.writing.census import Census
 from hvd_cluster.errors import DataError
 
-#: A file of this name in a folder says that its data is still being written, or that the writer died.
+#: A file whose name begins so in a folder says that its data is still being written, or that the writer died.
 INCOMPLETE = "_INCOMPLETE"
 #: A file of this name says that the data is complete.
 SUCCESS = "_SUCCESS"
@@ -258,7 +258,7 @@ def _files(filesystem: Any, path: str) -> list[tuple[str, str]]:
     if not listed:
         raise DataError(f"there is no Parquet at {path!r}: no such file, or an empty folder")
     below = [file[len(path) :].strip("/") for file, _ in listed]
-    if any(name.split("/")[0] in {"_temporary", INCOMPLETE} for name in below):
+    if any(name.split("/")[0].split(".")[0] in {"_temporary", INCOMPLETE} for name in below):
         raise DataError(f"the data in {path!r} is still being written, or its writer died: write it again")
     files = [
         (file, name)

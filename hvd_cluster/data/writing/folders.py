@@ -1,9 +1,12 @@
-"""The folders of a data set while it is being written: never taken for whole before they are."""
+"""The folders of a data set while it is being written: one writer's, and never taken for whole before they are."""
 
 from __future__ import annotations
 
 import logging
+import time
+import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from hvd_cluster.data.reading.parquet import INCOMPLETE, SUCCESS
@@ -12,29 +15,51 @@ from hvd_cluster.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+#: So long the first of several claims waits for the others to be withdrawn, which takes a listing and a deletion each.
+_WAIT_S = 2.0
+_POLL_S = 0.02
+
+
+class FoldersTakenError(DataError):
+    """The folders hold data already, or somebody else writes it at this moment."""
+
 
 class DatasetFolders:
-    """A context in which folders are filled; an exception removes them.
+    """A context in which folders are filled; an exception removes what they hold.
+
+    No filesystem but a local one makes a file only if it is new, so a writer claims the first folder with a file of its
+    own name and then looks whether the folder holds anything else. Of two writers at least one sees the other's claim
+    (as long as a listing shows what was written before it), and none goes on with a claim beside its own: all withdraw
+    but the one whose claim is the first by name, and that one waits, but not for a writer who has gone on already.
 
     Args:
         store: serves the folders.
         folders: new ones, inside the store's filesystem.
 
     Raises:
-        DataError: (on entering) the store cannot be written, or a folder holds data already.
+        FoldersTakenError: (on entering) a folder holds data already, or is being filled by somebody else.
+        DataError: (on entering) the store cannot be written.
     """
 
     def __init__(self, store: Store, folders: Sequence[str]) -> None:
         self._store = store
         self._folders = folders
+        self._claim = f"{INCOMPLETE}.{uuid.uuid4().hex}"
 
     def __enter__(self) -> DatasetFolders:
         self._store.check_writable()
-        for folder in self._folders:
-            if self._store.list(folder):
-                raise DataError(f"{folder!r} holds data already: choose another dataset_id, or delete it")
-        for folder in self._folders:
-            self._store.write(f"{folder}/{INCOMPLETE}", b"")
+        first, *others = self._folders
+        self._require_empty(self._folders)
+        try:
+            self._store.write(f"{first}/{self._claim}", b"")
+            self._wait_alone(first)
+            self._require_empty(others)  # whoever fills them has claimed the first one too
+            for folder in others:
+                self._store.write(f"{folder}/{self._claim}", b"")
+        except BaseException:  # raised again: a claim that stays would keep everybody away
+            for folder in self._folders:
+                self._store.delete(f"{folder}/{self._claim}")
+            raise
         return self
 
     def complete(self, paths: set[str]) -> None:
@@ -55,13 +80,44 @@ class DatasetFolders:
                 self._store.delete(path)
         for folder in self._folders:
             self._store.write(f"{folder}/{SUCCESS}", b"")
-            self._store.delete(f"{folder}/{INCOMPLETE}")
+            self._store.delete(f"{folder}/{self._claim}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             return
-        for folder in self._folders:
+        for folder in reversed(self._folders):
             try:
-                self._store.delete(folder)
+                self._remove(folder)
             except OSError:
                 logger.warning("could not remove the incomplete data in %s", folder, exc_info=True)
+
+    def _require_empty(self, folders: Sequence[str]) -> None:
+        for folder in folders:
+            if self._names(folder):
+                raise FoldersTakenError(f"{folder!r} holds data already: choose another dataset_id, or delete it")
+
+    def _wait_alone(self, folder: str) -> None:
+        """Return when this claim is all that the folder holds."""
+        until = time.monotonic() + _WAIT_S
+        while (names := self._names(folder)) != [self._claim]:
+            waits = names[:1] == [self._claim] and all(name.startswith(INCOMPLETE) for name in names)
+            if not waits or time.monotonic() > until:
+                raise FoldersTakenError(
+                    f"{folder!r} is being filled by somebody else at this moment: choose another dataset_id"
+                )
+            time.sleep(_POLL_S)
+
+    def _names(self, folder: str) -> list[str]:
+        """What the folder holds, sorted, without claims that are no more than a temporary file yet."""
+        names = [path.rsplit("/", 1)[-1] for path in self._store.list(folder)]
+        return [name for name in names if not (INCOMPLETE in name and name.endswith(".tmp"))]
+
+    def _remove(self, folder: str) -> None:
+        """Take away what was written, the claim last: until it is gone nobody else begins."""
+        for name in self._names(folder):
+            if not name.startswith(INCOMPLETE):
+                self._store.delete(f"{folder}/{name}")
+        self._store.delete(f"{folder}/{self._claim}")
+        if not self._store.list(folder):
+            with suppress(FileNotFoundError):
+                self._store.delete(folder)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.writing.folders import DatasetFolders
+from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
 from hvd_cluster.errors import DataError
 
 
@@ -23,7 +27,10 @@ def names(store: Store) -> list[str]:
 def test_a_folder_is_marked_until_it_is_complete(store: Store) -> None:
     folder = f"{store.prefix}/train"
     with DatasetFolders(store, [folder]) as folders:
-        assert names(store) == ["train", "train/_INCOMPLETE"]
+        (mark,) = names(store)[1:]
+        assert mark.startswith("train/_INCOMPLETE.")
+        with pytest.raises(DataError, match="there is no Parquet|is still being written"):
+            ParquetReader(folder, batch_size=1)
         store.write(f"{folder}/a.parquet", b"")
         store.write(f"{folder}/of-a-repeated-task.parquet", b"")
         folders.complete({f"{folder}/a.parquet"})
@@ -47,3 +54,41 @@ def test_files_that_the_driver_does_not_see_mean_that_the_store_is_not_shared(st
     with pytest.raises(DataError, match=message), DatasetFolders(store, [folder]) as folders:
         folders.complete({f"{folder}/on-another-machine.parquet"})
     assert names(store) == []
+
+
+def test_of_writers_that_begin_at_once_one_fills_the_folder_and_the_others_leave_nothing(store: Store) -> None:
+    gate = threading.Barrier(4)
+
+    def enter(folder: str) -> bool:
+        gate.wait()
+        try:
+            with DatasetFolders(store, [folder, f"{folder}-held"]) as folders:
+                time.sleep(0.01)
+                store.write(f"{folder}/{threading.get_ident()}.parquet", b"")
+                folders.complete({f"{folder}/{threading.get_ident()}.parquet"})
+        except FoldersTakenError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(20):
+            folder = f"{store.prefix}/{number}"
+            assert sum(pool.map(enter, [folder] * 4)) == 1
+            assert len(store.list(folder)) == 2
+            assert [name for name in names(store) if "INCOMPLETE" in name] == []
+
+
+def test_a_writer_that_fails_takes_its_own_away_and_no_others_claim(store: Store) -> None:
+    folder = f"{store.prefix}/train"
+
+    def fails() -> None:
+        with DatasetFolders(store, [folder]):
+            store.write(f"{folder}/a.parquet", b"")
+            store.write(f"{folder}/_INCOMPLETE.of-another", b"")
+            raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"):
+        fails()
+    assert names(store) == ["train", "train/_INCOMPLETE.of-another"]
+    with pytest.raises(FoldersTakenError, match="choose another dataset_id"), DatasetFolders(store, [folder]):
+        pass
