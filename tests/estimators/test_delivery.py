@@ -72,15 +72,16 @@ def test_parquet_that_workers_elsewhere_see_is_read_by_a_module_in_place_without
     assert len(model.getHistory()) == 3
 
 
-def test_the_best_epoch_outlives_a_death_where_checkpoints_travel_to_the_driver(frame, tmp_path):
+def test_the_best_epoch_outlives_a_death_where_checkpoints_travel_to_the_driver(frame, one_worker, tmp_path):
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
 
-    def fitted(loss):
+    def fitted(loss, backend):
         # A huge rate from the second epoch on: the first one stays the best.
-        fit = estimator(loss, backend=Elsewhere(1, verbose=0), return_best=True, epochs=3)
+        fit = estimator(loss, backend=backend, return_best=True, epochs=3)
         return fit.setLrScheduler(_diverges).setLrSchedulerInterval("epoch").fit(tmp_path / "a.parquet")
 
-    killed, undisturbed = fitted(KillingLoss([tmp_path / "killed"], rank=0, at=50)), fitted(F.mse_loss)
+    killed = fitted(KillingLoss([tmp_path / "killed"], rank=0, at=50), Elsewhere(1, verbose=0))
+    undisturbed = fitted(F.mse_loss, one_worker)
     assert (tmp_path / "killed").exists()
     losses = [record["validation"]["loss"] for record in killed.getHistory()]
     assert min(losses) == losses[0] < losses[-1]
