@@ -6,6 +6,7 @@ pyarrow 26), and so counts rows that do not match and passes over some that do.
 
 from __future__ import annotations
 
+import decimal
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -125,7 +126,9 @@ def _condition(entry: Any) -> Condition:
         if op in _NULL_CHECKS:
             return name, op, None
         if op in {"in", "not in"} and len(entry) == 3 and not isinstance(entry[2], (str, bytes)):
-            return name, op, tuple(value for value in entry[2] if value is not None)
+            # In an order that every process finds: a set of texts has another one in each.
+            choices = {repr(value): value for value in entry[2] if value is not None}
+            return name, op, tuple(choices[text] for text in sorted(choices))
         if op in _COMPARISONS and len(entry) == 3 and entry[2] is not None:
             return name, op, entry[2]
     raise DataError(
@@ -159,8 +162,13 @@ def _of_bounds(op: str, value: Any, known: Statistics) -> bool | None:
     if op == "not in":
         answers = [_of_bounds("!=", one, known) for one in value]
         return False if False in answers else (None if None in answers else True)
+    # Rows are compared as doubles where either side is one.
+    if isinstance(low, decimal.Decimal) and isinstance(value, float):
+        low, high = float(low), float(high)
+    elif isinstance(low, float) and isinstance(value, decimal.Decimal):
+        value = float(value)
     # The bounds say nothing of NaNs: they match "!=" and nothing else.
-    may_be_nan = isinstance(low, float)
+    may_be_nan = isinstance(known.low, float)
     if op in {"==", "!="}:
         outside, only = bool(value < low or value > high), bool(low == value == high)
         if op == "==":
@@ -182,6 +190,8 @@ def _matches(column: Any, name: str, op: str, value: Any) -> Any:
     if pyarrow.types.is_dictionary(column.type):  # each distinct value once
         chunks = [_matches(chunk.dictionary, name, op, value).take(chunk.indices) for chunk in column.chunks]
         return pyarrow.chunked_array(chunks, type=pyarrow.bool_())
+    if op in {"in", "not in"} and pyarrow.types.is_floating(column.type):
+        column = column.cast(pyarrow.float64())  # as "==" compares it: no float32 is 0.1
     try:
         if op in {"in", "not in"}:
             # is_in tells 0.0 and -0.0 apart, unlike every comparison.

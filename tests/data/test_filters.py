@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import math
 import operator
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +150,66 @@ def test_null_and_nan_statistics_never_prove_what_they_do_not_cover() -> None:
     assert verdict(("x", "is null", None), nulls=10) is True
     assert verdict(("x", "is null", None)) is None
     assert verdict(("x", "<", "text"), nulls=0, low=1, high=4) is None
+
+
+def test_choices_are_one_value_whatever_their_order_and_number() -> None:
+    same = [["b", "a", None], {"a", "b"}, ("a", "b", "b"), iter("ba")]
+    assert len({repr(parse([("s", "in", choices)])) for choices in same}) == 1
+    script = "from hvd_cluster.data.filters import parse; print(parse([('s', 'in', {'de', 'fr', 'us', 'it'})]))"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("arrow_type", "value"),
+    [
+        (pa.decimal128(5, 2), 0.1),
+        (pa.decimal128(5, 2), decimal.Decimal("0.1")),
+        (pa.decimal128(5, 2), decimal.Decimal("0.1000")),
+        (pa.float64(), decimal.Decimal("0.1")),
+        (pa.float64(), 0.1),
+        (pa.float32(), 0.1),
+        (pa.float32(), 0.5),
+    ],
+    ids=str,
+)
+def test_statistics_compare_numbers_as_the_rows_do(tmp_path: Path, arrow_type: Any, value: Any) -> None:
+    texts = [str(value), str(value), "7", "8"]
+    make = float if pa.types.is_floating(arrow_type) else decimal.Decimal
+    table = pa.table({"i": range(4), "x": pa.array(list(map(make, texts)), arrow_type)})
+    found: dict[bool, list[Any]] = {}
+    for statistics in (True, False):
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=2, write_statistics=statistics)
+        found[statistics] = []
+        for op in ("==", "!=", "<", "<=", ">", ">=", "in", "not in"):
+            try:
+                reader = ParquetReader(
+                    tmp_path,
+                    ["i"],
+                    filters=[("x", op, [value] if "in" in op else value)],
+                    batch_size=4,
+                    remainder="partial",
+                    shuffle=False,
+                )
+                found[statistics].append((op, [row for batch in reader for row in batch["i"].tolist()]))
+            except DataError as error:
+                found[statistics].append((op, str(error)[:50].replace(str(tmp_path), "")))
+    assert found[True] == found[False]
+    rows = dict(found[True])
+    if isinstance(value, float) == pa.types.is_floating(arrow_type):  # choices of another type are refused
+        assert rows["=="] == rows["in"]
+        assert rows["!="] == rows["not in"]
+    if arrow_type != pa.float32():
+        assert rows["=="] == [0, 1]
 
 
 @pytest.mark.parametrize(
