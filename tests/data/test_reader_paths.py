@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import subprocess
 import sys
@@ -89,6 +90,22 @@ def test_tensors_go_through_dlpack_without_a_copy(folder: Path) -> None:
     assert there.__array_interface__["data"][0] == batch["x"].data_ptr()
 
 
+def test_jax_takes_tensors_through_dlpack(folder: Path) -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    for batch in itertools.islice(ParquetReader(folder, ["x", "id"], batch_size=7), 3):
+        for values in batch.values():
+            assert jax.numpy.from_dlpack(values).tolist() == values.tolist()
+
+
+def test_tensorflow_takes_tensors_through_dlpack_without_a_copy(folder: Path) -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
+    for batch in itertools.islice(ParquetReader(folder, ["x", "id"], batch_size=7), 3):
+        for values in batch.values():
+            there = tensorflow.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(values))
+            values += 1
+            assert there.numpy().tolist() == values.tolist()
+
+
 def test_a_data_loader_takes_a_reader(folder: Path) -> None:
     reader = ParquetReader(folder, ["id"], batch_size=10)
     loader = torch.utils.data.DataLoader(reader, batch_size=None)
@@ -99,15 +116,19 @@ def test_a_data_loader_takes_a_reader(folder: Path) -> None:
     assert second == [batch["id"].tolist() for batch in reader.epoch(1)]
 
 
-def test_several_processes_of_a_data_loader_are_refused(folder: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_processes_of_a_data_loader_are_refused(folder: Path, num_workers: int) -> None:
     script = (
         "import sys, torch; from hvd_cluster.data.reader import ParquetReader\n"
         "reader = ParquetReader(sys.argv[1], ['id'], batch_size=10)\n"
-        "next(iter(torch.utils.data.DataLoader(reader, batch_size=None, num_workers=2)))\n"
+        "next(iter(torch.utils.data.DataLoader(reader, batch_size=None, num_workers=int(sys.argv[2]))))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(num_workers)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
-    assert "num_workers=2, which would each read everything: set it to 0" in done.stderr
+    assert f"num_workers={num_workers}" in done.stderr
+    assert "begin each epoch where this reader stands: set it to 0" in done.stderr
 
 
 def test_a_reader_pickles_with_its_position(folder: Path) -> None:
