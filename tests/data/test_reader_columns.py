@@ -151,6 +151,17 @@ def test_nulls_are_an_error_a_value_or_a_row_that_is_left_out(tmp_path: Path) ->
     ]
 
 
+def test_spark_vectors_are_laid_out_in_a_declared_shape(tmp_path: Path) -> None:
+    rows = vectors([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], (6, [2], [5.0]), (6, [], [])])
+    for chosen in (rows, rows.slice(0, 1), rows.slice(1)):
+        batch = one_batch(tmp_path, pa.table({"v": chosen}), shapes={"v": (2, 3)})
+        flat = one_batch(tmp_path, pa.table({"v": chosen}))
+        assert batch["v"].shape == (len(chosen), 2, 3)
+        assert torch.equal(batch["v"].reshape(-1, 6), flat["v"])
+    with pytest.raises(DataError, match=r"lists of different lengths, 8 and 6"):
+        one_batch(tmp_path, pa.table({"v": rows}), shapes={"v": (2, 4)})
+
+
 def test_nulls_in_vectors_and_lists_leave_out_the_row(tmp_path: Path) -> None:
     rows = vectors([[1.0, 2.0]] * 4).to_pylist()
     table = pa.table(

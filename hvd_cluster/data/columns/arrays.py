@@ -42,7 +42,8 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if column.kind is Kind.VECTOR and types.is_struct(array.type):
         from hvd_cluster.data.columns.vectors import dense
 
-        return _converted(dense(array, column), column)
+        matrix = _converted(dense(array, column), column)
+        return matrix if UNKNOWN in column.shape else matrix.reshape((len(array), *column.shape))
     n = len(array)
     expected = column.shape
     if len(expected) > 1 and list_depth(array.type) == 1:

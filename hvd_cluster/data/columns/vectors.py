@@ -6,6 +6,7 @@ A vector is a struct: ``type`` 1 is dense (only ``values`` is set), ``type`` 0 i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def dense(array: pa.StructArray, column: Column) -> npt.NDArray[np.float64]:
 
     Args:
         array: n vectors, dense and sparse ones in any mixture, no nulls.
-        column: shape ``(d,)``, or ``(UNKNOWN,)`` to take d from the first vector.
+        column: its shape has d elements; ``(UNKNOWN,)`` takes d from the first vector.
 
     Returns:
         Shape (n, d), float64. It shares the array's memory where all vectors are dense.
@@ -59,7 +60,7 @@ def dense(array: pa.StructArray, column: Column) -> npt.NDArray[np.float64]:
     """
     n = len(array)
     d = lengths(array)
-    size = column.shape[0] if column.shape[0] != UNKNOWN else (int(d[0]) if n else 0)
+    size = math.prod(column.shape) if UNKNOWN not in column.shape else (int(d[0]) if n else 0)
     wrong = np.flatnonzero(d != size)
     if len(wrong):
         raise DataError(ragged_text(column.name, size, int(d[wrong[0]]), f" (row {int(wrong[0])} of the batch)"))
