@@ -224,6 +224,18 @@ def test_a_data_set_is_removed_by_name(store: Store) -> None:
     assert rows(kept) == list(range(ROWS))
 
 
+def test_data_sets_below_a_path_with_a_dot_are_found(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, train_path=tmp_path / "my.train", val_path=tmp_path / "my.train.held")
+    kept = materialize(frame(), store, columns=["id"], dataset_id="other")
+    materialize(frame(), store, columns=["id"], validation=0.5, dataset_id="mine.1")
+    assert [path.rsplit("/", 1)[1] for path in retention.remove(store, "mine.1")] == [
+        "my.train.held.mine.1",
+        "my.train.mine.1",
+    ]
+    assert rows(kept) == list(range(ROWS))
+    assert len(retention.remove_older_than(store, 0)) == 1
+
+
 # --- progress -------------------------------------------------------------------------------------------------------
 
 

@@ -62,9 +62,9 @@ def _folders_by_id(store: Store) -> dict[str, list[str]]:
     for path in (store.get_train_data_path(), store.get_val_data_path(), store.get_test_data_path()):
         parent, name = path.rsplit("/", 1)
         for folder in store.list(parent):
-            prefix, dot, dataset_id = folder.rsplit("/", 1)[-1].partition(".")
-            if prefix == name and dot:
-                found.setdefault(dataset_id, []).append(folder)
+            own = folder.rsplit("/", 1)[-1]
+            if own.startswith(f"{name}."):  # the name may hold dots itself
+                found.setdefault(own[len(name) + 1 :], []).append(folder)
     return found
 
 
