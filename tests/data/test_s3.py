@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,24 @@ def test_a_truncated_object_is_named_with_its_row_group(bucket: str) -> None:
     store.write(f"{bucket}/a.parquet", data[: len(data) // 2])
     with pytest.raises(DataError, match=r"cannot read row group \d+ of bucket/work/a\.parquet"):
         list(reader)
+
+
+def test_a_refused_permission_is_said_at_once(bucket: str, endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    store = Store.create(bucket)
+    store.write(f"{bucket}/a", b"1")
+    deny = {"Effect": "Deny", "Principal": "*", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::bucket/*"]}
+    client = pytest.importorskip("boto3", reason="boto3 is not installed").client("s3", endpoint_url=endpoint)
+    client.put_bucket_policy(Bucket="bucket", Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
+    try:
+        with pytest.raises(OSError, match="ACCESS_DENIED"):
+            store.read(f"{bucket}/a")
+        with pytest.raises(DataError, match="ACCESS_DENIED"):
+            store.check_writable()
+    finally:
+        client.delete_bucket_policy(Bucket="bucket")
+        client.close()
+    assert "attempt" not in caplog.text
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -143,10 +144,16 @@ def write_whole(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool 
     if "/" in path:
         filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
     target = path if atomic_upload else f"{path}.{uuid.uuid4().hex}.tmp"
-    with filesystem.open_output_stream(target) as stream:
-        stream.write(data)
-    if not atomic_upload:
-        filesystem.move(target, path)
+    try:
+        with filesystem.open_output_stream(target) as stream:
+            stream.write(data)
+        if not atomic_upload:
+            filesystem.move(target, path)
+    except BaseException:  # raised again: half a file must not stay
+        if not atomic_upload:
+            with suppress(OSError):  # the first error is the one to tell
+                filesystem.delete_file(target)
+        raise
 
 
 def _write_local(path: Path, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -24,13 +25,19 @@ _PASSING_ERRNOS = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE,
 #: What no second attempt changes.
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _LASTING_ERRNOS = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTEMPTY})
+#: How the C++ clients behind pyarrow, whose errors have neither a type nor a number of their own, say the same.
+_LASTING_TEXTS = re.compile(
+    r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET)\b"
+    r"|HTTP status 40[13]\b"
+    r"|google::cloud::Status\((PERMISSION_DENIED|UNAUTHENTICATED)\b"
+)
 
 
 def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int = NUM_ATTEMPTS) -> T:
     """The result of a call that only reads, or that may be made twice.
 
     An OSError of a remote filesystem (throttling, a connection that was cut, a server that is being replaced) is taken
-    for one that passes, unless its type or number says otherwise; of a local one only if its number says that it
+    for one that passes, unless its type, number or text says otherwise; of a local one only if its number says that it
     passes. Waits are drawn at random up to a bound that doubles, so that ranks which failed together do not come back
     together ("full jitter", M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
 
@@ -59,5 +66,7 @@ def retried(call: Callable[[], T], filesystem: Any, what: str, num_attempts: int
 def may_pass(error: OSError, *, local: bool) -> bool:
     """Whether an error of a filesystem may be gone at the next attempt."""
     if isinstance(error, _LASTING) or error.errno in _LASTING_ERRNOS:
+        return False
+    if not local and _LASTING_TEXTS.search(str(error)):
         return False
     return not local or error.errno in _PASSING_ERRNOS

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from hvd_cluster.data.cache import MemoryCache
-from hvd_cluster.data.files.filesystems import open_filesystem
+from hvd_cluster.data.files.filesystems import as_filesystem, open_filesystem, write_whole
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
@@ -32,6 +34,34 @@ def test_hdfs_without_hadoop_says_what_to_set_in_one_line() -> None:
         ) as caught:
             open_filesystem(url)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fails", ["write", "move"])
+def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path, fails: str) -> None:
+    class Broken(LocalFileSystem):
+        """A server that hangs up."""
+
+        protocol = "broken"
+        cachable = False
+
+        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+            file = super()._open(path, mode, **options)
+            if fails == "write":
+                file.f.write(b"half")
+
+                def write(data: bytes) -> int:
+                    raise ConnectionResetError("the server reset the connection")
+
+                file.write = write
+            return file
+
+        def mv(self, *paths: Any, **options: Any) -> None:
+            raise ConnectionResetError("the server reset the connection")
+
+    filesystem = as_filesystem(Broken())
+    with pytest.raises(OSError, match="the server reset the connection"):
+        write_whole(filesystem, f"{tmp_path}/folder/checkpoint", b"weights")
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
 def test_data_goes_through_a_filesystem_of_fsspec_and_back() -> None:

@@ -102,6 +102,10 @@ def test_calls_end_after_so_many_attempts() -> None:
         (ConnectionResetError("reset"), False, True),
         (FileNotFoundError("gone"), False, False),
         (OSError(errno.EROFS, "read-only"), False, False),
+        (OSError("When listing: AWS Error ACCESS_DENIED during ListObjectsV2 operation: Forbidden"), False, False),
+        (OSError("AWS Error UNKNOWN (HTTP status 403) during HeadObject operation: No response body."), False, False),
+        (OSError("AWS Error SLOW_DOWN during PutObject operation: Please reduce your request rate."), False, True),
+        (OSError("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body."), False, True),
     ],
 )
 def test_which_errors_may_pass(error: OSError, local: bool, passes: bool) -> None:
