@@ -70,6 +70,8 @@ class ParquetReaders(Readers):
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         data = spec.dataset
         self._spec = spec
+        # A process beside this one lives for one pass, and epochs of so many steps end amid a pass.
+        goes_on = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
         self._train = self._reader(
             data.train,
             rank,
@@ -79,6 +81,7 @@ class ParquetReaders(Readers):
             shuffle=spec.shuffle,
             remainder="pad",
             num_threads=spec.train_reader_threads,
+            num_epochs=spec.epochs if goes_on else None,
         )
         self._validation: ParquetReader | None = None
         if data.validation is not None:
@@ -95,6 +98,9 @@ class ParquetReaders(Readers):
         self.padding_rows = self._train.steps * spec.batch_size * size - data.train.rows
         if spec.train_steps_per_epoch is not None:
             self.padding_rows = 0
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._train.close()
 
     def _reader(self, split: Split, rank: int, size: int, *, num_threads: int, **options: Any) -> ParquetReader:
         spec = self._spec
