@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,7 +152,19 @@ def _saved(model: Any) -> bytes:
     with tempfile.TemporaryDirectory(prefix="hvd-keras-") as folder, _as_if_not_compiled(model):
         path = Path(folder) / "model.keras"
         model.save(path)
-        return path.read_bytes()
+        return _undated(path)
+
+
+def _undated(path: Path) -> bytes:
+    """The file without the time of day: whoever keeps what is sent has one copy of equal models."""
+    copy = io.BytesIO()
+    with zipfile.ZipFile(path) as saved, zipfile.ZipFile(copy, "w") as undated:
+        for name in saved.namelist():
+            content = saved.read(name)
+            if name == "metadata.json":
+                content = json.dumps({**json.loads(content), "date_saved": ""}).encode()
+            undated.writestr(zipfile.ZipInfo(name), content)
+    return copy.getvalue()
 
 
 @contextlib.contextmanager
