@@ -53,7 +53,7 @@ def main() -> None:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    hvd.broadcast_variables(model.variables, root_rank=0)  # 5
+    hvd.broadcast_variables(model.weights, root_rank=0)  # 5
     hvd.broadcast_variables(optimizer.variables, root_rank=0)
 
     for number, (x, y) in enumerate(dataset.take(arguments.steps // hvd.size())):

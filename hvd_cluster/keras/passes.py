@@ -17,6 +17,9 @@ class Passes:
     The sums and their counter are variables of the optimizer: a compiled step of JAX keeps nothing else, and an elastic
     state has to hold them. A saved model does not: it loads into the optimizer that was wrapped.
 
+    A sum that no gradient has been seen of takes part as zeros: which gradients there are is known only of the trace
+    that is made now, and another may complete the step.
+
     Args:
         per_step: how many passes make a step; 1 sums nothing.
         average: divide the sums by the number of passes.
@@ -27,8 +30,8 @@ class Passes:
         self._divisor = per_step if average else 1
         self._counter: Any = None
         self._sums: dict[int, Any] = {}
-        #: ``id`` of each variable that has ever had a gradient: one that has none in one pass may have a sum.
-        self._present: set[int] = set()
+        #: Whether there has been any gradient at all.
+        self._has_gradients = False
         self._is_hidden = False
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -64,10 +67,7 @@ class Passes:
                 f"with backward_passes_per_step={self.per_step} an optimizer sums the gradients of the variables that "
                 f"it was built with, and {unknown} are not among them: use an optimizer for each set of variables"
             )
-        self._present |= {
-            id(variable) for gradient, variable in zip(gradients, variables, strict=True) if gradient is not None
-        }
-        present = [id(variable) in self._present for variable in variables]
+        self._has_gradients = self._has_gradients or any(gradient is not None for gradient in gradients)
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
                 self._sums[id(variable)].assign_add(_dense(gradient, reduction))
@@ -75,9 +75,10 @@ class Passes:
 
         def step() -> None:
             sums = [self._sums[id(variable)] for variable in variables]
-            means = [total.value / self._divisor if there else None for total, there in zip(sums, present, strict=True)]
+            # Without any gradient Keras says what is wrong.
+            means = [total.value / self._divisor if self._has_gradients else None for total in sums]
             apply(reduction(means, variables))
-            for total in self._sums.values():
+            for total in sums:
                 total.assign(keras.ops.zeros_like(total.value))
 
         is_step = keras.ops.equal(keras.ops.mod(self._counter.value, self.per_step), 0)

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.settings import Settings
+from hvd_cluster.tensorflow.crossing import is_v1_graph
 from hvd_cluster.tensorflow.gradients import variable_key
 
 
@@ -14,7 +16,9 @@ class LocalAggregation:
     """Sums gradients of ``passes_per_step`` passes, and lets every so manyth through.
 
     Works eagerly, in a ``tf.function`` and in v1 graphs; there the sums are local variables, which
-    ``tf.compat.v1.local_variables_initializer()`` sets to zero.
+    ``tf.compat.v1.local_variables_initializer()`` sets to zero. Every variable has a sum, also one that no gradient has
+    been seen of: which gradients there are is known only of the trace that is made now, and another may complete the
+    step.
 
     Args:
         passes_per_step: how many passes make a step.
@@ -26,8 +30,10 @@ class LocalAggregation:
         self._passes_per_step = passes_per_step
         self._average = average
         self._sparse_as_dense = sparse_as_dense
-        #: The sum of each variable whose gradient has ever been there, by :func:`variable_key`.
+        #: The sum of each variable, by :func:`variable_key`.
         self._sums: dict[int, Any] = {}
+        #: Whether there has been any gradient at all.
+        self._has_gradients = False
         #: The variables of the first pass, which are those of all.
         self._variables: list[Any] | None = None
         self._counter: Any = None
@@ -47,26 +53,27 @@ class LocalAggregation:
             reduce: reduces the sums over all ranks.
 
         Returns:
-            In the pass that completes a step what ``reduce`` gave, else the sums so far, which are not to be applied.
-            None for a variable that has had no gradient yet.
+            In the pass that completes a step what ``reduce`` gave, else the sums so far, which are not to be applied;
+            None for each variable where there has been no gradient of any.
 
         Raises:
             ValueError: a gradient is sparse, or the variables are others than in the passes before.
+            NotImplementedError: the job is elastic, and the passes are not those of a v1 graph.
         """
         self._check_variables(variables)
         keys = [variable_key(variable) for variable in variables]
         dense = [self._as_dense(gradient) for gradient in gradients]
+        self._has_gradients = self._has_gradients or any(each is not None for each in dense)
         with tf.init_scope():
             if self._counter is None:
-                self._counter = local_variable(tf.zeros((), tf.int32), "hvd_passes")
-            for key, each in zip(keys, dense, strict=True):
-                if each is not None and key not in self._sums:
-                    self._sums[key] = local_variable(tf.zeros(each.shape, each.dtype), "hvd_sum")
-        present = [index for index, key in enumerate(keys) if key in self._sums]
-        sums = {index: self._sums[keys[index]] for index in present}
+                self._counter = pass_variable(tf.zeros((), tf.int32), "hvd_passes")
+                for key, variable in zip(keys, variables, strict=True):
+                    dtype = tf.as_dtype(variable.dtype).base_dtype
+                    self._sums[key] = pass_variable(tf.zeros(variable.shape, dtype), "hvd_sum")
+        sums = [self._sums[key] for key in keys] if self._has_gradients else []
         added = [
-            sums[index].read_value() if dense[index] is None else sums[index].assign_add(dense[index], read_value=True)
-            for index in present
+            total.read_value() if each is None else total.assign_add(each, read_value=True)
+            for total, each in zip(sums, dense, strict=False)  # no sums without gradients
         ]
         passes = self._counter.assign_add(1, read_value=True)
         self._is_step = tf.equal(passes % self._passes_per_step, 0)
@@ -75,20 +82,15 @@ class LocalAggregation:
             totals = [tf.identity(each) for each in added]
             if self._average:
                 totals = [each / tf.cast(self._passes_per_step, each.dtype) for each in totals]
-            everything: list[Any] = [None] * len(dense)
-            for index, total in zip(present, totals, strict=True):
-                everything[index] = total
-            reduced = reduce(everything)
-            with tf.control_dependencies([reduced[index] for index in present]):
-                resets = [sums[index].assign(tf.zeros_like(sums[index])) for index in present]
+            reduced = reduce(totals)
+            with tf.control_dependencies(reduced):
+                resets = [total.assign(tf.zeros_like(total)) for total in sums]
             with tf.control_dependencies(operations(resets)):
-                return [tf.identity(reduced[index]) for index in present]
+                return [tf.identity(each) for each in reduced]
 
-        results: list[Any] = [None] * len(dense)
-        outcome = tf.cond(self._is_step, complete, lambda: [tf.identity(each) for each in added])
-        for index, value in zip(present, outcome, strict=True):
-            results[index] = value
-        return results
+        if not sums:
+            return [None] * len(dense)
+        return list(tf.cond(self._is_step, complete, lambda: [tf.identity(each) for each in added]))
 
     def apply(self, apply: Callable[[], Any], skip: Callable[[], Any]) -> Any:
         """Call ``apply`` where the pass completes a step, else ``skip``; in a graph the operation that does so."""
@@ -127,14 +129,27 @@ class LocalAggregation:
         return gradient
 
 
-def local_variable(value: tf.Tensor, name: str) -> Any:
-    """A variable of this rank alone, which no broadcast and no checkpoint of a v1 graph takes."""
+#: The collection of a v1 graph that holds what optimizers keep between passes: an elastic state is not whole without.
+PASS_VARIABLES = "hvd_pass_variables"
+
+
+def pass_variable(value: tf.Tensor, name: str) -> Any:
+    """A variable that no broadcast and no checkpoint of a v1 graph takes; an elastic state does.
+
+    Raises:
+        NotImplementedError: the job is elastic, and this is no v1 graph, in which a state would find it.
+    """
+    if not is_v1_graph() and Settings.from_env().elastic:
+        raise NotImplementedError(
+            "an elastic job cannot give a newcomer the passes that a tf.compat.v1 optimizer has summed outside of a v1 "
+            "graph: use a Keras optimizer, or backward_passes_per_step=1"
+        )
     return tf.compat.v1.Variable(
         value,
         trainable=False,
         name=name,
         use_resource=True,
-        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, PASS_VARIABLES],
     )
 
 

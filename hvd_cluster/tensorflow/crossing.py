@@ -27,7 +27,9 @@ import torch
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from hvd_cluster.engine.submission import Waitable
+from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.submission import Waitable, running_engine
+from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 
 #: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
@@ -35,7 +37,8 @@ Begin = Callable[[list[torch.Tensor], bool], Waitable]
 Array = npt.NDArray[Any]
 
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
-_under_way: dict[int, Waitable] = {}
+#: What v1 graphs have begun and not awaited yet, with the engine that carries it out.
+_under_way: dict[int, tuple[Engine, Waitable]] = {}
 _next_id = itertools.count()
 #: The lock of each v1 graph.
 _turns: weakref.WeakKeyDictionary[Any, tf.CriticalSection] = weakref.WeakKeyDictionary()
@@ -78,6 +81,11 @@ def call(
     return list(results)
 
 
+def is_v1_graph() -> bool:
+    """Whether what is called now becomes a node that somebody has to fetch."""
+    return not tf.executing_eagerly() and not isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph)
+
+
 def refuse_xla(graph: Any) -> None:
     """Raise if ``graph`` is traced for XLA.
 
@@ -100,14 +108,18 @@ def _begun_and_awaited(
 ) -> list[tf.Tensor]:
     def submit(*arrays: Array) -> npt.NDArray[np.int64]:
         waitable = begin([_from_array(array) for array in arrays], False)
+        engine = running_engine()
         with _lock:
+            # A run that failed in between never awaits what it has begun: its tensors go with its world.
+            for left in [number for number, (its_engine, _) in _under_way.items() if its_engine is not engine]:
+                del _under_way[left]
             number = next(_next_id)
-            _under_way[number] = waitable
+            _under_way[number] = engine, waitable
         return np.int64(number)  # type: ignore[return-value]
 
     def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
         with _lock:
-            waitable = _under_way.pop(int(number))
+            _, waitable = _under_way.pop(int(number), (None, _Gone()))
         return [_to_array(result) for result in waitable.wait()]
 
     number = tf.numpy_function(submit, inputs, tf.int64)
@@ -117,6 +129,13 @@ def _begun_and_awaited(
     # All of it depends on the number alone, so that no lock is taken before the call has begun.
     results = _turns[v1_graph].execute(lambda: tf.numpy_function(fetch, [number], dtypes))
     return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+class _Gone:
+    """What was begun in a world that another one has followed."""
+
+    def wait(self) -> list[torch.Tensor]:
+        raise HorovodInternalError(SHUT_DOWN_TEXT)
 
 
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.tensorflow.aggregation import local_variable, operations
+from hvd_cluster.tensorflow.aggregation import operations, pass_variable
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
 from hvd_cluster.tensorflow.wrapping import WrappingOptimizer
 
@@ -47,7 +47,8 @@ class DeltaOptimizer(WrappingOptimizer):
         """Take this rank's step, and where it is time to combine the changes of all ranks.
 
         Raises:
-            NotImplementedError: the number of ranks is no power of two.
+            NotImplementedError: the number of ranks is no power of two; or the job is elastic, and a rank takes
+                several steps alone outside of a v1 graph.
             tf.errors.OpError: the ranks disagree, or the job has ended.
         """
         pairs = list(grads_and_vars)
@@ -69,11 +70,11 @@ class DeltaOptimizer(WrappingOptimizer):
             return [tf.raw_ops.DeepCopy(x=variable.read_value()) for variable in variables], None
         with tf.init_scope():
             if self._counter is None:
-                self._counter = local_variable(tf.zeros((), tf.int32), "hvd_steps")
+                self._counter = pass_variable(tf.zeros((), tf.int32), "hvd_steps")
             for variable in variables:
                 if variable_key(variable) not in self._starts:
                     zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
-                    self._starts[variable_key(variable)] = local_variable(zeros, "hvd_start")
+                    self._starts[variable_key(variable)] = pass_variable(zeros, "hvd_start")
         number = self._counter.assign_add(1, read_value=True)
         is_first = tf.equal(number % self._steps_per_combination, 1)
         starts = []

@@ -105,7 +105,8 @@ class GradientReducer:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise NotImplementedError(f"op={self.op.name} of tf.IndexedSlices: use sparse_as_dense=True")
         its_label = None if tf.executing_eagerly() else label(f"{name}.sparse", gradients[0].values)
-        return sparse_sum(gradients, self.process_set, its_label, average=self.op == ReduceOp.AVERAGE)
+        average = self.op == ReduceOp.AVERAGE
+        return sparse_sum(gradients, self.process_set, its_label, average=average, compression=self.compression)
 
 
 def resolve_groups(groups: Groups, variables: Sequence[Any]) -> list[list[int]]:

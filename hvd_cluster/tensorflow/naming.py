@@ -33,12 +33,43 @@ def label(name: str | None, tensor: Any, *, ignore_name_scope: bool = False) -> 
     base = normalized(
         name if name is not None else getattr(tensor, "name", "") if tf.is_symbolic_tensor(tensor) else ""
     )
-    scope = "/".join(_scopes(graph))
-    if scope and not ignore_name_scope:
-        base = f"{normalized(scope)}.{base}"
+    return _numbered(graph, [] if ignore_name_scope else _scopes(graph), base)
+
+
+def unscoped_label(name: str | None) -> str | None:
+    """:func:`label` of an operation that this package calls ``name``, whatever Keras calls the layers around it.
+
+    Those names count what a process has built before, which need not be the same on all ranks. What tells conditions
+    and loops apart stays.
+
+    Returns:
+        None eagerly, or where ``name`` is None.
+    """
+    if name is None or tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    return _numbered(graph, _conditions(graph), normalized(name))
+
+
+def gradient_label(name: str | None) -> str | None:
+    """What the gradient of the operation ``name`` is matched by."""
+    return unscoped_label(None if name is None else f"{name}.gradient")
+
+
+def _numbered(graph: Any, scopes: list[str], base: str) -> str:
+    if scopes:
+        base = f"{normalized('/'.join(scopes))}.{base}"
     used = _used.setdefault(graph, Counter())
     used[base] += 1
     return base if used[base] == 1 else f"{base}_{used[base] - 1}"
+
+
+def _conditions(graph: Any) -> list[str]:
+    """The innermost scope around each condition and loop that is open, from the outermost: its own."""
+    if not isinstance(graph, ControlFlowFuncGraph):
+        return []
+    around = graph.outer_graph.get_name_scope().rpartition("/")[2]
+    return [*_conditions(graph.outer_graph), *([around] if around else [])]
 
 
 def _scopes(graph: Any) -> list[str]:

@@ -11,14 +11,15 @@ from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
-from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.naming import unscoped_label
 from hvd_cluster.tensorflow.questions import is_alone
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc,unused-ignore]
     """``keras.layers.BatchNormalization`` whose mean and variance in training are those of all ranks' batches.
 
-    Means and means of squares are averaged over the ranks, so each rank's batch counts alike, whatever its size.
+    Means, and then the squares of deviations from their mean, are averaged over the ranks, so each rank's batch counts
+    alike, whatever its size. The ranks match the layers of a step by their order. XLA cannot compile the layer.
 
     Args:
         fused: must be False.
@@ -32,18 +33,23 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         super().__init__(**kwargs)
+        self.supports_jit = False  # so that Keras does not compile its model by itself
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, mask)
         if is_alone():
             return mean, variance
-        # One request for both; the mean of squares, unlike the variance, is a mean over the ranks too.
-        both = tf.stack([mean, variance + tf.square(mean)])
-        average = Collective(
-            kind=Kind.ALLREDUCE,
-            process_set=global_process_set,
-            name=None if tf.executing_eagerly() else label(f"sync_batch_norm.{self.name}", both),
-            op=ReduceOp.AVERAGE,
-        )
-        (everyone,) = reduced([both], average)
-        return everyone[0], everyone[1] - tf.square(everyone[0])
+        everyones = _average(mean, "mean")
+        # One after the other: a mean of squares less the square of the mean would cancel where the mean is large.
+        return everyones, _average(variance + tf.square(mean - everyones), "variance")
+
+
+def _average(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    average = Collective(
+        kind=Kind.ALLREDUCE,
+        process_set=global_process_set,
+        name=unscoped_label(f"sync_batch_norm.{name}"),
+        op=ReduceOp.AVERAGE,
+    )
+    (everyones,) = reduced([tensor], average)
+    return everyones

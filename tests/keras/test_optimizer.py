@@ -120,6 +120,36 @@ def test_passes_that_make_no_step_yet_reduce_nothing(two: Any) -> None:
     assert two(fn) == [3, 3]  # of 12 batches
 
 
+def test_what_the_user_calls_beside_a_step_takes_no_number_of_it(two: Any, backend: str) -> None:
+    if backend == "tensorflow":
+        pytest.skip("a step has the name of its graph there")
+
+    def fn(hvd: Any) -> list[float]:
+        import keras
+        import numpy as np
+        import torch
+
+        import hvd_cluster.torch as hvd_torch
+
+        w = keras.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        gradient = keras.ops.convert_to_tensor([-1.0 - hvd.rank()])
+
+        def step() -> None:
+            optimizer.apply([gradient], [w])
+
+        # As where the thread that carries out a step comes behind the user's call on one rank, and before it on another.
+        if hvd.rank() == 1:
+            step()
+        begun = hvd_torch.grouped_allreduce_async([torch.ones(1)], op=hvd.Sum)
+        if hvd.rank() == 0:
+            step()
+        (total,) = hvd_torch.synchronize(begun)
+        return [float(np.ravel(keras.ops.convert_to_numpy(w))[0]), float(total)]
+
+    assert two(fn) == [[1.5, 2.0]] * 2
+
+
 def test_local_layers_are_left_to_each_rank(two: Any) -> None:
     def fn(hvd: Any) -> list[bool]:
         import keras
@@ -187,6 +217,33 @@ def test_a_variable_that_the_sums_do_not_know_is_named(two: Any) -> None:
         return found
 
     assert two(fn) == [[-2.0, -0.5, True]] * 2
+
+
+@pytest.mark.parametrize("passes", [[True, False, False, True], [False, True, True, False]])
+def test_a_gradient_that_is_missing_in_one_trace_loses_nothing(two: Any, backend: str, passes: list[bool]) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import keras
+
+        a, b = keras.Variable([0.0]), keras.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        optimizer.build([a, b])
+
+        def step(has_second):
+            scale = 1.0 + hvd.rank()
+            second = keras.ops.convert_to_tensor([-10.0 * scale]) if has_second else None
+            optimizer.apply([keras.ops.convert_to_tensor([-scale]), second], [a, b])
+
+        if backend == "tensorflow":
+            import tensorflow as tf
+
+            step = tf.function(step, autograph=False)  # a trace for each of the two
+        seen = []
+        for has_second in passes:
+            step(has_second)
+            seen.append(float(keras.ops.convert_to_numpy(b)[0]))
+        return [float(keras.ops.convert_to_numpy(a)[0]), *seen]
+
+    assert two(fn) == [[6.0, 0.0, 15.0, 15.0, 30.0]] * 2
 
 
 def test_the_state_of_a_wrapped_optimizer_is_kept(two: Any) -> None:

@@ -70,6 +70,78 @@ def test_a_keras_model_and_its_optimizer_are_kept(two: Any) -> None:
     assert two(fn) == [[True] * 4] * 2
 
 
+def test_the_seeds_of_random_layers_stay_each_ranks_own(two: Any) -> None:
+    def fn(hvd: Any) -> list[bool]:
+        import keras
+        import numpy as np
+
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=1 + hvd.rank())])
+        ones = np.ones((1, 64), "float32")
+        state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+        state.sync()
+        masks = hvd.allgather(model(ones, training=True))
+        return [bool((masks[0] == masks[1]).numpy().all())]
+
+    assert two(fn) == [[False]] * 2
+
+
+def test_the_passes_of_a_session_belong_to_its_state(two: Any) -> None:
+    def fn(hvd: Any, adasum: bool) -> list[Any]:
+        import tensorflow.compat.v1 as tf
+
+        def begun(passes: int) -> Any:
+            """A session behind so many passes of a step that has two."""
+            graph = tf.Graph()
+            with graph.as_default():
+                w = tf.get_variable("w", initializer=tf.constant([1.0]))
+                x = tf.placeholder(tf.float32, [])
+                op = hvd.Adasum if adasum else hvd.Average
+                optimizer = tf.train.GradientDescentOptimizer(1.0)
+                optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, op=op)
+                train = optimizer.minimize(tf.reduce_sum(w * x))
+                session = tf.Session()
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            for _ in range(passes):
+                session.run(train, {x: 1.0})
+            return session, train, x, w
+
+        # Rank 0 stands in the middle of a step; rank 1, like a newcomer, at the beginning of one.
+        session, train, x, w = begun(3 - hvd.rank())
+        state = hvd.elastic.TensorFlowState(session=session)
+        state.sync()
+        session.run(train, {x: 8.0})
+        seen = [float(session.run(w)[0])]
+        state.restore()  # the pass is lost, and one half of a step stands as before
+        session.run(train, {x: 4.0})
+        return [*seen, float(session.run(w)[0])]
+
+    # Weights of 1 - 2 passes, then 1 + 8, and 1 + 4 after the restoration; Adasum of equal changes is that change.
+    assert two(fn, False) == two(fn, True) == [[-10.0, -6.0]] * 2
+
+
+def test_eager_passes_that_a_newcomer_would_not_have_are_refused_in_an_elastic_job(two: Any) -> None:
+    def fn(hvd: Any) -> list[bool]:
+        import os
+
+        import tensorflow as tf
+
+        found = []
+        for op in (hvd.Average, hvd.Adasum):
+            optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+            optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, op=op)
+            w = tf.Variable([1.0])
+            os.environ["HOROVOD_ELASTIC"] = "1"
+            try:
+                optimizer.apply_gradients(optimizer.compute_gradients(lambda w=w: w * w, [w]))
+            except NotImplementedError as error:
+                found.append("backward_passes_per_step" in str(error) and "Keras optimizer" in str(error))
+            finally:
+                del os.environ["HOROVOD_ELASTIC"]
+        return found
+
+    assert two(fn) == [[True, True]] * 2
+
+
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_collective_that_failed_counts_as_one_and_other_errors_are_raised(two: Any, mode: str) -> None:
     def fn(hvd: Any) -> list[str]:

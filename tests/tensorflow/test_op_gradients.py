@@ -33,6 +33,51 @@ def test_gradients_pass_through_compression_sparse_rows_and_equal_splits(ranks: 
     assert ranks(build) == [[[5.0, 7.0], [1.5, 1.5], [0.75, 0.75], [1.0, 2.0]]] * 2
 
 
+def test_a_group_has_gradients_where_some_of_it_can_have_none(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        mine = tf.constant([1.0, 2.0])
+        others = [tf.constant([hvd.rank() == 1]), tf.constant([hvd.rank()], tf.uint16), tf.constant([hvd.rank()])]
+
+        def gathered(x: Any) -> Any:
+            *moved, last = hvd.grouped_allgather([*others, x])
+            numbers = tf.add_n([tf.reduce_sum(tf.cast(each, tf.float32)) for each in moved])
+            return tf.reduce_sum(last) * (1.0 + hvd.rank()) * numbers
+
+        return gradient_of(gathered, mine)
+
+    # The mean of both scales, times the three ones of rank 1.
+    assert ranks(build) == [[4.5, 4.5]] * 2
+
+
+def test_the_gradient_of_sparse_rows_sends_no_indices(two: Any) -> None:
+    def fn(hvd: Any) -> list[str]:
+        import tensorflow as tf
+
+        from hvd_cluster.engine import basics
+
+        values = tf.constant([[1.0], [2.0]])
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            slices = tf.IndexedSlices(values, tf.constant([0, 1], tf.int64), tf.constant([2, 1], tf.int64))
+            total = tf.reduce_sum(hvd.allreduce(slices, op=hvd.Sum).values)
+        engine = basics.engine()
+        sent: list[str] = []
+        submit = engine.submit
+
+        def noted(request: Any, **options: Any) -> Any:
+            sent.extend(f"{request.signature.kind.name} {tensor.dtype}" for tensor in request.inputs)
+            return submit(request, **options)
+
+        engine.submit = noted
+        try:
+            tape.gradient(total, values)
+        finally:
+            del engine.submit
+        return sent
+
+    assert two(fn) == [["ALLREDUCE torch.float32", "ALLGATHER torch.int32"]] * 2  # the other is the numbers of rows
+
+
 def test_process_sets_and_their_gradients(two: Any, mode: str, run_in: Any, gradient_of: Any) -> None:
     def fn(hvd: Any) -> Any:
         import tensorflow as tf

@@ -55,15 +55,22 @@ def test_variables_are_broadcast_by_a_node(two: Any) -> None:
     assert two(fn) == [[[1.0], [6.0], 11]] * 2
 
 
+@pytest.mark.parametrize(
+    "passes",
+    [
+        # Three steps: the second gradient is there only in the first pass, only in the second, and in none.
+        [True, False, False, True, False, False],
+        # Two steps: a function is traced first without it.
+        [False, True, True, False],
+    ],
+)
 @pytest.mark.parametrize("mode", ["eager", "function", "v1"])
-def test_a_gradient_that_is_missing_in_one_pass_counts_as_zero_in_it(two: Any, mode: str) -> None:
+def test_a_gradient_that_is_missing_in_one_pass_counts_as_zero_in_it(two: Any, mode: str, passes: list[bool]) -> None:
     def fn(hvd: Any) -> list[Any]:
         import tensorflow.compat.v1 as tf
 
         scale = 1.0 + hvd.rank()
         options = {"backward_passes_per_step": 2}
-        # Three steps: the second gradient is there only in the first, only in the second, and in no pass.
-        passes = [True, False, False, True, False, False]
 
         def optimizer_and_step() -> Any:
             optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(1.0), **options)
@@ -79,12 +86,12 @@ def test_a_gradient_that_is_missing_in_one_pass_counts_as_zero_in_it(two: Any, m
             with tf.Graph().as_default(), tf.Session() as session:
                 variables = [tf.get_variable(name, initializer=tf.zeros([1])) for name in "ab"]
                 step = optimizer_and_step()
-                steps = [step(variables, has_second) for has_second in passes[:2]]
+                steps = {has_second: step(variables, has_second) for has_second in passes[:2]}
                 session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-                for number in (0, 1, 1, 0, 1, 1):
-                    session.run(steps[number])
+                for has_second in passes:
+                    session.run(steps[has_second])
                 return [value.tolist() for value in session.run(variables)]
-        variables = [tf.Variable([0.0]), tf.Variable([0.0])]
+        variables, seen = [tf.Variable([0.0]), tf.Variable([0.0])], []
         step = optimizer_and_step()
 
         def done(variables, has_second):
@@ -93,14 +100,17 @@ def test_a_gradient_that_is_missing_in_one_pass_counts_as_zero_in_it(two: Any, m
         run = step if mode == "eager" else tf.function(done, autograph=False)
         for has_second in passes:
             run(variables, has_second)
+            seen.append(float(variables[1][0]))
         found = [variable.numpy().tolist() for variable in variables]
+        assert seen == [15.0 * sum(passes[: number // 2 * 2]) for number in range(1, len(passes) + 1)]
         try:
             step([variables[0], tf.Variable([0.0], name="stranger")], True)
         except ValueError as error:
             found.append("stranger" in str(error) and "an optimizer for each set of variables" in str(error))
         return found
 
-    expected = [[9.0], [30.0]] if mode == "v1" else [[9.0], [30.0], True]
+    expected: list[Any] = [[1.5 * len(passes)], [30.0]]
+    expected += [] if mode == "v1" else [True]
     assert two(fn) == [expected] * 2
 
 
@@ -117,3 +127,45 @@ def test_collectives_in_loops_and_conditions_have_gradients(two: Any) -> None:
             return [float(value) for value in session.run([grown, *chosen, *slopes])]
 
     assert two(fn) == [[8.0, 3.0, 3.0, 8.0, 3.0]] * 2
+
+
+def test_a_barrier_of_a_graph_is_an_operation(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import time
+
+        import tensorflow.compat.v1 as tf
+
+        with tf.Graph().as_default(), tf.Session() as session:
+            wait = hvd.barrier()
+            time.sleep(0.3 * hvd.rank())
+            before = time.monotonic()
+            session.run(wait)
+            return [type(wait).__name__, before, time.monotonic()]
+
+    (kind, _, first_is_through), (_, last_comes, _) = two(fn)
+    assert kind == "Operation"
+    assert last_comes <= first_is_through  # by the clock of the host
+
+
+def test_what_a_failed_run_left_goes_with_its_world(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow.compat.v1 as tf
+
+        from hvd_cluster.tensorflow import crossing
+
+        found = []
+        with tf.Graph().as_default(), tf.Session() as session:
+            begun = hvd.allreduce(tf.ones([4]), op=hvd.Sum, name="left")
+            while begun.op.type != "PyFunc":  # the node that begins and that which waits, behind a lock
+                begun = begun.op.inputs[0]
+            (number,) = begun.op.inputs
+            whole = hvd.allreduce(tf.ones([4]), op=hvd.Sum, name="whole")
+            session.run(number)  # as in a run that fails before it waits
+            found.append(len(crossing._under_way))
+            hvd.allgather_object(None)  # both have begun
+            hvd.shutdown()
+            hvd.init(process_sets="dynamic")
+            found.append(float(session.run(whole)[0]))
+        return [*found, len(crossing._under_way)]
+
+    assert two(fn) == [[1, 2.0, 0]] * 2

@@ -15,6 +15,7 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.parts import grouped, parts
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.submission import next_number
 from hvd_cluster.keras.compression import Compression, Compressor
 from hvd_cluster.settings import Settings
 
@@ -116,15 +117,18 @@ class Reduction(ABC):
     def carry_out(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
         """Reduce torch tensors, and wait for them."""
         plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        # Numbers of their own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
+        number = next_number(self.process_set, "keras")
         handles = [
             hvd.grouped_allreduce_async(
                 [tensors[index] for index in part],
+                name=f"keras.{number}.{place}",
                 op=self.op,
                 prescale_factor=1.0 / self.predivide_factor,
                 postscale_factor=self.predivide_factor,
                 process_set=self.process_set,
             )
-            for part in plan
+            for place, part in enumerate(plan)
         ]
         results: dict[int, torch.Tensor] = {}
         for part, handle in zip(plan, handles, strict=True):

@@ -12,7 +12,7 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.crossing import call
-from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import index_op
 
 
@@ -64,16 +64,23 @@ def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Te
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(*values: tf.Tensor) -> Any:
-        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            results: list[tf.Tensor | None] = [None] * len(values)
+            sloped = [i for i, value in enumerate(values) if value.dtype.is_floating]
+            if not sloped:
+                return results
             # float32 and float64 travel in one request; each keeps its type.
-            average = Collective(
-                kind=Kind.ALLREDUCE, process_set=process_set, name=label(None, upstream[0]), op=ReduceOp.AVERAGE
-            )
-            averages = call(average.begin, upstream, [t.dtype for t in upstream], [t.shape for t in upstream])
-            mine = tf.stack([tf.shape(value)[0] for value in values])  # (tensors,)
-            rows = allgather(mine[None], process_set=process_set)  # (ranks, tensors)
+            name = gradient_label(collective.name)
+            average = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=name, op=ReduceOp.AVERAGE)
+            slopes = [upstream[i] for i in sloped]
+            averages = call(average.begin, slopes, [t.dtype for t in slopes], [t.shape for t in slopes])
+            mine = tf.stack([tf.shape(values[i])[0] for i in sloped])  # (tensors,)
+            row_label = None if name is None else f"{name}.rows"
+            rows = allgather(mine[None], row_label, ignore_name_scope=True, process_set=process_set)  # (ranks, tensors)
             before = tf.reduce_sum(rows[: index_op(process_set)], axis=0)
-            return [each[before[i] : before[i] + mine[i]] for i, each in enumerate(averages)]
+            for place, (i, each) in enumerate(zip(sloped, averages, strict=True)):
+                results[i] = each[before[place] : before[place] + mine[place]]
+            return results
 
         return call(collective.begin, values, [t.dtype for t in values], [any_rows(t.shape) for t in values]), gradient
 

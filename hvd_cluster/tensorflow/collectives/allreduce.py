@@ -16,7 +16,7 @@ from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.crossing import call
-from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import num_members_op
 
 
@@ -121,7 +121,7 @@ def reduced(
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(*values: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            return reduced(upstream, collective.named(label(None, upstream[0])), groups)
+            return reduced(upstream, collective.named(gradient_label(collective.name)), groups)
 
         return call(begin, values, [t.dtype for t in values], [t.shape for t in values]), gradient
 
@@ -129,12 +129,19 @@ def reduced(
 
 
 def sparse_sum(
-    slices: Sequence[tf.IndexedSlices], process_set: ProcessSet, name: str | None, *, average: bool
+    slices: Sequence[tf.IndexedSlices],
+    process_set: ProcessSet,
+    name: str | None,
+    *,
+    average: bool,
+    compression: type[Compressor] = Compression.none,
 ) -> list[tf.IndexedSlices]:
     """The rows of all ranks, gathered; an index that several ranks have stands there several times."""
-    flat = [part for each in slices for part in (dense(each.values), dense(each.indices))]
+    compressed, contexts = zip(*(compression.compress(dense(each.values)) for each in slices), strict=True)
+    flat = [part for rows, each in zip(compressed, slices, strict=True) for part in (rows, dense(each.indices))]
     parts = gathered(flat, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name))
-    values, indices = parts[::2], parts[1::2]
+    values = [compression.decompress(rows, context) for rows, context in zip(parts[::2], contexts, strict=True)]
+    indices = parts[1::2]
     if average:
         number = num_members_op(process_set)
         values = [each / tf.cast(number, each.dtype) for each in values]
@@ -190,8 +197,7 @@ def _grouped(
     if sparse:
         slices = [results[index] for index in sparse]
         its_label = label(name, slices[0].values, ignore_name_scope=ignore_name_scope)
-        for index, result in zip(
-            sparse, sparse_sum(slices, process_set, its_label, average=op == ReduceOp.AVERAGE), strict=True
-        ):
+        sums = sparse_sum(slices, process_set, its_label, average=op == ReduceOp.AVERAGE, compression=compression)
+        for index, result in zip(sparse, sums, strict=True):
             results[index] = result
     return results

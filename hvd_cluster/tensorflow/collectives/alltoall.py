@@ -12,7 +12,7 @@ from hvd_cluster.engine.request import Handle, Kind
 from hvd_cluster.engine.submission import Collective, rows_by_rank
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.crossing import call
-from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.naming import gradient_label, label
 
 
 def alltoall(
@@ -60,7 +60,8 @@ def alltoall(
         output, received = call(begin, inputs, [sent.dtype, tf.int32], shapes)
 
         def gradient(upstream: tf.Tensor, _: tf.Tensor = None) -> tf.Tensor:
-            back, _ = alltoall(upstream, received, process_set=process_set)
+            its_label = gradient_label(collective.name)
+            back, _ = alltoall(upstream, received, its_label, ignore_name_scope=True, process_set=process_set)
             # Rows behind the last split were not sent.
             unsent = tf.shape(sent)[0] - tf.shape(back)[0]
             padding = tf.concat([[[0, unsent]], tf.zeros([tf.rank(back) - 1, 2], tf.int32)], axis=0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
 from hvd_cluster.engine.submission import Collective, Number, running_engine
-from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.crossing import call, is_v1_graph
 from hvd_cluster.tensorflow.naming import label
 
 
@@ -27,7 +29,20 @@ def join(name: str | None = None) -> tf.Tensor:
     return last
 
 
-def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Block until every rank has come here. Operations submitted before are not waited for."""
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+    """Block until every rank has come here. Operations submitted before are not waited for.
+
+    Args:
+        process_set: whose ranks take part.
+        name: what the ranks are matched by.
+
+    Returns:
+        None; in a v1 graph the operation that waits.
+
+    Raises:
+        tf.errors.UnknownError: the job has ended.
+    """
     collective = Collective(kind=Kind.BARRIER, process_set=process_set, name=label(name, None))
-    call(lambda *arguments: Number(collective.begin(*arguments)), [], [tf.int32], [tf.TensorShape(())])
+    begin = collective.begin
+    passed = call(lambda *arguments: Number(begin(*arguments)), [], [tf.int32], [tf.TensorShape(())])
+    return tf.group(*passed) if is_v1_graph() else None

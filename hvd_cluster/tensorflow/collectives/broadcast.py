@@ -13,9 +13,9 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.collectives.arguments import dense
-from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.crossing import call, is_v1_graph
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
-from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import rank_op
 
 
@@ -55,9 +55,8 @@ def broadcast(
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(tensor: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            average = Collective(
-                kind=Kind.ALLREDUCE, process_set=process_set, name=label(None, upstream), op=ReduceOp.AVERAGE
-            )
+            its_label = gradient_label(collective.name)
+            average = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=its_label, op=ReduceOp.AVERAGE)
             is_root = tf.cast(tf.equal(rank_op(), root_rank), upstream.dtype)
             return reduced([upstream], average)[0] * is_root
 
@@ -83,12 +82,12 @@ def broadcast_(
     given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     _check_root(root_rank, process_set)
     if not given:
-        return tf.no_op() if _is_v1_graph() else []
+        return tf.no_op() if is_v1_graph() else []
     values = [dense(variable) for variable in given]
     collective = Collective(kind=Kind.BROADCAST, process_set=process_set, name=label(name, values[0]), root=root_rank)
     results = call(collective.begin_parts, values, [v.dtype for v in values], [v.shape for v in values])
     assignments = [variable.assign(result) for variable, result in zip(given, results, strict=True)]
-    if _is_v1_graph():
+    if is_v1_graph():
         return tf.group(*assignments)
     return given if isinstance(variables, (list, tuple)) else given[0]
 
@@ -102,10 +101,6 @@ def broadcast_variables(
     """:func:`broadcast_`; ``inplace`` is accepted and has no effect."""
     del inplace
     return broadcast_(list(variables), root_rank, process_set=process_set)
-
-
-def _is_v1_graph() -> bool:
-    return not tf.executing_eagerly() and not isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph)
 
 
 def _check_root(root_rank: int, process_set: ProcessSet) -> None:

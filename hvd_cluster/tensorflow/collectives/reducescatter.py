@@ -14,7 +14,7 @@ from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.crossing import call
-from hvd_cluster.tensorflow.naming import label
+from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import num_members_op
 
 
@@ -107,7 +107,7 @@ def _scattered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def differentiable(*values: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            gather = Collective(kind=Kind.ALLGATHER, process_set=process_set, name=label(None, upstream[0]))
+            gather = Collective(kind=Kind.ALLGATHER, process_set=process_set, name=gradient_label(collective.name))
             factor = tf.constant(collective.prescale * collective.postscale, tf.float64)
             if collective.op == ReduceOp.SUM:
                 factor *= tf.cast(num_members_op(process_set), tf.float64)

@@ -15,6 +15,7 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind
 from hvd_cluster.engine.submission import Collective
+from hvd_cluster.tensorflow.aggregation import PASS_VARIABLES
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast_
 from hvd_cluster.tensorflow.functions import broadcast_object
 
@@ -23,7 +24,8 @@ class TensorFlowState(ObjectState):
     """Variables, and values that can be pickled, as attributes: ``TensorFlowState(variables, epoch=0, batch=0)``.
 
     Args:
-        variables: of TensorFlow or Keras; in a v1 graph by default its global ones.
+        variables: of TensorFlow or Keras; in a v1 graph by default its global ones. What an optimizer of the graph keeps
+            between the passes of a step is added to them: build the graph, and initialise its local variables, first.
         session: the session that holds them; v1 graphs only.
         kwargs: the attributes and their first values.
     """
@@ -31,7 +33,10 @@ class TensorFlowState(ObjectState):
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         super().__init__(broadcast_object, basics.rank, **kwargs)
         self.session = session
-        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        if variables is None:
+            variables = tf.compat.v1.global_variables()
+        passes = [] if session is None else session.graph.get_collection(PASS_VARIABLES)
+        self.variables = [*variables, *passes]
         self._values: list[npt.NDArray[Any]] = []
         self._graph_ops: Any = None
         self.save()
@@ -44,11 +49,12 @@ class TensorFlowState(ObjectState):
     def restore(self) -> None:
         """Go back to what was saved last."""
         if self.session is None:
-            for variable, value in zip(self._present(), self._values, strict=False):
+            for variable, value in zip(self._present(), self._values, strict=True):
                 variable.assign(value)
         else:
-            for variable, value in zip(self.variables, self._values, strict=True):
-                variable.load(value, self.session)
+            with self.session.graph.as_default():
+                for variable, value in zip(self.variables, self._values, strict=True):
+                    variable.load(value, self.session)
         super().restore()
 
     def sync(self) -> None:
@@ -107,4 +113,5 @@ class TensorFlowKerasState(TensorFlowState):
 
     def _present(self) -> list[Any]:
         optimizer = [] if self.optimizer is None else list(self.optimizer.variables)
-        return [*self.model.variables, *optimizer]
+        # Not its variables, which count the seeds of random layers in: those are each rank's own.
+        return [*self.model.weights, *optimizer]
