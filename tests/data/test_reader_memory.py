@@ -6,6 +6,8 @@ import itertools
 import json
 import subprocess
 import sys
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 
 from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.reading import budget
 from hvd_cluster.data.reading.footers import Footers, memory_bytes
 from hvd_cluster.data.reading.weave import SLAB_BYTES
 
@@ -71,6 +74,11 @@ def ragged(random: np.random.Generator) -> pa.Table:
     return pa.table({"t": pa.ListArray.from_arrays(offsets, values), "y": np.arange(4096)})
 
 
+def one_number(random: np.random.Generator) -> pa.Table:
+    """Rows of four bytes: an index of a row takes more than the row."""
+    return pa.table({"y": np.zeros(1 << 19, dtype="f4")})
+
+
 def wide(random: np.random.Generator) -> pa.Table:
     columns = {f"f{index}": random.integers(0, 50, 2048).astype("f8") for index in range(100)}
     return pa.table({**columns, "y": np.arange(2048)})
@@ -93,9 +101,10 @@ def write(path: Path, group: pa.Table, num_bytes: int) -> int:
         pytest.param(ragged, {"shapes": {"t": [128]}, "pad": {"t": 0}}, marks=pytest.mark.slow),
         pytest.param(ragged, {"shapes": {"t": [16]}, "pad": {"t": 0}}, marks=pytest.mark.slow),
         (wide, {}),
+        pytest.param(one_number, {}, marks=pytest.mark.slow),
         pytest.param(texts, {"transformed": True}, marks=pytest.mark.slow),
     ],
-    ids=["zeros", "dictionary-texts", "ragged-padded", "ragged-cut", "wide", "texts-transformed"],
+    ids=["zeros", "dictionary-texts", "ragged-padded", "ragged-cut", "wide", "one-number", "texts-transformed"],
 )
 def test_a_data_set_of_twenty_times_the_bound_is_read_below_the_bound(
     tmp_path: Path, make: Callable[[np.random.Generator], pa.Table], options: dict[str, Any]
@@ -120,6 +129,20 @@ def test_a_data_set_of_twenty_times_the_bound_is_read_below_the_bound(
     found = json.loads(done.stdout)
     assert found["rows"] == rows
     assert found["grown"] <= found["bound"]
+
+
+def test_blocks_that_wait_hold_no_indices_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "CHUNK_BYTES", MIB)
+    write(tmp_path / "a.parquet", pa.table({"y": np.zeros(1 << 18, dtype="f4")}), 16 * MIB)
+    reader = ParquetReader(tmp_path, batch_size=256, window_bytes=2 * MIB, num_threads=1)
+    tracemalloc.start()  # NumPy tells it of its arrays, torch and Arrow do not
+    batches = iter(reader)
+    next(batches)
+    time.sleep(1)  # all is read ahead; if it is not yet, less is held
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    batches.close()  # type: ignore[attr-defined]
+    assert held_bytes < 8 * MIB
 
 
 def test_a_batch_that_is_kept_does_not_hold_its_window(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,13 +79,22 @@ class Assembly:
         #: Name -> tensor of shape (block.rows, ...), complete when all chunks have been put.
         self.tensors: Batch = {}
         self._lock = threading.Lock()
+        self._places: npt.NDArray[Any] | None = None
+        self._num_untaken = num_chunks
 
     def taken(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The rows of a chunk that the rank takes: their indices in the chunk, ascending, and in the block."""
+        """The rows of a chunk that the rank takes: their indices in the chunk, ascending, and in the block.
+
+        To be asked once for each chunk.
+        """
         with self._lock:
-            places = self._places[chunk.begin : chunk.begin + chunk.rows]
+            places = self._places_in_block() if self._places is None else self._places
+            self._num_untaken -= 1
+            # A block that waits does not hold it: it may take more than the rows.
+            self._places = places if self._num_untaken else None
+        places = places[chunk.begin : chunk.begin + chunk.rows]
         rows = np.flatnonzero(places >= 0)
-        return rows, places[rows]
+        return rows, places[rows].astype(np.int64, copy=False)
 
     def put(self, chunk: Chunk, positions: npt.NDArray[np.int64], name: str, values: torch.Tensor) -> None:
         """Put the values of a column where they belong.
@@ -115,9 +124,9 @@ class Assembly:
         """The finished tensors, in the order of the names."""
         return {name: self.tensors[name] for name in names}
 
-    @functools.cached_property
-    def _places(self) -> npt.NDArray[np.int64]:
+    def _places_in_block(self) -> npt.NDArray[Any]:
         """For each row of the window its index in the block; -1 where the rank does not take it."""
-        places = np.full(self.block.window_rows, -1, dtype=np.int64)
-        places[self.block.order()] = np.arange(self.block.rows)
+        dtype = np.int32 if self.block.window_rows < 1 << 31 else np.int64
+        places = np.full(self.block.window_rows, -1, dtype=dtype)
+        places[self.block.order()] = np.arange(self.block.rows, dtype=dtype)
         return places

@@ -20,6 +20,8 @@ CHUNK_BYTES = 16 * 1024 * 1024
 PREFETCH_BYTES = 256 * 1024 * 1024
 #: What a thread's memory allocator holds back for later, as measured.
 _KEPT_BYTES = 4 * 1024 * 1024
+#: For each row of a window whose order a thread works out: the permutation, and the places of its rows.
+_INDEX_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +74,13 @@ class Budget:
             batch_size: rows of a batch.
         """
         largest = max(split.row_groups, key=lambda group: group.rows)
-        window = min(max(self.window_rows, largest.rows), split.rows) * self.row_bytes
+        window_rows = min(max(self.window_rows, largest.rows), split.rows)
+        window = window_rows * self.row_bytes
         heaviest = max(max(group.read_bytes, group.rows * self.row_bytes) for group in split.row_groups)
         every = sum(max(group.read_bytes, group.rows * self.row_bytes) for group in split.row_groups)
         chunk = max(min(self.chunk_bytes, every), heaviest)
         waiting = max(self.prefetch_bytes, min(chunk, window))
         batches = 2 * max(SLAB_BYTES, batch_size * self.row_bytes)
+        indices = self.num_threads * _INDEX_BYTES * window_rows
         kept = (self.num_threads + 1) * _KEPT_BYTES + bound_bytes(footers, self.num_threads)
-        return waiting + 3 * self.num_threads * chunk + 2 * num_slots * window + batches + kept
+        return waiting + 3 * self.num_threads * chunk + 2 * num_slots * window + batches + indices + kept
