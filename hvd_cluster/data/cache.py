@@ -28,12 +28,25 @@ logger = logging.getLogger(__name__)
 
 #: Files that are being written, under a lock that one process holds, begin so.
 _UNFINISHED = ".unfinished-"
+#: What a process that writes holds locked.
+_LOCK = ".lock"
 #: More than Arrow's format adds to a table, and to each column of it.
 _HEADER_BYTES = 1024
 
 #: A file as it was when the reader was made, index of the row group, names of the columns and of those that are read as
 #: dictionaries, and which rows.
 Key = tuple[str, int, tuple[str, ...], tuple[str, ...], RowFilter | None]
+
+
+def source_of(filesystem: Any, path: str) -> str:
+    """A file as it is now, for a :data:`Key`: one that changes is another source.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` with the file.
+        path: the path inside it.
+    """
+    info = filesystem.get_file_info(path)
+    return f"{filesystem.type_name} {info.size} {info.mtime_ns} {path}"
 
 
 class RowGroupCache(ABC):
@@ -145,12 +158,24 @@ class DiskCache(RowGroupCache):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Only one process of the host writes at a time, so that the limit holds."""
-        descriptor = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _remove_if_empty(self) -> None:
+        """Remove the folder if no table is in it.
+
+        Raises:
+            OSError: there is something in it, or no such folder.
+        """
+        with self._locked():
+            if any(file.name != _LOCK for file in self._folder.iterdir()):
+                return
+            (self._folder / _LOCK).unlink()
+        self._folder.rmdir()
 
     def _make_room(self, num_bytes: int) -> bool:
         """Delete files that nobody uses until so many bytes fit; False if they do not."""

@@ -206,8 +206,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
         Rows count as they are in batches, or as Arrow data where that is more; text as it is stored. For each thread
         there is a chunk (of CHUNK_BYTES, or a row group) in three forms: bytes of the file, Arrow, tensors; for each
-        lane of this rank there are two windows, and for each thread the order of one. Batches are copied out of them, some files' footers are kept, and every
-        thread's allocator may keep a little of what was freed. What functions of yours allocate is not counted.
+        lane of this rank there are two windows, and for each thread the order of one. Batches are copied out of them,
+        some files' footers are kept, and every thread's allocator may keep a little of what was freed. What functions
+        of yours allocate is not counted.
         """
         return self._course.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
 

@@ -73,7 +73,8 @@ class ChunkReader:
         """
         names = self.read_names
         start, stop = piece.bounds
-        key = f"{piece.path}|{piece.row_group}|{start}|{stop}|{names}|{self.row_filter!r}"
+        source = f"{self.table.source(piece)} rows {start} to {stop}"
+        key = (source, piece.row_group, tuple(names), (), self.row_filter)
         table = self.cache.get(key, lambda: self.table.read(piece, names, self.row_filter))
         try:
             if self.predicate is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from hvd_cluster.data.cache import source_of
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
 from hvd_cluster.data.optional import load_pyarrow
@@ -65,6 +66,7 @@ class PieceTable:
 
     def __init__(self, location: Location, texts: Collection[str] = ()) -> None:
         self._location = location
+        self._sources: dict[str, str] = {}
         files = parquet_files(location)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
             footers = list(pool.map(self._footer, [path for path, _ in files]))
@@ -85,6 +87,12 @@ class PieceTable:
         #: Of all columns; those that folders name come first.
         self.arrow_schema = pyarrow.schema([*folder_fields, *stored], metadata=stored.metadata)
         self._folder_types = {field.name: field.type for field in folder_fields}
+
+    def source(self, piece: Piece) -> str:
+        """The piece's file as it was when it was first asked for."""
+        if piece.path not in self._sources:
+            self._sources[piece.path] = source_of(self._location.filesystem, piece.path)
+        return self._sources[piece.path]
 
     def pieces(self, columns: Sequence[str], num_slices: int = 1) -> list[Piece]:
         """All row groups that have rows, in the order of the files' names.

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data.cache import source_of
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
@@ -93,8 +94,7 @@ class RowGroupTables:
     def _source(self, path: str) -> str:
         """A file as it is now: one that changes is another source to a reader that is made afterwards."""
         if path not in self._sources:
-            info = self._filesystem.get_file_info(path)
-            self._sources[path] = f"{self._filesystem.type_name} {info.size} {info.mtime_ns} {path}"
+            self._sources[path] = source_of(self._filesystem, path)
         return self._sources[path]
 
     def _filtered(self, group: RowGroup) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -293,12 +294,30 @@ def test_the_cache_gives_the_same_and_reads_once(url: str, tmp_path: Path) -> No
     assert not (tmp_path / "cache").exists(), "it goes with its reader"
     kept = {**options, "cache_extra_settings": {"cleanup": False}}
     assert sorted(ids(url, **kept)) == list(range(ROWS))
-    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").iterdir()}
+    files = {file: file.stat().st_ino for file in (tmp_path / "cache").glob("*.arrow")}
     assert len(files) == ROWS // GROUP
     assert sorted(ids(url, **kept)) == list(range(ROWS))
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").iterdir()} == files
+    assert {file: file.stat().st_ino for file in (tmp_path / "cache").glob("*.arrow")} == files
+    whole = {file: file.read_bytes() for file in files}
+    for file, content in whole.items():
+        file.write_bytes(content[:-20])  # cut short, by a machine that went down
+    assert sorted(ids(url, **kept)) == list(range(ROWS))
+    assert {file: file.read_bytes() for file in files} == whole
     small = {**options, "cache_location": tmp_path / "small", "cache_size_limit": 1}
     assert sorted(ids(url, **small)) == list(range(ROWS))
+
+
+def test_the_cache_reads_a_source_that_has_changed_anew(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "cache_type": "local-disk",
+        "cache_location": tmp_path / "cache",
+        "cache_size_limit": 10**8,
+        "cache_extra_settings": {"cleanup": False},
+    }
+    for first in (0, 100):
+        pq.write_table(pa.table({"id": range(first, first + 4)}), tmp_path / "a.parquet")
+        os.utime(tmp_path / "a.parquet", (first, first))
+        assert sorted(ids(str(tmp_path / "a.parquet"), **options)) == list(range(first, first + 4))
 
 
 def test_damage_is_named_with_its_row_group(tmp_path: Path) -> None:
