@@ -100,16 +100,31 @@ def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
     most = max(2, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
     pending: list[Any] = []
     answers: list[dict[str, Any]] = []
-    with _in_order(dataset):
+    with _in_order(dataset), _ended(pending):
         part = 0
         for bundle in dataset.iter_internal_ref_bundles():
             for block in bundle.block_refs:
                 pending.append(task.remote(shared, part, block))
                 part += 1
             while len(pending) > most:
-                done, pending = ray.wait(pending)
+                done, pending[:] = ray.wait(pending)
                 answers += ray.get(done)
-    return answers + ray.get(pending)
+        return answers + ray.get(pending)
+
+
+@contextlib.contextmanager
+def _ended(pending: list[Any]) -> Iterator[None]:
+    """After an exception no task runs on: it would write into folders that are removed now, and make them anew."""
+    import ray
+
+    try:
+        yield
+    except BaseException:  # raised again
+        for task in pending:
+            ray.cancel(task)
+        if pending:
+            ray.wait(pending, num_returns=len(pending))
+        raise
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from ray_clusters import TestCluster
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import RayBackend, TorchEstimator, TorchModel
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.ray.data import parts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -215,3 +216,24 @@ def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_clust
     await_free(4)
     backend.check()
     assert backend.num_processes() == 4
+
+
+def test_a_block_that_fails_ends_the_writing_of_the_others(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import ray
+
+    dataset = ray.data.range(40, override_num_blocks=4)
+
+    def on_part(part: int, batches: Any) -> dict[str, Any]:
+        (tmp_path / f"begun-{part}").touch()
+        if part == 0:
+            while not (tmp_path / "begun-1").exists():
+                time.sleep(0.05)
+            raise ValueError("the disk is full")
+        time.sleep(3)
+        (tmp_path / f"written-{part}").touch()
+        return {}
+
+    with pytest.raises(ValueError, match="the disk is full"):
+        parts_of(dataset, ["id"]).each(on_part)
+    time.sleep(4)
+    assert not list(tmp_path.glob("written-*"))
