@@ -170,6 +170,15 @@ def size() -> int:
     return _topology().size
 
 
+def is_alone() -> bool:
+    """No rank to reduce with, now or when a graph that is traced now runs: an elastic world may grow.
+
+    Raises:
+        NotInitializedError: ``init()`` has not been called.
+    """
+    return size() == 1 and not Settings.from_env().elastic
+
+
 def local_rank() -> int:
     """Index of this worker over the workers of its host."""
     return _topology().local_rank

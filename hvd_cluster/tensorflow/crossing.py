@@ -141,11 +141,28 @@ class _Gone:
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
     if tensor.dtype in (tf.string, tf.resource, tf.variant) or tensor.dtype.is_quantized:
         raise ValueError(f"Tensor type {tensor.dtype.name} is not supported.")
+    if not _is_numbered_as_in_torch(tensor.device):
+        return _from_array(tensor.numpy())
     result: torch.Tensor = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
     return result if result.is_contiguous() else result.contiguous()
 
 
+def _is_numbered_as_in_torch(device: str) -> bool:
+    """Whether what lies on ``device`` may cross by DLPack, which tells TensorFlow's number of a GPU.
+
+    That number counts the visible GPUs alone, and the parts of one that was divided; torch counts all.
+    """
+    place = tf.DeviceSpec.from_string(device)
+    if place.device_type != "GPU":
+        return True
+    number, seen = place.device_index, tf.config.get_visible_devices("GPU")
+    is_whole = len(tf.config.list_logical_devices("GPU")) == len(seen)
+    return is_whole and seen[number] == tf.config.list_physical_devices("GPU")[number]
+
+
 def _to_tensor(tensor: torch.Tensor) -> tf.Tensor:
+    if tensor.is_cuda:  # TensorFlow computes on a stream of its own, and waits for none of torch's
+        torch.cuda.current_stream(tensor.device).synchronize()
     return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 

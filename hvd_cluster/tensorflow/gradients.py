@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
@@ -15,7 +16,7 @@ from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.naming import label
-from hvd_cluster.tensorflow.questions import is_alone, num_members_op
+from hvd_cluster.tensorflow.questions import num_members_op
 
 Groups = int | Sequence[Sequence[Any]] | None
 

@@ -9,8 +9,7 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.submission import Finished, members, running_engine
-from hvd_cluster.settings import Settings
+from hvd_cluster.engine.submission import Finished, member_index, num_members, running_engine
 from hvd_cluster.tensorflow.crossing import call
 
 
@@ -47,23 +46,14 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     return _answer(lambda: int(basics.rank() in _ranks(process_set_id)), name)
 
 
-def is_alone() -> bool:
-    """No rank to reduce with, now or when a graph that is traced now runs: an elastic world may grow.
-
-    Raises:
-        NotInitializedError: ``hvd.init()`` has not been called.
-    """
-    return basics.size() == 1 and not Settings.from_env().elastic
-
-
 def index_op(process_set: ProcessSet) -> tf.Tensor:
     """This worker's index among those of a process set, int32 of shape ()."""
-    return _answer(lambda: members(process_set).index(basics.rank()), None)
+    return _answer(lambda: member_index(process_set), None)
 
 
 def num_members_op(process_set: ProcessSet) -> tf.Tensor:
     """Number of workers in a process set, int32 of shape ()."""
-    return _answer(lambda: len(members(process_set)), None)
+    return _answer(lambda: num_members(process_set), None)
 
 
 def _ranks(process_set_id: int) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ def test_what_the_user_calls_beside_a_step_takes_no_number_of_it(two: Any, backe
         def step() -> None:
             optimizer.apply([gradient], [w])
 
-        # As where the thread that carries out a step comes behind the user's call on one rank, and before it on another.
+        # As where the thread that carries out a step is late on one rank alone.
         if hvd.rank() == 1:
             step()
         begun = hvd_torch.grouped_allreduce_async([torch.ones(1)], op=hvd.Sum)

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.elastic.news import agreed_news
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.keras.callbacks.broadcast import model_variables
 from hvd_cluster.keras.values import broadcast_variables
@@ -61,6 +61,4 @@ class KerasState(ObjectState):
         super().sync()
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        # One small tensor instead of a pickled object: this happens at every commit.
-        before, latest, change = hvd.broadcast(torch.tensor(news, dtype=torch.float64), 0, "elastic.news").tolist()
-        return before, latest, int(change)
+        return agreed_news(news)

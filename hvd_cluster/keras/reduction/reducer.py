@@ -11,13 +11,12 @@ import keras
 import torch
 
 import hvd_cluster.torch as hvd
-from hvd_cluster.engine import basics
+from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.parts import grouped, parts
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.submission import next_number
 from hvd_cluster.keras.compression import Compression, Compressor
-from hvd_cluster.settings import Settings
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -62,7 +61,7 @@ class Reduction(ABC):
             variables: Keras's variables.
         """
         results = list(gradients)
-        if _is_alone():
+        if is_alone():
             return results
         is_local = [id(variable) in self.local_variables for variable in variables]
         for index, gradient in enumerate(results):
@@ -88,7 +87,7 @@ class Reduction(ABC):
 
     def on_all_ranks(self, condition: Any) -> Any:
         """Whether a boolean tensor of the backend, of shape (), holds on all ranks."""
-        if _is_alone():
+        if is_alone():
             return condition
         (against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
         return keras.ops.equal(against, 0.0)
@@ -140,8 +139,3 @@ class Reduction(ABC):
         if isinstance(groups, (list, tuple)):
             groups = [[id(v) for v in group] if isinstance(group, (list, tuple)) else group for group in groups]
         return grouped(groups, [id(variable) for variable in variables])
-
-
-def _is_alone() -> bool:
-    """No rank to reduce with, now or when a compiled step runs: an elastic world may grow."""
-    return basics.size() == 1 and not Settings.from_env().elastic

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-import torch
 
+from hvd_cluster.elastic.news import agreed_news
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.engine import basics
-from hvd_cluster.engine.process_sets import global_process_set
-from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.aggregation import PASS_VARIABLES
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast_
 from hvd_cluster.tensorflow.functions import broadcast_object
@@ -24,8 +21,8 @@ class TensorFlowState(ObjectState):
     """Variables, and values that can be pickled, as attributes: ``TensorFlowState(variables, epoch=0, batch=0)``.
 
     Args:
-        variables: of TensorFlow or Keras; in a v1 graph by default its global ones. What an optimizer of the graph keeps
-            between the passes of a step is added to them: build the graph, and initialise its local variables, first.
+        variables: of TensorFlow or Keras; in a v1 graph by default its global ones. What an optimizer of the graph
+            keeps between passes is added to them: build the graph, and initialise its local variables, first.
         session: the session that holds them; v1 graphs only.
         kwargs: the attributes and their first values.
     """
@@ -33,10 +30,10 @@ class TensorFlowState(ObjectState):
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         super().__init__(broadcast_object, basics.rank, **kwargs)
         self.session = session
+        graph = tf.compat.v1.get_default_graph() if session is None else session.graph
         if variables is None:
-            variables = tf.compat.v1.global_variables()
-        passes = [] if session is None else session.graph.get_collection(PASS_VARIABLES)
-        self.variables = [*variables, *passes]
+            variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+        self.variables = [*variables, *([] if session is None else graph.get_collection(PASS_VARIABLES))]
         self._values: list[npt.NDArray[Any]] = []
         self._graph_ops: Any = None
         self.save()
@@ -78,11 +75,7 @@ class TensorFlowState(ObjectState):
         return [variable.numpy() for variable in self._present()]
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        # One small tensor instead of a pickled object: this happens at every commit.
-        collective = Collective(kind=Kind.BROADCAST, process_set=global_process_set, name="elastic.news", root=0)
-        (agreed,) = collective.begin([torch.tensor(news, dtype=torch.float64)]).wait()
-        before, latest, change = agreed.tolist()
-        return before, latest, int(change)
+        return agreed_news(news)
 
 
 class TensorFlowKerasState(TensorFlowState):

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.elastic.news import agreed_news
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.engine import basics
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 from hvd_cluster.torch.elastic.snapshot import copied
 from hvd_cluster.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from hvd_cluster.torch.ops import broadcast
 
 
 class StateHandler:
@@ -159,9 +159,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        # One small tensor instead of a pickled object: this happens at every commit.
-        before, latest, change = broadcast(torch.tensor(news, dtype=torch.float64), 0, "elastic.news").tolist()
-        return before, latest, int(change)
+        return agreed_news(news)
 
 
 def _handler_of(value: Any) -> StateHandler | None:
