@@ -10,6 +10,8 @@ Ray Train starts the workers, restarts them, and keeps metrics and checkpoints; 
 
 from __future__ import annotations
 
+import signal
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,3 +148,20 @@ class HorovodTrainer(_DataParallelTrainer):
         **arguments: Any,
     ) -> None:
         super().__init__(train_loop_per_worker, backend_config=horovod_config or HorovodConfig(), **arguments)
+
+    def fit(self) -> Any:
+        """Run it; ``ray.train.Result``.
+
+        Raises:
+            ray.train.TrainingFailedError: a worker failed, as often as ``run_config`` allows.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return super().fit()
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            return super().fit()
+        finally:
+            # Ray leaves a handler of its own there: the program's next Ctrl-C would go to a run that is over, and the
+            # handler keeps that run's controller alive.
+            if before is not None:  # None: it was not set from Python
+                signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def test_a_ray_train_run_reports_metrics_and_checkpoints(ray_cluster: TestCluste
             weight: torch.Tensor = torch.load(Path(folder, "model.pt"))["model"]["weight"]
         return weight
 
+    on_interrupt = signal.getsignal(signal.SIGINT)
     undisturbed = fit("undisturbed")
+    assert signal.getsignal(signal.SIGINT) is on_interrupt  # the next Ctrl-C is the program's own
     assert (undisturbed.metrics["epoch"], undisturbed.metrics["size"]) == (2, 2)
     assert undisturbed.metrics["ranks"][0] == undisturbed.metrics["ranks"][1]
 
