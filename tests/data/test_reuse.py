@@ -146,6 +146,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_the_same_data_at_once_leave_each_others_alone(store: Store, tmp_path: Path) -> None:
     command = [sys.executable, "-c", AT_ONCE]
     writers = [
