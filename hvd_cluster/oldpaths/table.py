@@ -139,6 +139,7 @@ TABLE: Mapping[str, Row] = {
     "spark.lightning": Row(names=_LIGHTNING_ESTIMATOR),
     "spark.lightning.datamodule": Row(module="hvd_cluster.estimators.lightning.datamodule"),
     "spark.lightning.estimator": Row(names=_LIGHTNING_ESTIMATOR),
+    "spark.tensorflow.compute_worker": Row(module="hvd_cluster.spark.compute_worker"),
     "spark.torch": Row(names=_TORCH_ESTIMATOR),
     "spark.torch.datamodule": Row(names=_DATA_MODULES),
     "spark.torch.estimator": Row(names=_TORCH_ESTIMATOR),

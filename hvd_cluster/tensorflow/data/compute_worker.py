@@ -24,12 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         ValueError: the workers cannot be dealt equally to the dispatchers.
     """
-    parser = argparse.ArgumentParser(description="Workers of a tf.data service, under hvdrun or any other launcher.")
-    parser.add_argument("configfile", help="written for the training job; it holds the key of the service")
-    parser.add_argument("--dispatchers", type=int, default=1, help="one for all training processes, or one for each")
-    parser.add_argument("--dispatcher-side", choices=["compute", "training"], default="compute", help="who runs them")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for the others")
-    given = parser.parse_args(arguments)
+    given = parsed(arguments)
     hvd.init()
     if given.dispatchers < 1 or hvd.size() % given.dispatchers:
         raise ValueError(f"{hvd.size()} workers cannot be dealt equally to --dispatchers {given.dispatchers}")
@@ -39,6 +34,16 @@ def main(arguments: Sequence[str]) -> None:
     else:
         _serve(given.configfile, given.dispatchers, given.dispatcher_side, given.timeout)
     hvd.shutdown()
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command line asks for; ends the process where it asks for help, or for what there is not."""
+    parser = argparse.ArgumentParser(description="Workers of a tf.data service, under hvdrun or any other launcher.")
+    parser.add_argument("configfile", help="written for the training job; it holds the key of the service")
+    parser.add_argument("--dispatchers", type=int, default=1, help="one for all training processes, or one for each")
+    parser.add_argument("--dispatcher-side", choices=["compute", "training"], default="compute", help="who runs them")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for the others")
+    return parser.parse_args(arguments)
 
 
 def _serve(configfile: str, dispatchers: int, side: str, timeout_s: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 SHIM = Path(__file__).parents[3] / "hvd_cluster/compat/shim"
 WORKER = {"ours": "hvd_cluster.tensorflow.data.compute_worker", "Horovod's": "horovod.tensorflow.data.compute_worker"}
+ON_SPARK = "horovod.spark.tensorflow.compute_worker"
 
 
 @pytest.fixture
@@ -24,6 +25,10 @@ def serve(tmp_path: Path) -> Iterator[Any]:
     def start(module: str, *flags: str) -> str:
         config = str(tmp_path / "service.json")
         command = [sys.executable, "-m", "hvd_cluster.launch.cli.main", "-np", "2", "--as-horovod"]
+        environment: dict[str, str] = {}
+        if module == ON_SPARK:
+            command = []
+            environment = {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", "PYTHONPATH": str(SHIM)}
         quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         with log.open("wb") as out:
             started.append(
@@ -31,7 +36,7 @@ def serve(tmp_path: Path) -> Iterator[Any]:
                     [*command, sys.executable, "-m", module, config, *flags],
                     stdout=out,
                     stderr=out,
-                    env=os.environ | quiet,
+                    env=os.environ | quiet | environment,
                 )
             )
         return config
@@ -47,8 +52,11 @@ def serve(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_two_ranks_share_one_pass_that_two_workers_prepare(two: Any, serve: Any) -> None:
-    config = serve(WORKER["Horovod's"])
+@pytest.mark.parametrize("module", [WORKER["Horovod's"], ON_SPARK])
+def test_two_ranks_share_one_pass_that_two_workers_prepare(two: Any, serve: Any, module: str) -> None:
+    if module == ON_SPARK:
+        pytest.importorskip("pyspark")
+    config = serve(module)
 
     def fn(hvd: Any, path: str) -> list[Any]:
         import tensorflow as tf
