@@ -297,6 +297,39 @@ def test_a_saved_model_loads_without_us_and_with_us(two: Any, tmp_path: Path, pa
     assert two(fn, str(tmp_path)) == [["keras.optimizers.Adam", False, False, True, 2, 4]] * 2
 
 
+def test_groups_of_variables_and_local_gradients_as_they_are(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import keras
+
+        a, b, c = (keras.Variable([0.0]) for _ in range(3))
+        options = {"groups": [[c, a]], "scale_local_gradients": False}
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+        optimizer.register_local_var(b)
+        scale = 1.0 + hvd.rank()
+        optimizer.apply([keras.ops.convert_to_tensor([-number * scale]) for number in (1.0, 2.0, 3.0)], [a, b, c])
+        return [float(keras.ops.convert_to_numpy(each)[0]) for each in (a, b, c)]
+
+    assert two(fn) == [[1.5, 2.0, 4.5], [1.5, 4.0, 4.5]]
+
+
+def test_a_model_loads_with_an_optimizer_of_the_users_own_and_sends_less(two: Any, tmp_path: Path) -> None:
+    def fn(hvd: Any, folder: str) -> list[Any]:
+        import keras
+
+        class Own(keras.optimizers.SGD):  # type: ignore[misc,unused-ignore]
+            """Not Keras's."""
+
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)])
+        model.compile(Own(1.0), "mse")
+        path = f"{folder}/{hvd.rank()}.keras"
+        model.save(path)
+        loaded = hvd.load_model(path, custom_optimizers=[Own], compression=hvd.Compression.fp16)
+        loaded.optimizer.apply([keras.ops.convert_to_tensor([[-1.0 - 2.0**-20]])], loaded.trainable_variables)
+        return [isinstance(loaded.optimizer, Own), float(loaded.get_weights()[0][0, 0])]
+
+    assert two(fn, str(tmp_path)) == [[True, 1.0]] * 2  # float16 has not the last bits
+
+
 def test_what_cannot_be_meant_is_refused(two: Any) -> None:
     def fn(hvd: Any) -> list[str]:
         import keras
