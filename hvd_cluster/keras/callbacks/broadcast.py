@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvd_cluster.elastic.keras_model import model_variables
 from hvd_cluster.keras.values import broadcast_variables
 
 
@@ -51,14 +52,3 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
         broadcast_variables(shared, self.root_rank)
         self.broadcast_done = True
-
-
-def model_variables(model: Any, optimizer: Any = None) -> list[Any]:
-    """The weights of a model and the state of its optimizer, holding what the last step has made of them.
-
-    Seeds of random layers and sums of metrics are not among them: those are each rank's own.
-    """
-    if hasattr(model, "jax_state_sync"):
-        model.jax_state_sync()
-    optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    return [*model.weights, *([] if optimizer is None else optimizer.variables)]

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.elastic.keras_model import built_optimizer, model_variables
 from hvd_cluster.elastic.news import agreed_news
 from hvd_cluster.elastic.state import ObjectState
-from hvd_cluster.keras.callbacks.broadcast import model_variables
 from hvd_cluster.keras.values import broadcast_variables
 
 
@@ -30,16 +30,9 @@ class KerasState(ObjectState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         del backend
-        if not model.built:
-            raise ValueError(
-                "Model must be built first. Run `model.build(input_shape)`, or call it on a batch, before it is handed "
-                "to KerasState."
-            )
+        self.optimizer = built_optimizer(model, optimizer, "KerasState")
         super().__init__(hvd.broadcast_object, hvd.rank, **kwargs)
         self.model = model
-        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
         self._values: list[npt.NDArray[Any]] = []
         self.save()
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hvd_cluster.elastic.keras_model import built_optimizer, model_variables
 from hvd_cluster.elastic.news import agreed_news
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.engine import basics
@@ -93,18 +94,9 @@ class TensorFlowKerasState(TensorFlowState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         del backend
-        if not model.built:
-            raise ValueError(
-                "Model must be built first. Run `model.build(input_shape)`, or call it on a batch, before it is handed "
-                "to TensorFlowKerasState."
-            )
         self.model = model
-        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+        self.optimizer = built_optimizer(model, optimizer, "TensorFlowKerasState")
         super().__init__([], None, **kwargs)
 
     def _present(self) -> list[Any]:
-        optimizer = [] if self.optimizer is None else list(self.optimizer.variables)
-        # Not its variables, which count the seeds of random layers in: those are each rank's own.
-        return [*self.model.weights, *optimizer]
+        return model_variables(self.model, self.optimizer)

@@ -29,6 +29,7 @@ def serve(tmp_path: Path) -> Iterator[Any]:
         if module == ON_SPARK:
             command = []
             environment = {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", "PYTHONPATH": str(SHIM)}
+            environment["PYSPARK_PYTHON"] = sys.executable
         quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         with log.open("wb") as out:
             started.append(
