@@ -120,36 +120,6 @@ def test_passes_that_make_no_step_yet_reduce_nothing(two: Any) -> None:
     assert two(fn) == [3, 3]  # of 12 batches
 
 
-def test_what_the_user_calls_beside_a_step_takes_no_number_of_it(two: Any, backend: str) -> None:
-    if backend == "tensorflow":
-        pytest.skip("a step has the name of its graph there")
-
-    def fn(hvd: Any) -> list[float]:
-        import keras
-        import numpy as np
-        import torch
-
-        import hvd_cluster.torch as hvd_torch
-
-        w = keras.Variable([0.0])
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-        gradient = keras.ops.convert_to_tensor([-1.0 - hvd.rank()])
-
-        def step() -> None:
-            optimizer.apply([gradient], [w])
-
-        # As where the thread that carries out a step is late on one rank alone.
-        if hvd.rank() == 1:
-            step()
-        begun = hvd_torch.grouped_allreduce_async([torch.ones(1)], op=hvd.Sum)
-        if hvd.rank() == 0:
-            step()
-        (total,) = hvd_torch.synchronize(begun)
-        return [float(np.ravel(keras.ops.convert_to_numpy(w))[0]), float(total)]
-
-    assert two(fn) == [[1.5, 2.0]] * 2
-
-
 def test_local_layers_are_left_to_each_rank(two: Any) -> None:
     def fn(hvd: Any) -> list[bool]:
         import keras
@@ -219,33 +189,6 @@ def test_a_variable_that_the_sums_do_not_know_is_named(two: Any) -> None:
     assert two(fn) == [[-2.0, -0.5, True]] * 2
 
 
-@pytest.mark.parametrize("passes", [[True, False, False, True], [False, True, True, False]])
-def test_a_gradient_that_is_missing_in_one_trace_loses_nothing(two: Any, backend: str, passes: list[bool]) -> None:
-    def fn(hvd: Any) -> list[float]:
-        import keras
-
-        a, b = keras.Variable([0.0]), keras.Variable([0.0])
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
-        optimizer.build([a, b])
-
-        def step(has_second):
-            scale = 1.0 + hvd.rank()
-            second = keras.ops.convert_to_tensor([-10.0 * scale]) if has_second else None
-            optimizer.apply([keras.ops.convert_to_tensor([-scale]), second], [a, b])
-
-        if backend == "tensorflow":
-            import tensorflow as tf
-
-            step = tf.function(step, autograph=False)  # a trace for each of the two
-        seen = []
-        for has_second in passes:
-            step(has_second)
-            seen.append(float(keras.ops.convert_to_numpy(b)[0]))
-        return [float(keras.ops.convert_to_numpy(a)[0]), *seen]
-
-    assert two(fn) == [[6.0, 0.0, 15.0, 15.0, 30.0]] * 2
-
-
 def test_the_state_of_a_wrapped_optimizer_is_kept(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import keras
@@ -295,39 +238,6 @@ def test_a_saved_model_loads_without_us_and_with_us(two: Any, tmp_path: Path, pa
         ]
 
     assert two(fn, str(tmp_path)) == [["keras.optimizers.Adam", False, False, True, 2, 4]] * 2
-
-
-def test_groups_of_variables_and_local_gradients_as_they_are(two: Any) -> None:
-    def fn(hvd: Any) -> list[float]:
-        import keras
-
-        a, b, c = (keras.Variable([0.0]) for _ in range(3))
-        options = {"groups": [[c, a]], "scale_local_gradients": False}
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
-        optimizer.register_local_var(b)
-        scale = 1.0 + hvd.rank()
-        optimizer.apply([keras.ops.convert_to_tensor([-number * scale]) for number in (1.0, 2.0, 3.0)], [a, b, c])
-        return [float(keras.ops.convert_to_numpy(each)[0]) for each in (a, b, c)]
-
-    assert two(fn) == [[1.5, 2.0, 4.5], [1.5, 4.0, 4.5]]
-
-
-def test_a_model_loads_with_an_optimizer_of_the_users_own_and_sends_less(two: Any, tmp_path: Path) -> None:
-    def fn(hvd: Any, folder: str) -> list[Any]:
-        import keras
-
-        class Own(keras.optimizers.SGD):  # type: ignore[misc,unused-ignore]
-            """Not Keras's."""
-
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)])
-        model.compile(Own(1.0), "mse")
-        path = f"{folder}/{hvd.rank()}.keras"
-        model.save(path)
-        loaded = hvd.load_model(path, custom_optimizers=[Own], compression=hvd.Compression.fp16)
-        loaded.optimizer.apply([keras.ops.convert_to_tensor([[-1.0 - 2.0**-20]])], loaded.trainable_variables)
-        return [isinstance(loaded.optimizer, Own), float(loaded.get_weights()[0][0, 0])]
-
-    assert two(fn, str(tmp_path)) == [[True, 1.0]] * 2  # float16 has not the last bits
 
 
 def test_what_cannot_be_meant_is_refused(two: Any) -> None:

@@ -168,3 +168,19 @@ def test_the_memory_that_crosses_is_tensorflows_own(two: Any) -> None:
         return [sent[0] == address_of(x), given[0] == address_of(result), sent[1] == addresses[0]]
 
     assert two(fn) == [[True] * 3] * 2
+
+
+def test_the_rows_of_indexed_slices_travel_compressed(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        mine = tf.IndexedSlices(tf.constant([[1.0 + 2.0**-20]]), tf.constant([hvd.rank()]), tf.constant([2, 1]))
+        halves = hvd.allreduce(mine, op=hvd.Sum, compression=hvd.Compression.fp16)
+        table = tf.ones([2, 1]) * (1.0 + 2.0**-20)
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            loss = tf.reduce_sum(tf.gather(table, [hvd.rank()]) * (1.0 + 2.0**-20))
+        wrapped = hvd.DistributedGradientTape(tape, op=hvd.Sum, compression=hvd.Compression.bf16)
+        gradient = wrapped.gradient(loss, table)
+        assert halves.values.dtype == gradient.values.dtype == tf.float32
+        return [halves.values, gradient.values]
+
+    assert ranks(build) == [[[[1.0], [1.0]]] * 2] * 2  # neither type has the last bits

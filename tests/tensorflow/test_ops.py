@@ -74,22 +74,6 @@ def test_indexed_slices_are_gathered(ranks: Any) -> None:
     assert ranks(build) == [[[2.0], summed, [[0.5], [1.0], [1.0]], [0, 2, 2], [4, 1]]] * 2
 
 
-def test_the_rows_of_indexed_slices_travel_compressed(ranks: Any) -> None:
-    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
-        mine = tf.IndexedSlices(tf.constant([[1.0 + 2.0**-20]]), tf.constant([hvd.rank()]), tf.constant([2, 1]))
-        halves = hvd.allreduce(mine, op=hvd.Sum, compression=hvd.Compression.fp16)
-        table = tf.ones([2, 1]) * (1.0 + 2.0**-20)
-        with tf.GradientTape() as tape:
-            tape.watch(table)
-            loss = tf.reduce_sum(tf.gather(table, [hvd.rank()]) * (1.0 + 2.0**-20))
-        wrapped = hvd.DistributedGradientTape(tape, op=hvd.Sum, compression=hvd.Compression.bf16)
-        gradient = wrapped.gradient(loss, table)
-        assert halves.values.dtype == gradient.values.dtype == tf.float32
-        return [halves.values, gradient.values]
-
-    assert ranks(build) == [[[[1.0], [1.0]]] * 2] * 2  # neither type has the last bits
-
-
 def test_allgather_of_unequal_rows_and_its_gradient(ranks: Any) -> None:
     def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
         mine = tf.fill([hvd.rank() + 1, 2], float(hvd.rank()))
