@@ -77,8 +77,10 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
 
 def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, driver: KeyValueClient) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
-    threading.Timer(0.7, post, (driver, place_box("w7"), place)).start()
+    told = threading.Timer(0.7, post, (driver, place_box("w7"), place))
+    told.start()
     assert member.next_place(0.2).generation == 2
+    told.join()
 
 
 def test_a_worker_that_is_not_needed_any_more_exits(member: Membership, driver: KeyValueClient) -> None:
