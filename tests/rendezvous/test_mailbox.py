@@ -25,8 +25,10 @@ def test_messages_of_many_are_read_once_and_in_order() -> None:
         assert [box.next(1) for _ in range(3)] == [b"0", b"1", b"2"]
         with pytest.raises(TimeoutError):
             box.next(0.05)
-        threading.Timer(0.1, post, (writing, "box", b"late")).start()
+        late = threading.Timer(0.1, post, (writing, "box", b"late"))
+        late.start()
         assert box.next(5) == b"late"
+        late.join()
         assert reading.num_keys() == 1  # the counter: what was read does not stay
         reading.close()
         writing.close()
