@@ -129,9 +129,10 @@ def test_a_path_with_other_files_than_before_is_written_again(spark: Any, tmp_pa
 def test_a_frame_of_a_session_that_has_gone_is_no_obstacle(spark: Any, tmp_path: Path) -> None:
     parent = (tmp_path / "cache").as_uri()
     other = spark.newSession()
-    converters = [
-        make_spark_converter(session.range(3), parent_cache_dir_url=parent) for session in (other, spark, spark)
-    ]
+    converters = [make_spark_converter(other.range(3), parent_cache_dir_url=parent)]
+    other.client.release_session()
+    other.client.close()  # stop() would end the server, and a client that stays open asks for it as the process ends
+    converters += [make_spark_converter(spark.range(3), parent_cache_dir_url=parent) for _ in range(2)]
     assert converters[0] is not converters[1]
     assert converters[1] is converters[2]
     for converter in converters[:2]:
