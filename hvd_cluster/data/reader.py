@@ -48,7 +48,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     a row of the epoch.
 
     Memory: :attr:`memory_bytes` is the bound. While they wait, rows take at most ``prefetch_bytes``; a window has
-    ``window_bytes``, or the size of the largest row group where that is larger. A batch that is kept holds 1 MiB at
+    ``window_bytes``, or the size of the largest row group where that is larger. A batch that is kept holds 16 MiB at
     most, or twice its own size where that is more.
 
     Where ``num_epochs`` is given, the first rows of an epoch are read while the last batches of the one before are

@@ -80,7 +80,7 @@ class Budget:
         every = sum(max(group.read_bytes, group.rows * self.row_bytes) for group in split.row_groups)
         chunk = max(min(self.chunk_bytes, every), heaviest)
         waiting = max(self.prefetch_bytes, min(chunk, window))
-        batches = 2 * max(SLAB_BYTES, batch_size * self.row_bytes)
+        batches = 2 * max(min(SLAB_BYTES, window), batch_size * self.row_bytes)
         indices = self.num_threads * _INDEX_BYTES * window_rows
         kept = (self.num_threads + 1) * _KEPT_BYTES + bound_bytes(footers, self.num_threads)
         return waiting + 3 * self.num_threads * chunk + 2 * num_slots * window + batches + indices + kept
