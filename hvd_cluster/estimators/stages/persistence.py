@@ -157,7 +157,7 @@ def _to_parquet(blob: bytes) -> bytes:
 def _from_parquet(content: bytes) -> bytes:
     import pyarrow.parquet as pq
 
-    # Not read_table: a thread of Arrow's lets go of the last bytes a moment later, and when the interpreter ends in that
-    # moment, that thread ends the process.
+    # Not read_table: a thread of Arrow's lets go of the last bytes a moment later, and where the interpreter ends in
+    # that moment, it aborts the process.
     table = pq.ParquetFile(io.BytesIO(content), pre_buffer=False).read(use_threads=False).sort_by("index")
     return b"".join(chunk.as_py() for chunk in table["blob"])
