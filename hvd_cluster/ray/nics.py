@@ -8,7 +8,7 @@ from typing import Any
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.ray.session import load_ray
-from hvd_cluster.ray.settings import MiniSettings
+from hvd_cluster.ray.settings import MiniSettings, nic_names
 
 
 def detect_nics(
@@ -33,8 +33,7 @@ def detect_nics(
         LaunchError: there is none; the text lists what each node has.
     """
     workers = list(node_workers or ())
-    names = [settings.nics] if isinstance(settings.nics, str) else list(settings.nics or ())
-    wanted = [name for text in names for name in text.split(",") if name]
+    wanted = nic_names(settings.nics)
     if workers:
         found = map_blocking(lambda worker: worker.execute.remote(lambda _: outward_interfaces()), workers)
     else:

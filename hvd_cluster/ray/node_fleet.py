@@ -77,8 +77,10 @@ class NodeFleet(Fleet):
 
     def add(self, host: Host) -> str:
         """Take in a node, by its id, its address or its name."""
-        living = nodes.living()
         known = self._places.get(host.name)
+        if known is not None and host.name == known.node.node_id:
+            return ""  # no other node will ever have that id, and every look at the hosts comes by here
+        living = nodes.living()
         if known is not None and any(node.node_id == known.node.node_id for node in living):
             return ""
         # New, or started again: the same address, and another node to Ray.

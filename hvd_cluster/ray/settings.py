@@ -73,13 +73,18 @@ class ElasticSettings(MiniSettings):
     elastic: bool = True
 
 
+def nic_names(nics: str | Iterable[str] | None) -> list[str]:
+    """The interfaces that ``nics`` names: one, several, or several in one text with commas between."""
+    names = [nics] if isinstance(nics, str) else sorted(nics or ())
+    return [name for text in names for name in text.split(",") if name]
+
+
 def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:
     """The variables by which workers take a network interface of ``nics``; none for None.
 
     Gloo takes the first one, NCCL any of them.
     """
-    names = [nics] if isinstance(nics, str) else sorted(nics or ())
-    names = [name for text in names for name in text.split(",") if name]
+    names = nic_names(nics)
     if len(names) > 1:
         logger.warning("of nics=%s Gloo uses only %s", ",".join(names), names[0])
     return {"HOROVOD_GLOO_IFACE": names[0], "NCCL_SOCKET_IFNAME": ",".join(names)} if names else {}

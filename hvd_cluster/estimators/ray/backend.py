@@ -44,7 +44,8 @@ class RayBackend(LauncherBackend):
         from hvd_cluster.ray.session import connect
 
         connect()
-        return any(node.address != nodes.own_address() for node in nodes.living())
+        here = nodes.own_address()
+        return any(node.address != here for node in nodes.living())
 
     def num_processes(self) -> int:
         """The number of workers; asks the cluster once in each fit where it was not given.
