@@ -42,6 +42,8 @@ class Execution:
         self._step: Step | None = None
         self._decided_s = time.monotonic()
         self._stream = _side_stream(requests)
+        #: Other ranks of this host may stand still in the middle of this bucket until this rank is done with it.
+        self.is_exclusive = transport.is_exclusive
         #: All work of this bucket is launched, so the next one of the process set may begin.
         self.is_launched = False
         #: Every handle has its result.
@@ -72,7 +74,7 @@ class Execution:
                 except StopIteration as stop:
                     self._complete(stop.value)
                     return
-                self.is_launched = self._step.is_last and not self._transport.is_exclusive
+                self.is_launched = self._step.is_last and not self.is_exclusive
                 if self._is_waiting(self._step, notify):
                     return
 
@@ -180,6 +182,11 @@ class ExecutionQueue:
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """A bucket that other ranks of this host may stand still in is not done yet."""
+        return any(execution.is_exclusive for execution in (*self._running, *self._waiting))
 
     def append(self, execution: Execution) -> None:
         """A bucket was decided; it begins now if all before it are launched."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
 import select
 import time
-from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import torch
 
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _NEWS_S = 0.5
 #: How long the engine waits at the end for the ranks below it.
 FAREWELL_S = 10.0
+#: How often a driver that waits for transports looks whether the other ranks still live.
+_CHECK_PERIOD_S = 0.05
 #: How soon to try again when the log of the host is full.
 _RETRY_S = 0.001
 #: A driver looks so often for the other ranks' news before it sleeps: about 50 us.
@@ -124,7 +126,7 @@ class Loop:
             send_down=lambda message: self._neighbours.send_down(("stall", message)),
             abort=self._abort,
         )
-        self._finished: deque[tuple[Execution, Step]] = deque()
+        self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
         self._is_cycle_over = False
         self._most_looks = _MOST_LOOKS if spares_cores(world.topology.size) else 0
         self._usual_looks = 0
@@ -159,7 +161,7 @@ class Loop:
         if self._mailbox.has_submitted and (is_waited_for or self._is_cycle_over or self._mailbox.is_urgent):
             self._negotiate()
         self._is_cycle_over = False
-        if self._finished:
+        if not self._finished.empty():
             self._take_finished()
         self._agreement.settle(self._carry_out)
         if self.recorder.enabled:
@@ -181,7 +183,7 @@ class Loop:
 
     def may_sleep(self) -> bool:
         """False if there is something to do; True promises that the poll will report what comes."""
-        if self._neighbours.has_message or self._finished:
+        if self._neighbours.has_message or not self._finished.empty():
             return False
         return self._ballot is None or self._ballot.may_sleep()
 
@@ -287,13 +289,13 @@ class Loop:
 
     def _take_finished(self) -> None:
         finished = []
-        while self._finished:
-            finished.append(self._finished.popleft())
+        while not self._finished.empty():
+            finished.append(self._finished.get())
         self._queues.advance(finished)
 
     def _work_done(self, execution: Execution, step: Step) -> None:
         """Called by the transports' threads."""
-        self._finished.append((execution, step))
+        self._finished.put((execution, step))
         self._mailbox.ring()
 
     # ---- decisions --------------------------------------------------------------------------------------------------
@@ -338,15 +340,32 @@ class Loop:
                     self.recorder.span(name, phase, request.submitted_s, now_s)
         inputs = requests[0].inputs
         device = inputs[0].device if inputs else _CPU
+        if (process_set_id, device) not in self.transports:
+            self._finish_exclusive()
         transport = self.transports[process_set_id, device]
-        queue = self._queues[process_set_id]
+        if transport.is_exclusive:
+            self._finish_exclusive(but=process_set_id)
+        buckets = self._queues[process_set_id]
         observe = None if self._tuner is None else self._observe
         decided_s = 0.0 if observe is None else time.monotonic()
-        if queue or not carry_out_at_once(requests, transport, self.recorder):
-            queue.append(Execution(requests, transport, self._buffers, self.recorder, observe))
+        if buckets or not carry_out_at_once(requests, transport, self.recorder):
+            buckets.append(Execution(requests, transport, self._buffers, self.recorder, observe))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())
         self._deciding = []
+
+    def _finish_exclusive(self, but: int | None = None) -> None:
+        """Before what waits for other ranks: end the buckets in whose middle some of them may stand still.
+
+        The ranks of a host that do not lead wait in the middle of a bucket for the rank that leads. If that went on to
+        wait for them in what the log has next, as it may if the process set is another one, both would wait for ever.
+        So each rank waits only for the oldest of what is not done, and that one can always go on. Buckets of the
+        process set ``but`` are left alone: its own queue keeps them in order.
+        """
+        while self._queues.is_exclusive(but):
+            with suppress(queue.Empty):
+                self._queues.advance([self._finished.get(timeout=_CHECK_PERIOD_S)])
+            self._neighbours.check()
 
     def _observe(self, requests: list[Request], decided_s: float, done_s: float) -> None:
         """At the root, while autotune searches: a bucket was carried out."""
@@ -367,6 +386,7 @@ class Loop:
             self._negotiator.add_process_set(id, frozenset(signature.ranks))
             self._process_sets[id] = signature.ranks
             self._queues.add(id)
+            self._finish_exclusive()
             self.transports.build(id)
         else:
             id = next(id for id, ranks in self._process_sets.items() if ranks == signature.ranks)

@@ -108,6 +108,7 @@ class Negotiator:
         self._last_joined = -1
         self._up: list[Report | CachedReport | Joined | Leaving] = []
         self._leaving: int | None = None
+        self._is_closed = False
         self._removed_sets: set[int] = set()
         self._contested: set[int] = set()
         self._children_of_set: dict[int, frozenset[int]] = {}
@@ -156,10 +157,16 @@ class Negotiator:
         self._drop_readable()
 
     def apply(self, entries: tuple[Entry, ...]) -> list[Decision]:
-        """One log message; forward it to the children first. Returns what this rank has to do, in order."""
+        """One log message; forward it to the children first. Returns what this rank has to do, in order.
+
+        The log may go on after its :class:`Close`, by the vote of a rank that had not read it yet. Nobody does what
+        stands there: ranks that have read the end may be gone.
+        """
         self._num_applied += 1
         decisions: list[Decision] = []
         for entry in entries:
+            if self._is_closed:
+                break
             if isinstance(entry, Define):
                 self._define(entry)
             elif isinstance(entry, Forget):
@@ -173,6 +180,8 @@ class Negotiator:
                 elif isinstance(entry, JoinDone):
                     self._joined = self._join_sent = False
                     self._joined_children.clear()
+                elif isinstance(entry, Close):
+                    self._is_closed = True
                 decisions.append(entry)
         self._drop_readable()
         return decisions

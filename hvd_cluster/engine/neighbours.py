@@ -56,6 +56,8 @@ class Neighbours:
         self.has_sent = False
         self._inbox: deque[tuple[int, Message]] = deque()
         self._said_bye: set[int] = set()
+        #: What to say of those whose connection has ended.
+        self._lost: dict[int, str] = {}
         for rank, link in self._links.items():
             self._events[rank] = _poll_events(link)
             poll.register(link.fileno(), self._events[rank])
@@ -108,7 +110,8 @@ class Neighbours:
         except (EOFError, AuthenticationError) as error:
             self._poll.unregister(link.fileno())
             del self._ranks[link.fileno()], self._links[rank]
-            raise NeighbourGone(self._gone(rank, error), rank) from None
+            self._lost[rank] = self._gone(rank, error)
+            raise NeighbourGone(self._lost[rank], rank) from None
 
     def take(self) -> Iterator[tuple[int, Message]]:
         """Hand out what has arrived, oldest first; more may arrive meanwhile."""
@@ -121,19 +124,21 @@ class Neighbours:
         Messages have to be taken in order, and not in the middle of a collective.
 
         Raises:
-            NeighbourGone: a neighbour has died, or says that the world is broken.
+            NeighbourGone: a neighbour has died, or says that the world is broken. Raised each time, until the end.
         """
+        ended: dict[int, str] = {}
         for rank, link in self._links.items():
             try:
-                messages = [_unpacked(message) for message in link.receive()]
+                self._inbox += ((rank, _unpacked(message)) for message in link.receive())
             except (EOFError, AuthenticationError) as error:
-                if self._expects_end():
-                    continue
-                raise NeighbourGone(self._gone(rank, error), rank) from None
-            self._inbox += ((rank, message) for message in messages)
-            for kind, content in messages:
-                if kind == "abort":
-                    raise NeighbourGone(content, rank)
+                ended[rank] = self._gone(rank, error)
+        # Who sends an abort ends its connections too: the reason is in what it has said.
+        for rank, (kind, content) in self._inbox:
+            if kind == "abort":
+                raise NeighbourGone(content, rank)
+        for rank, reason in (self._lost | ended).items():
+            if not self._expects_end(rank):
+                raise NeighbourGone(reason, rank)
 
     def await_news(self, timeout_s: float) -> NeighbourGone | None:
         """A transport has failed: wait a moment for the reason, if another rank has one."""
@@ -175,9 +180,11 @@ class Neighbours:
             with suppress(OSError):  # its end shows at the next read
                 self._links[rank].send(packed)
 
-    def _expects_end(self) -> bool:
-        """The end of the world, in good order, has been decided and waits to be taken."""
-        return self.is_closed() or any(kind == "close" for _, (kind, _) in self._inbox)
+    def _expects_end(self, rank: int) -> bool:
+        """The end of the world, in good order, was decided and waits to be taken; or ``rank`` has said farewell."""
+        if self.is_closed() or rank in self._said_bye:
+            return True
+        return any(kind == "close" or (kind == "bye" and source == rank) for source, (kind, _) in self._inbox)
 
     def _gone(self, rank: int, error: Exception) -> str:
         return f"rank {rank} on {self._world.hosts[rank]} is gone, it died or was killed ({error})"

@@ -30,6 +30,11 @@ class Queues:
     def __getitem__(self, process_set_id: int) -> ExecutionQueue:
         return self._queues[process_set_id]
 
+    def is_exclusive(self, but: int | None = None) -> bool:
+        """A bucket of a process set other than ``but``, that ranks of this host may stand still in, is not done yet."""
+        mine = None if but is None else self._queues[but]
+        return any(queue.is_exclusive for queue in self._all() if queue is not mine)
+
     def add(self, process_set_id: int) -> None:
         """A process set was added."""
         self._queues[process_set_id] = ExecutionQueue(self._notify)

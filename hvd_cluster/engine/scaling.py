@@ -8,10 +8,14 @@ from hvd_cluster.engine.request import ReduceOp
 
 #: Element types that transports do not add, and the ones that are added instead.
 _WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
+#: A mean of bytes is a byte; the sum that it is taken of may be none.
+_BYTES = frozenset({torch.uint8, torch.int8})
 
 
-def reduction_dtype(dtype: torch.dtype) -> torch.dtype:
+def reduction_dtype(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
     """The element type in which tensors of ``dtype`` are reduced."""
+    if op == ReduceOp.AVERAGE and dtype in _BYTES:
+        return torch.int32
     return _WIDER.get(dtype, dtype)
 
 

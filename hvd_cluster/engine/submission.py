@@ -62,7 +62,7 @@ class Collective:
             splits: rows for each rank; alltoall only.
 
         Raises:
-            ValueError: a request of this name is under way, or this rank is not in the process set.
+            ValueError: a request of this name is under way, this rank is not in the process set, or the root is not.
             HorovodInternalError: the world has ended, or ``init()`` has not been called.
         """
         engine = running_engine()
@@ -75,6 +75,8 @@ class Collective:
         wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
         if wrong:
             raise ValueError(f"Tensor type {wrong[0]} is not supported.")
+        if kind is Kind.BROADCAST:
+            check_root(self.root, self.process_set)
         if kind in _REDUCING_KINDS:
             check_reduction(tensors, self.op, self.prescale, self.postscale, self.process_set)
         metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
@@ -186,6 +188,20 @@ def check_reduction(
         check_adasum(process_set)
         if not all(tensor.is_floating_point() for tensor in tensors):
             raise NotImplementedError("Adasum needs floating-point tensors")
+
+
+def check_root(root: int, process_set: ProcessSet) -> None:
+    """Refuse a broadcast from a rank that takes no part.
+
+    Raises:
+        ValueError: there is no such rank among those of ``process_set``.
+    """
+    ranks = process_set.ranks
+    if ranks is not None and root not in ranks:
+        shown = ranks if len(ranks) <= 8 else [*ranks[:4], "...", ranks[-1]]
+        raise ValueError(
+            f"root_rank={root} is not among the ranks that take part, {shown}; this is rank {basics.rank()}"
+        )
 
 
 def check_adasum(process_set: ProcessSet) -> None:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Connections that have not proved themselves; more drive out the oldest.
 _MOST_STRANGERS = 64
+#: Seconds until the next call of a parent that has hung up.
+_CALL_AGAIN_S = 0.05
 
 
 @dataclass
@@ -99,6 +101,8 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
                 everybody = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
                 local_places = [(one.local_rank, one.local_size) for one in everybody]
                 topology = everybody[topology.rank]
+            elif topology.launcher != "hvd_cluster":  # other launchers may tell a rank too little about the others
+                topology = topology.crossed([local_rank for local_rank, _ in local_places])
             place = tree.plan(host_keys)[topology.rank]
             if place.parent is not None:
                 parent = members[place.parent]
@@ -173,23 +177,32 @@ def _meet(client: KeyValueClient, prefix: str, topology: Topology, address: str,
 
 
 def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link:
-    """Connect to the parent, and say who we are."""
-    try:
-        sock = socket.create_connection((address, port), timeout=timeout_s)
-    except OSError as error:
-        raise ConnectionError(
-            f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open ports "
-            "among each other; HOROVOD_GLOO_IFACE names the interface to use"
-        ) from error
-    notice_vanishing(sock)
-    link = Link(sock, topology.secret, accepts=False)
-    try:
-        link.send(json.dumps(topology.rank).encode())
-        _await_welcome(link, timeout_s)
-    except BaseException:  # raised again: the connection would leak
-        link.close()
-        raise
-    return link
+    """Connect to the parent, and say who we are: again, where a crowd of strangers has pushed us out of its queue."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.01, deadline_s - time.monotonic())
+        try:
+            sock = socket.create_connection((address, port), timeout=left_s)
+        except OSError as error:
+            raise ConnectionError(
+                f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open "
+                "ports among each other; HOROVOD_GLOO_IFACE names the interface to use"
+            ) from error
+        notice_vanishing(sock)
+        link = Link(sock, topology.secret, accepts=False)
+        try:
+            link.send(json.dumps(topology.rank).encode())
+            _await_welcome(link, left_s)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            link.close()
+            if time.monotonic() >= deadline_s:
+                raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
+            time.sleep(_CALL_AGAIN_S)
+        except BaseException:  # raised again: the connection would leak
+            link.close()
+            raise
+        else:
+            return link
 
 
 def _answer(
@@ -242,7 +255,12 @@ def _answer(
 
 
 def _await_welcome(link: Link, timeout_s: float) -> None:
-    """Return once the parent has taken our name, so that it reads what follows as the engine's messages."""
+    """Return once the parent has taken our name, so that it reads what follows as the engine's messages.
+
+    Raises:
+        ConnectionError: it said nothing in time.
+        EOFError: it closed the connection.
+    """
     deadline_s = time.monotonic() + timeout_s
     link.flush()
     while True:
@@ -251,9 +269,6 @@ def _await_welcome(link: Link, timeout_s: float) -> None:
             ready = selector.select(max(0.0, deadline_s - time.monotonic()))
         if not ready:
             raise ConnectionError(f"a neighbour did not answer within {timeout_s:g} s")
-        try:
-            if messages := link.receive():
-                link.kept += messages[1:]
-                return
-        except EOFError as error:
-            raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
+        if messages := link.receive():
+            link.kept += messages[1:]
+            return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,8 +47,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     The first step shows in which order the backward pass finishes the gradients. From then on they are sent in buckets
     while the rest of the backward pass runs. The result is an instance of a subclass with the same name as
     ``optimizer``'s class and shares its parameter groups and state, so schedulers, ``isinstance`` and state dicts work
-    as before. Whoever reads ``param_groups`` between the backward pass and the step, as ``GradScaler.unscale_`` does,
-    finds the gradients reduced.
+    as before. A GradScaler, or Lightning's clipping, that reads the parameter groups between the backward pass and the
+    step finds the gradients reduced.
 
     Args:
         optimizer: any optimizer of ``torch.optim``'s kind.
@@ -81,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     names = named(optimizer, named_parameters)
-    if basics.size() > 1 and op == ReduceOp.ADASUM:
+    if _may_reduce() and op == ReduceOp.ADASUM:
         if process_set.process_set_id != global_process_set.process_set_id:
             raise NotImplementedError("Adasum does not support process sets other than the global one")
         return DeltaOptimizer.around(optimizer, names, compression, backward_passes_per_step)
@@ -135,9 +136,14 @@ def _wrapped(
     wrapped._is_synchronized = False
     wrapped._original = weakref.ref(optimizer)
     # A copy that was unpickled before init() finds out at its first gradient that it needs a world.
-    if not basics.is_initialized() or ((basics.size() > 1 or Settings.from_env().elastic) and process_set.included()):
+    if not basics.is_initialized() or (_may_reduce() and process_set.included()):
         wrapped._reducer.attach()
     return wrapped
+
+
+def _may_reduce() -> bool:
+    """There are other ranks, or they may come: an elastic job can begin with one."""
+    return basics.size() > 1 or Settings.from_env().elastic
 
 
 def _rebuilt(
@@ -165,9 +171,9 @@ class _DistributedOptimizer(_Base):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups; gradients that are on their way are waited for, since the reader may use them."""
-        if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():
-            self._reducer.finish()
+        """The parameter groups. Who scales or clips gradients through them waits until those are reduced."""
+        if self._reducer.has_ready and backward.reads_gradients(sys._getframe(1)):
+            self.finish_reduction()
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
         if groups is None:  # a proxy that subclasses us, such as Lightning's, asks what it stands for
             raise AttributeError("param_groups")
@@ -176,6 +182,11 @@ class _DistributedOptimizer(_Base):
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
+
+    def finish_reduction(self) -> None:
+        """Wait until the gradients that the last backward pass has made are reduced; the step is not over."""
+        if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():
+            self._reducer.finish()
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced. A gradient that this rank did not compute takes part as zeros.

@@ -127,3 +127,22 @@ def test_a_world_of_one_steps_as_usual() -> None:
     finally:
         hvd.shutdown()
     assert weight.tolist() == [-1.0, -1.0]
+
+
+def test_an_elastic_job_that_begins_with_one_rank_combines_changes_as_soon_as_there_are_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import hvd_cluster.torch as hvd
+    from hvd_cluster.torch.delta_optimizer import DeltaOptimizer
+
+    hvd.init()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    try:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+        assert isinstance(optimizer, DeltaOptimizer)
+        weight.sum().backward()
+        optimizer.step()
+    finally:
+        hvd.shutdown()
+    assert weight.tolist() == [-1.0, -1.0]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -52,6 +53,65 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
 )
 def test_the_digits_are_learned_with_other_flags(flags: list[str]) -> None:
     assert accuracies(run("torch_digits.py", "--epochs", "3", *flags))[-1] > 70
+
+
+def hosts_script(folder: Path, *hosts: str) -> str:
+    """A discovery script that prints those."""
+    script = folder / "hosts.sh"
+    script.write_text("#!/bin/sh\n" + "".join(f"echo {host}\n" for host in hosts))
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_the_digits_are_learned_by_an_elastic_job(tmp_path: Path) -> None:
+    line = [
+        str(HOROVODRUN),
+        "-np",
+        "2",
+        "--min-np",
+        "1",
+        "--host-discovery-script",
+        hosts_script(tmp_path, "localhost:2"),
+    ]
+    line += [sys.executable, str(EXAMPLES / "torch_digits_elastic.py"), "--checkpoint", str(tmp_path / "digits.pt")]
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"Train Epoch: \d on 2 workers", done.stdout)) == 5
+    assert accuracies(done.stdout)[0] > 85
+    assert torch.load(tmp_path / "digits.pt")["2.weight"].shape == (10, 64)
+
+
+@pytest.mark.slow
+def test_an_elastic_job_learns_the_digits_also_where_a_worker_dies(tmp_path: Path) -> None:
+    # Two names of this machine: that of the dead worker is not used any more.
+    script = hosts_script(tmp_path, "localhost:1", "127.0.0.1:1")
+    line = [str(HOROVODRUN), "-np", "2", "--min-np", "1", "--host-discovery-script", script]
+    line += [sys.executable, str(EXAMPLES / "torch_digits_elastic.py"), "--epochs", "40"]
+    job = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        assert job.stdout is not None
+        lines = []
+        for text in job.stdout:
+            lines.append(text)
+            if "Train Epoch: 2 " in text:
+                break
+        children = psutil.Process(job.pid).children(recursive=True)
+        workers = [child for child in children if child.cmdline()[1:2] == [str(EXAMPLES / "torch_digits_elastic.py")]]
+        assert len(workers) == 2, [child.cmdline() for child in children]
+        workers[1].kill()
+        output = "".join(lines) + job.communicate(timeout=100)[0]
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 0, output
+    epochs = re.findall(r"Train Epoch: (\d+) on (\d) workers", output)
+    assert [int(epoch) for epoch, _ in epochs] == list(range(40))
+    assert (epochs[0][1], epochs[-1][1]) == ("2", "1")
+    assert accuracies(output)[0] > 90
 
 
 def test_the_synthetic_benchmark_reports_what_all_workers_did() -> None:

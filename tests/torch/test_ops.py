@@ -203,10 +203,29 @@ def test_broadcast_gives_everyone_the_roots_tensor(three: Any, dtype: str) -> No
 
 def test_a_root_that_does_not_exist_is_named(two: Any) -> None:
     def fn(hvd: Any) -> None:
-        with pytest.raises(ValueError, match="root_rank=2 is not among"):
-            hvd.broadcast(torch.ones(1), root_rank=2)
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+        for attempt in (
+            lambda: hvd.broadcast(torch.ones(1), root_rank=2),
+            lambda: hvd.broadcast_object("any", root_rank=2),
+            lambda: hvd.broadcast_optimizer_state(optimizer, root_rank=2),
+        ):
+            with pytest.raises(ValueError, match="root_rank=2 is not among"):
+                attempt()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0  # the world goes on
 
     two(fn)
+
+
+@pytest.mark.parametrize(("dtype", "values", "mean"), [("uint8", (200, 100), 150), ("int8", (-100, -120), -110)])
+def test_an_average_of_bytes_does_not_overflow(two: Any, dtype: str, values: tuple[int, int], mean: int) -> None:
+    def fn(hvd: Any) -> list[int]:
+        mine = torch.full((3,), values[hvd.rank()], dtype=getattr(torch, dtype))
+        whole = hvd.allreduce(mine, op=hvd.Average)
+        part = hvd.reducescatter(mine[:2].contiguous(), op=hvd.Average)
+        assert whole.dtype == part.dtype == mine.dtype
+        return [*whole.tolist(), *part.tolist()]
+
+    assert two(fn) == [[mean] * 4] * 2
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------

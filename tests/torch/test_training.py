@@ -169,6 +169,7 @@ def test_reading_the_parameter_groups_between_backward_and_step_changes_nothing(
             torch.nn.functional.mse_loss(net(x), y).backward()
             if hvd.rank() == 0:  # which logs the rate
                 assert optimizer.param_groups[0]["lr"] == 0.1
+            hvd.allreduce(torch.ones(1), name="in between")
             optimizer.step()
         return weights(net)
 
@@ -177,6 +178,25 @@ def test_reading_the_parameter_groups_between_backward_and_step_changes_nothing(
     expected = trained(net, optimizer, steps=3)
     for result in two(fn):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_reading_the_parameter_groups_between_two_backward_passes_adds_nothing_twice(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([first, second], lr=1.0), [("first", first), ("second", second)], op=hvd.Sum
+        )
+        seen = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            (first * (hvd.rank() + 1.0)).sum().backward()
+            assert optimizer.param_groups[0]["lr"] == 1.0
+            (second * 10.0).sum().backward()
+            optimizer.step()
+            seen.append([first.grad[0].item(), second.grad[0].item()])
+        return seen
+
+    assert two(fn) == [[[3.0, 20.0]] * 3] * 2
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -24,6 +24,7 @@ class _Part:
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     names: list[str]
+    op: ReduceOp
 
     @property
     def dtype(self) -> torch.dtype:
@@ -32,7 +33,9 @@ class _Part:
     def is_direct(self, transport: Transport) -> bool:
         """True when the transport can read and write the tensors themselves."""
         # What was submitted is contiguous, and what is made like it too.
-        return reduction_dtype(self.dtype) == self.dtype and self.inputs[0].device.type == transport.device.type
+        return (
+            reduction_dtype(self.dtype, self.op) == self.dtype and self.inputs[0].device.type == transport.device.type
+        )
 
     def fits_in_place(self, wire: torch.dtype, transport: Transport) -> bool:
         """True when the one output can serve as the transport's buffer."""
@@ -40,7 +43,7 @@ class _Part:
             len(self.outputs) == 1
             and self.outputs[0].is_contiguous()
             and self.outputs[0].device.type == transport.device.type
-            and reduction_dtype(wire) == self.dtype
+            and reduction_dtype(wire, self.op) == self.dtype
         )
 
 
@@ -95,7 +98,8 @@ def reduce_at_once(requests: list[Request], transport: Transport) -> list[list[t
     if signature.op == ReduceOp.ADASUM:
         return None
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
-    part = _Part([tensor for request in requests for tensor in request.inputs], [t for ts in results for t in ts], [])
+    inputs = [tensor for request in requests for tensor in request.inputs]
+    part = _Part(inputs, [tensor for result in results for tensor in result], [], signature.op)
     if any(tensor.dtype != part.dtype for tensor in part.inputs) or not part.is_direct(transport):
         return None
     work = transport.reduce_directly(
@@ -114,7 +118,7 @@ def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_
     parts: dict[torch.dtype, _Part] = {}
     for request, outputs in zip(requests, results, strict=True):
         for tensor, output, name in zip(request.inputs, outputs, request.tensor_names, strict=True):
-            part = parts.setdefault(tensor.dtype, _Part([], [], []))
+            part = parts.setdefault(tensor.dtype, _Part([], [], [], request.signature.op))
             part.inputs.append(tensor)
             part.outputs.append(output)
             part.names.append(name)
@@ -137,7 +141,7 @@ def _pack(
     if part.fits_in_place(wire, transport):
         copy_scaled(part.outputs[0], part.inputs[0], prescale)
         return part.outputs[0].view(-1), [part.outputs[0]]
-    dtype = reduction_dtype(wire)
+    dtype = reduction_dtype(wire, part.op)
     slices, num_bytes = places(part.inputs, dtype.itemsize)
     buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
     # The gaps between tensors are reduced too, and must not hold what traps or slows arithmetic down.

@@ -26,7 +26,7 @@ def reducescatter(requests: list[Request], transport: Transport, buffers: Buffer
         since_s = time.monotonic()
         with recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
             scatters = [
-                _Scatter(tensor, signature.prescale, transport, buffers, leases)
+                _Scatter(tensor, signature.op, signature.prescale, transport, buffers, leases)
                 for request in requests
                 for tensor in request.inputs
             ]
@@ -53,6 +53,7 @@ class _Scatter:
     """One tensor on its way to the owners of its slices."""
 
     tensor: torch.Tensor
+    op: ReduceOp
     prescale: float
     transport: Transport
     buffers: BufferPool
@@ -60,7 +61,7 @@ class _Scatter:
 
     def __post_init__(self) -> None:
         transport = self.transport
-        dtype = reduction_dtype(self.tensor.dtype)
+        dtype = reduction_dtype(self.tensor.dtype, self.op)
         rows = rows_per_rank(self.tensor.shape[0], transport.num_ranks)
         row_bytes = math.prod(self.tensor.shape[1:]) * dtype.itemsize
         self._mine = (rows[transport.index], *self.tensor.shape[1:])

@@ -45,18 +45,26 @@ class HostExchange:
         memory: :meth:`num_bytes` zero bytes that all ranks of the host share; None for a host of one rank.
         index: this rank among those of the host; the one with index 0 leads.
         num_ranks: how many they are.
+        piece_bytes: the size of a piece, from :func:`piece_bytes_for`; the same on all hosts.
         check: called now and then while waiting; raises when the world is broken.
         timeout_s: how long a rank waits for the others to meet.
     """
 
     def __init__(
-        self, memory: mmap.mmap | None, *, index: int, num_ranks: int, check: Callable[[], None], timeout_s: float
+        self,
+        memory: mmap.mmap | None,
+        *,
+        index: int,
+        num_ranks: int,
+        piece_bytes: int,
+        check: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         self.index = index
         self.num_ranks = num_ranks
         self._check = check
         self._timeout_s = timeout_s
-        self.piece_bytes = _piece_bytes(num_ranks)
+        self.piece_bytes = piece_bytes
         self._semaphores: Semaphores | None = None
         self._barrier: Barrier | None = None
         self._slots: torch.Tensor | None = None
@@ -71,15 +79,16 @@ class HostExchange:
         self._barrier = Barrier(self._semaphores, 0, index, num_ranks)
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
         self._memory: mmap.mmap | None = memory
-        part = torch.frombuffer(memory, dtype=torch.uint8, count=self.num_bytes(num_ranks))[_control_bytes(num_ranks) :]
+        part = torch.frombuffer(memory, dtype=torch.uint8, count=self.num_bytes(num_ranks, piece_bytes))
+        part = part[_control_bytes(num_ranks) :]
         self._buffers, slots = part.split([NUM_BUFFERS * self.piece_bytes, _NUM_SLOTS * num_ranks * self.piece_bytes])
         self._buffers = self._buffers.view(NUM_BUFFERS, self.piece_bytes)
         self._slots = slots.view(_NUM_SLOTS, num_ranks, self.piece_bytes)
 
     @staticmethod
-    def num_bytes(num_ranks: int) -> int:
+    def num_bytes(num_ranks: int, piece_bytes: int) -> int:
         """How much memory the exchange of ``num_ranks`` takes."""
-        return _control_bytes(num_ranks) + (NUM_BUFFERS + _NUM_SLOTS * num_ranks) * _piece_bytes(num_ranks)
+        return _control_bytes(num_ranks) + (NUM_BUFFERS + _NUM_SLOTS * num_ranks) * piece_bytes
 
     def buffer(self, piece: int, length: int, wire: torch.dtype) -> torch.Tensor:
         """The ``length`` elements of a piece."""
@@ -118,17 +127,9 @@ class HostExchange:
     def meet(self) -> None:
         """Wait for the other ranks of the host."""
         if self._barrier is not None:
-            deadline_s = time.monotonic() + self._timeout_s
-
-            def look() -> None:
-                self._check()
-                if time.monotonic() > deadline_s:
-                    raise RuntimeError(
-                        f"the other ranks of this host did not come to a collective within {self._timeout_s:g} s: one "
-                        "of them is stopped or overloaded. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
-                    )
-
-            self._barrier.wait(look, _CHECK_PERIOD_S)
+            limit_s = self._timeout_s
+            text = f"the other ranks of this host did not come to a collective within {limit_s:g} s: one of them"
+            self._barrier.wait(self._look(limit_s, text), _CHECK_PERIOD_S)
 
     def announce(self) -> None:
         """The leader's part: the next piece has arrived from the network."""
@@ -137,15 +138,29 @@ class HostExchange:
                 self._semaphores.post(self._news + rank)
 
     def await_news(self) -> None:
-        """The others' part: wait until it has, however long the network takes."""
+        """The others' part: wait until it has, longer than the leader itself would wait for the network."""
         if self._semaphores is not None:
-            self._semaphores.wait(self._news + self.index, self._check, _CHECK_PERIOD_S)
+            limit_s = 2 * self._timeout_s
+            text = f"the rank of this host that speaks to other hosts brought nothing within {limit_s:g} s: it"
+            self._semaphores.wait(self._news + self.index, self._look(limit_s, text), _CHECK_PERIOD_S)
 
     def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
         """Copy what has arrived into this rank's tensors."""
         scatter(self.buffer(piece, chunk.length, wire), chunk.targets)
         for target in chunk.targets:
             how.finish(target)
+
+    def _look(self, limit_s: float, text: str) -> Callable[[], None]:
+        """What to call now and then in a wait of at most ``limit_s``."""
+        deadline_s = time.monotonic() + limit_s
+
+        def look() -> None:
+            self._check()
+            if time.monotonic() > deadline_s:
+                hint = "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+                raise RuntimeError(f"{text} is stopped or overloaded. {hint}")
+
+        return look
 
     def close(self) -> None:
         """Let go of the memory; it goes with its last reference."""
@@ -156,7 +171,8 @@ class HostExchange:
             self._semaphores = None
 
 
-def _piece_bytes(num_ranks: int) -> int:
+def piece_bytes_for(num_ranks: int) -> int:
+    """The size of a piece, for hosts of at most ``num_ranks``: pieces pair up between hosts, so it is one for all."""
     most = _MOST_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _PAGE_BYTES * _PAGE_BYTES
     return max(_PAGE_BYTES, min(_PIECE_BYTES, most))
 

@@ -13,7 +13,7 @@ from torch.distributed import is_nccl_available
 from hvd_cluster.engine.host import Host, spares_cores
 from hvd_cluster.engine.shared_memory.segment import Closable, Group, Segment, share
 from hvd_cluster.engine.transports.alone import AloneTransport
-from hvd_cluster.engine.transports.exchange import HostExchange
+from hvd_cluster.engine.transports.exchange import HostExchange, piece_bytes_for
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.hierarchical import HierarchicalTransport
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
@@ -71,6 +71,10 @@ class TransportTable:
         for transport in {id(transport): transport for transport in gone.values()}.values():
             transport.close()
 
+    def __contains__(self, key: tuple[int, torch.device]) -> bool:
+        """False if the transport for (process set id, device) is still to be built, which waits for other ranks."""
+        return (key[0], key[1].type) in self._transports
+
     def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
         """The transport for (process set id, device); the first GPU of a set builds its transport."""
         process_set_id, device = key
@@ -122,7 +126,8 @@ class TransportTable:
         is_wanted = self._settings.shared_memory and self._settings.hierarchical_allreduce
         if not is_wanted or len(hosts) == 1 or len(hosts) == len(ranks):
             return None
-        within = self._exchange(client, process_set_id, tuple(hosts[world.host_keys[world.topology.rank]]))
+        mine = tuple(hosts[world.host_keys[world.topology.rank]])
+        within = self._exchange(client, process_set_id, mine, piece_bytes_for(max(map(len, hosts.values()))))
         with ExitStack() as undo:
             if within is not None:
                 undo.callback(within.close)
@@ -138,20 +143,29 @@ class TransportTable:
             undo.pop_all()
             return HierarchicalTransport(flat, within, between, self._check)
 
-    def _exchange(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> HostExchange | None:
+    def _exchange(
+        self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...], piece_bytes: int
+    ) -> HostExchange | None:
         """What ``ranks``, all on this host, put together before it goes to other hosts; None if they share nothing."""
         timeout_s = self._settings.gloo_timeout_s
         if len(ranks) == 1:
-            return HostExchange(None, index=0, num_ranks=1, check=self._check, timeout_s=timeout_s)
+            return HostExchange(
+                None, index=0, num_ranks=1, piece_bytes=piece_bytes, check=self._check, timeout_s=timeout_s
+            )
 
         def build(segment: Segment) -> HostExchange:
             exchange = HostExchange(
-                segment.memory, index=segment.index, num_ranks=len(ranks), check=self._check, timeout_s=timeout_s
+                segment.memory,
+                index=segment.index,
+                num_ranks=len(ranks),
+                piece_bytes=piece_bytes,
+                check=self._check,
+                timeout_s=timeout_s,
             )
             segment.close()  # the exchange holds the memory, and nobody rings
             return exchange
 
-        return self._shared(client, process_set_id, ranks, HostExchange.num_bytes(len(ranks)), build)
+        return self._shared(client, process_set_id, ranks, HostExchange.num_bytes(len(ranks), piece_bytes), build)
 
     def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> ShmTransport | None:
         """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""

@@ -34,7 +34,8 @@ class Transport(ABC):
     name: ClassVar[str]
     #: What :meth:`reduce_directly` begins it also ends, in the calling thread.
     reduces_directly: ClassVar[bool] = False
-    #: One collective has to be done before the next one begins.
+    #: One collective has to be done before the next one begins: while one rank of a host is back in the engine, others
+    #: may wait for it in the middle of the collective.
     is_exclusive: ClassVar[bool] = False
     #: Where buffers have to live.
     device: torch.device

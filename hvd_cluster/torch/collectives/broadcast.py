@@ -10,6 +10,7 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import check_root
 from hvd_cluster.torch.collectives.allreduce import allreduce
 from hvd_cluster.torch.submission import submit, synchronize
 
@@ -65,9 +66,7 @@ def _submit_broadcast(
     in_place: bool,
     is_waited_for: bool = False,
 ) -> int:
-    ranks = process_set.ranks
-    if ranks is not None and root_rank not in ranks:
-        raise ValueError(f"root_rank={root_rank} is not among the ranks that take part, {_short(ranks)}")
+    check_root(root_rank, process_set)
     return submit(
         Kind.BROADCAST,
         [tensor],
@@ -98,7 +97,3 @@ class _Broadcast(torch.autograd.Function):
 
 # autograd.Function.apply is untyped.
 _broadcast: Callable[..., torch.Tensor] = _Broadcast.apply
-
-
-def _short(ranks: list[int]) -> str:
-    return str(ranks) if len(ranks) <= 8 else f"{ranks[:4]} ... {ranks[-1]}"

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,9 +71,119 @@ def test_hosts_of_any_number_of_ranks_get_the_same_bits(hosts: Hosts, ranks: lis
     assert results[0][:3] == ["HIERARCHICAL", list(range(size)), size - 1.0]
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off_and_has_no_use_for_single_ranks(hosts: Hosts) -> None:
     assert hosts.run(every_kind, ranks=[2, 1], env={**ENV, "HOROVOD_HIERARCHICAL_ALLREDUCE": "0"})[0][0] == "GLOO"
     assert hosts.run(every_kind, ranks=[1, 1], env=ENV)[0][0] == "GLOO"
+
+
+def overlapping_sets() -> list[float]:
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    some = hvd.ProcessSet([0, 1, 3, 4])
+    hvd.init(process_sets=[some])
+    sums = []
+    for step in range(5):
+        tensors = [torch.ones(1_000_000), torch.ones(1_000_000)]
+        handles = [hvd.allreduce_async_(tensors[0], name=f"all {step}", op=hvd.Sum)]
+        if some.included():
+            handles.append(hvd.allreduce_async_(tensors[1], name=f"some {step}", op=hvd.Sum, process_set=some))
+        for handle in handles:
+            hvd.synchronize(handle)
+        sums += [tensor[-1].item() for tensor in tensors]
+    big = torch.ones(4_000_000)
+    handle = hvd.allreduce_async_(big, name="beside", op=hvd.Sum)
+    later = hvd.add_process_set([0, 1, 5])
+    hvd.synchronize(handle)
+    sums.append(big[0].item())
+    sums.append(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=later).item() if later.included() else 0.0)
+    hvd.barrier()  # who is not in the last set would end the world
+    hvd.shutdown()
+    return sums
+
+
+def test_buckets_of_overlapping_process_sets_do_not_wait_for_each_other_in_a_ring(hosts: Hosts) -> None:
+    env = {**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "10", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    for rank, sums in enumerate(hosts.run(overlapping_sets, ranks=[3, 3], env=env)):
+        assert sums[:10] == [6.0, 4.0 if rank in (0, 1, 3, 4) else 1.0] * 5
+        assert sums[10:] == [6.0, 3.0 if rank in (0, 1, 5) else 0.0]
+
+
+@pytest.mark.slow
+def test_the_pieces_of_a_large_host_are_those_of_a_small_one(hosts: Hosts) -> None:
+    def crowded() -> list[Any]:
+        from hvd_cluster.engine.transports import exchange
+
+        exchange._MOST_BYTES = 1 << 20  # so that three ranks have room for less than one
+        return every_kind()
+
+    results = hosts.run(crowded, ranks=[3, 1], env=ENV)
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.slow
+def test_a_leader_that_is_stopped_is_an_error_on_the_other_ranks_of_its_host_too(hosts: Hosts, tmp_path: Path) -> None:
+    def fn() -> None:
+        import threading
+
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensor = torch.ones(2_000_000)
+        hvd.allreduce_(tensor, name="warm")
+        if hvd.rank() == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        try:
+            while True:
+                hvd.allreduce_(tensor, name="loop")
+        except hvd.HorovodInternalError as error:
+            (tmp_path / f"told.{hvd.rank()}").write_text(str(error))
+            time.sleep(20)  # so that the launcher ends nobody before all have been told
+            raise
+
+    with pytest.raises(WorkerFailedError):
+        hosts.run(fn, ranks=[2, 2], env={**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "4"})
+    told = {path.name: path.read_text() for path in tmp_path.glob("told.*")}
+    assert sorted(told) == ["told.1", "told.2", "told.3"]
+    assert "rank of this host that speaks to other hosts" in told["told.1"] or "did not come" in told["told.1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("culprit", [0, 1], ids=["leader", "no leader"])
+@pytest.mark.parametrize("ends", ["raises", "shuts down"])
+def test_an_end_with_operations_under_way_is_an_error_on_the_others(hosts: Hosts, culprit: int, ends: str) -> None:
+    def fn() -> str:
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        first = hvd.allreduce_async(torch.ones(2_000_000), name="first", op=hvd.Sum)
+        if hvd.rank() == culprit:
+            hvd.synchronize(first)
+            if ends == "raises":
+                raise ValueError("the user's own")
+            hvd.shutdown()
+            return "ended"
+        second = hvd.allreduce_async(torch.ones(2_000_000), name="second", op=hvd.Sum)
+        assert hvd.synchronize(first)[0].item() == 4.0
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.synchronize(second)
+        hvd.shutdown()
+        return "told"
+
+    if ends == "raises":
+        with pytest.raises(WorkerFailedError, match="the user's own") as caught:
+            hosts.run(fn, ranks=[2, 2], env=ENV)
+        assert caught.value.rank == culprit
+    else:
+        expected = ["told"] * 4
+        expected[culprit] = "ended"
+        assert hosts.run(fn, ranks=[2, 2], env=ENV) == expected
 
 
 @pytest.mark.parametrize(

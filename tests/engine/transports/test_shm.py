@@ -15,11 +15,11 @@ from hvd_cluster.engine.transports import shm
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 
 
-def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any]) -> list[Any]:
+def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any], *, spins: bool = False) -> list[Any]:
     """``fn(transport)`` on each rank, one thread each."""
     segment = mmap.mmap(-1, segment_bytes(num_ranks))
     transports = [
-        ShmTransport(segment, index=i, ranks=tuple(range(num_ranks)), check=lambda: None, timeout_s=20)
+        ShmTransport(segment, index=i, ranks=tuple(range(num_ranks)), check=lambda: None, timeout_s=20, spins=spins)
         for i in range(num_ranks)
     ]
     with ThreadPoolExecutor(num_ranks) as pool:
@@ -33,12 +33,14 @@ def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any]) -> list[Any]:
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots of one page, so that few elements need many chunks."""
     monkeypatch.setattr(shm, "_SLOT_BYTES", 4096)
+    monkeypatch.setattr(shm, "_PAIR_SLOT_BYTES", 4096)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
 @pytest.mark.parametrize("length", [1, 1024, 1025, 10_000])
+@pytest.mark.parametrize("spins", [False, True], ids=["sleeps", "spins"])
 @pytest.mark.usefixtures("small_slots")
-def test_a_sum_over_many_chunks_is_exact_and_equal_on_all_ranks(num_ranks: int, length: int) -> None:
+def test_a_sum_over_many_chunks_is_exact_and_equal_on_all_ranks(num_ranks: int, length: int, spins: bool) -> None:
     inputs = [torch.randn(length, generator=torch.Generator().manual_seed(i)) for i in range(num_ranks)]
 
     def fn(transport: ShmTransport) -> torch.Tensor:
@@ -47,7 +49,7 @@ def test_a_sum_over_many_chunks_is_exact_and_equal_on_all_ranks(num_ranks: int, 
             transport.allreduce(buffer, ReduceOp.SUM)
         return buffer
 
-    results = on_ranks(num_ranks, fn)
+    results = on_ranks(num_ranks, fn, spins=spins)
     torch.testing.assert_close(results[0], torch.stack(inputs).sum(dim=0), rtol=1e-5, atol=1e-5)
     for result in results[1:]:
         assert torch.equal(result, results[0])
