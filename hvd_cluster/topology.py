@@ -78,6 +78,9 @@ class Topology:
 
     def to_env(self) -> dict[str, str]:
         """The variables that carry this topology: ours, those that Horovod scripts read, and torchrun's."""
+        return {name: value for name, value in self._variables().items() if value != ""}
+
+    def _variables(self) -> dict[str, str]:
         rendezvous_host, rendezvous_port = split_address(self.rendezvous)
         master_host, master_port = split_address(self.master)
         variables = {
@@ -104,7 +107,7 @@ class Topology:
             "MASTER_ADDR": master_host,
             "MASTER_PORT": master_port,
         }
-        return {name: str(value) for name, value in variables.items() if value != ""}
+        return {name: str(value) for name, value in variables.items()}
 
     def placed(self, host_keys: Sequence[str]) -> Topology:
         """The same rank, with its indices on its host and over the hosts.
@@ -126,6 +129,15 @@ class Topology:
             cross_size=len(peers),
         )
 
+    def crossed(self, local_ranks: Sequence[int]) -> Topology:
+        """The same place, with its indices over the hosts as everybody's index on its host gives them.
+
+        Args:
+            local_ranks: by rank, the local rank.
+        """
+        peers = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == self.local_rank]
+        return replace(self, cross_rank=peers.index(self.rank), cross_size=len(peers))
+
     def with_master(self, host: str, port: int) -> Topology:
         """The same place, with torch.distributed's rendezvous at ``host:port``."""
         return replace(self, master=join_address(host, port))
@@ -143,6 +155,11 @@ def export(
         else:
             environ[name] = value
     return before
+
+
+def is_of_one_job(name: str) -> bool:
+    """Whether the variable ``name`` tells a worker its place in a job; workers of another job are not to have it."""
+    return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in Topology()._variables()
 
 
 def inherited() -> dict[str, str]:
@@ -189,6 +206,7 @@ def _torchrun(environ: Mapping[str, str]) -> Topology:
         local_rank=int(environ["LOCAL_RANK"]),
         local_size=local_size,
         cross_rank=int(environ["GROUP_RANK"]),
+        # With unequal nodes only the ranks together know it: hvd.init() finds it.
         cross_size=int(environ.get("GROUP_WORLD_SIZE", int(environ["WORLD_SIZE"]) // local_size)),
         host=environ.get("HOSTNAME", "127.0.0.1"),
         job_id=environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -201,7 +219,11 @@ def _torchrun(environ: Mapping[str, str]) -> Topology:
 def _reader_of(
     launcher: str, rank: str, size: str, local_rank: str, local_size: str
 ) -> Callable[[Mapping[str, str]], Topology]:
-    """A reader for launchers that state the local indices and deal ranks evenly to hosts, in blocks or in turn."""
+    """A reader for launchers that state the local indices, but none over the hosts.
+
+    Those are guessed here, right where ranks are dealt to equal hosts in blocks; ``hvd.init()``, where all ranks meet,
+    finds the right ones.
+    """
 
     def read(environ: Mapping[str, str]) -> Topology:
         index, workers = int(environ[rank]), int(environ[size])

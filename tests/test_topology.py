@@ -120,6 +120,25 @@ def test_ranks_that_mpirun_deals_in_turn_find_their_host() -> None:
     assert Topology.from_env(environ).cross_rank == 1
 
 
+@pytest.mark.parametrize(
+    ("local_ranks", "expected"),
+    [
+        # Three hosts of two, ranks dealt in turn: each host has the same index for both of its ranks.
+        ([0, 0, 0, 1, 1, 1], [(0, 3), (1, 3), (2, 3), (0, 3), (1, 3), (2, 3)]),
+        # Two workers on the first host, one on the second.
+        ([0, 1, 0], [(0, 2), (0, 1), (1, 2)]),
+    ],
+)
+def test_the_indices_over_the_hosts_follow_from_everybody_s_local_rank(
+    local_ranks: list[int], expected: list[tuple[int, int]]
+) -> None:
+    places = [
+        Topology(rank=rank, size=len(local_ranks), local_rank=own, local_size=2).crossed(local_ranks)
+        for rank, own in enumerate(local_ranks)
+    ]
+    assert [(place.cross_rank, place.cross_size) for place in places] == expected
+
+
 def test_slurm_s_own_pmi_does_not_hide_slurm() -> None:
     assert Topology.from_env({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}).launcher == "slurm"
 

@@ -17,13 +17,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch import reach
 from hvd_cluster.launch.agent_message import (
+    COMPLETE,
     END,
     Call,
     Event,
@@ -37,11 +38,12 @@ from hvd_cluster.launch.agent_message import (
 )
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.group import STOP_GRACE_S, Worker
-from hvd_cluster.launch.interfaces import outward_interfaces
+from hvd_cluster.launch.interfaces import listening_addresses, outward_interfaces
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.reach import Beacon
 from hvd_cluster.launch.task import start_worker
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.vanishing import notice_vanishing
 
@@ -68,15 +70,17 @@ class Agent:
         self._workers: dict[int, Worker] = {}
         self._secret = b""
 
-    def serve(self, name: str, secret: bytes) -> None:
+    def serve(self, name: str, secret: bytes, interfaces: Sequence[str] = ()) -> None:
         """Obey until the launcher says END or goes away; no worker is left then.
 
         Args:
             name: this host's, as the launcher knows it.
             secret: the job's secret.
+            interfaces: names, or beginnings of names, of the network interfaces to use.
         """
         self._secret = secret
-        with contextlib.closing(Beacon(secret, name)) as beacon, ReservedPort("0.0.0.0") as master:
+        where = listening_addresses(list(interfaces))
+        with contextlib.closing(Beacon(secret, name, where)) as beacon, ReservedPort(ANY) as master:
             self._send(
                 Hello(
                     name,
@@ -91,7 +95,10 @@ class Agent:
             )
             try:
                 while (message := self._channel.recv()) != END:
-                    self._obey(pickle.loads(message))
+                    if (order := pickle.loads(message)) == COMPLETE:
+                        beacon.shut()
+                    else:
+                        self._obey(order)
             finally:
                 self._stop_all()
 
@@ -170,7 +177,7 @@ def main() -> int:
     if channel is None:
         return 1
     with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
-        Agent(channel).serve(greeting.name, bytes.fromhex(greeting.secret))
+        Agent(channel).serve(greeting.name, bytes.fromhex(greeting.secret), greeting.interfaces)
     return 0
 
 

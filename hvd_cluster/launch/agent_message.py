@@ -108,5 +108,7 @@ class NotStarted:
     why: str
 
 
+#: To the agent: all hosts know how they reach each other, nobody asks any more.
+COMPLETE = "complete"
 #: To the agent: end.
 END = b""

@@ -7,13 +7,14 @@ import logging
 import pickle
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.vanishing import notice_vanishing
+from hvd_cluster.rendezvous.listening import ANY, listen
+from hvd_cluster.rendezvous.vanishing import VANISHED_S, notice_vanishing
 
 logger = logging.getLogger(__name__)
 
@@ -29,28 +30,39 @@ class Door:
         secret: the job's secret.
         let_in: called, from another thread, with what a caller says (any object) and its connection; False closes it
             again.
-        host: the address to listen on.
+        host: the address to listen on, or several.
+        unread_s: see :func:`hvd_cluster.rendezvous.vanishing.notice_vanishing`.
 
     Raises:
         OSError: no port can be opened.
     """
 
-    def __init__(self, secret: bytes, let_in: Callable[[Any, Channel], bool], host: str = "0.0.0.0") -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        let_in: Callable[[Any, Channel], bool],
+        host: str | Sequence[str] = ANY,
+        unread_s: float = VANISHED_S,
+    ) -> None:
         self._secret = secret
         self._let_in = let_in
+        self._unread_s = unread_s
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}  # oldest first
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=512)
+        listeners = listen([host] if isinstance(host, str) else host)
         #: Where it listens.
-        self.port: int = listener.getsockname()[1]
+        self.port: int = listeners[0].getsockname()[1]
         # Strangers get a thread each until they have failed to prove themselves.
         self._reception = Reception(
-            listener, admit=self._count, answer=self._welcome, leave=self._discount, name="hvd-agents"
+            listeners, admit=self._count, answer=self._welcome, leave=self._discount, name="hvd-agents"
         )
 
+    def shut(self) -> None:
+        """Let nobody in any more; who is being asked may take the time that he has."""
+        self._reception.close(0.0)
+
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let nobody in any more, and wait until everybody has been answered."""
         self._reception.close(_CALL_BACK_TIMEOUT_S)
 
     def _count(self, stranger: socket.socket) -> None:
@@ -63,7 +75,7 @@ class Door:
 
     def _welcome(self, sock: socket.socket) -> None:
         try:
-            notice_vanishing(sock)
+            notice_vanishing(sock, self._unread_s)
             channel = Channel.accept(sock, self._secret, _CALL_BACK_TIMEOUT_S)
             channel.settimeout(_CALL_BACK_TIMEOUT_S)
             hello = pickle.loads(channel.recv())

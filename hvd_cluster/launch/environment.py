@@ -9,10 +9,8 @@ from pathlib import Path
 
 import hvd_cluster
 from hvd_cluster.oldpaths.carry import carry
-from hvd_cluster.topology import Topology, inherited
+from hvd_cluster.topology import Topology, inherited, is_of_one_job
 
-#: Variables by which torchrun tells its processes who they are; a worker of ours is none of them.
-_FOREIGN_PREFIX = "TORCHELASTIC_"
 #: Variables that say something about the launcher's own host, shell or login.
 _OF_THIS_HOST = frozenset(
     [
@@ -28,12 +26,14 @@ def worker_environment(
 ) -> dict[str, str]:
     """This process's environment, with the worker's place on top and ``env`` on top of that (None removes).
 
+    Where this process is itself a worker of a job, nothing of its own place gets into the new one's.
+
     Args:
         topology: the worker's place.
         env: the user's additions.
         as_horovod: whether ``import horovod`` resolves in the worker; None does as this process does.
     """
-    variables = {name: value for name, value in inherited().items() if not name.startswith(_FOREIGN_PREFIX)}
+    variables = {name: value for name, value in inherited().items() if not is_of_one_job(name)}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // topology.local_size)))
     variables["PYTHONUNBUFFERED"] = "1"
     variables.update(python_path(variables.get("PYTHONPATH", "")))
@@ -51,7 +51,7 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in _OF_THIS_HOST and not name.startswith(_OF_THIS_HOST_PREFIXES)
+        if not (name in _OF_THIS_HOST or name.startswith(_OF_THIS_HOST_PREFIXES) or is_of_one_job(name))
     }
 
 

@@ -23,6 +23,7 @@ from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.switchboard import Switchboard
 from hvd_cluster.launch.task import Task, start_worker
+from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, inherited, join_address
@@ -30,6 +31,8 @@ from hvd_cluster.topology import Topology, inherited, join_address
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 30.0
+#: Seconds between two looks whether to go on waiting.
+_GIVE_UP_LOOK_S = 0.2
 
 
 @dataclass
@@ -48,6 +51,8 @@ class _Site:
     interface: str = ""
     #: None for this host.
     remote: RemoteHost | None = None
+    #: This connection to it has been part of a probe.
+    is_probed: bool = False
 
 
 class Fleet:
@@ -73,6 +78,7 @@ class Fleet:
         self._on_change = on_change
         self._switchboard: Switchboard | None = None
         self._sites: dict[str, _Site] = {}
+        self._given_up = threading.Event()
         self._keys = itertools.count()
         self._stack = contextlib.ExitStack()
         self._server: KeyValueServer | None = None
@@ -90,7 +96,7 @@ class Fleet:
         return self._server
 
     def connect(self, hosts: Sequence[Host]) -> None:
-        """Reach all ``hosts``, and let them find out how they reach each other.
+        """Reach all ``hosts``, and let them find out how they reach each other. No others can be added afterwards.
 
         Args:
             hosts: those of the job.
@@ -100,7 +106,7 @@ class Fleet:
         """
         local = {host.name for host in hosts if is_local(host.name)}
         others = [host for host in hosts if host.name not in local]
-        self.open(others=bool(others))
+        self._open(others=bool(others), takes_part=bool(local))
         for host in hosts:
             if host.name in local:
                 self._add_local(host)
@@ -108,16 +114,23 @@ class Fleet:
             self._connect_remotes(others, patient=True)
             if lost := self.probe():
                 raise reach.unreachable(lost)
+            assert self._switchboard is not None
+            self._switchboard.complete()
         self._sites = {host.name: self._sites[host.name] for host in hosts}
 
     def open(self, *, others: bool) -> None:
         """Start the rendezvous, and the door for agents where there may be other hosts."""
-        if self._server is not None:
-            return
+        if self._server is None:
+            self._open(others=others, takes_part=False)
+
+    def _open(self, *, others: bool, takes_part: bool) -> None:
         try:
-            self._server = self._stack.enter_context(KeyValueServer(self.secret, "0.0.0.0" if others else LOOPBACK))
+            # Other hosts' workers find it at the address by which their agent came; see rendezvous().
+            self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
             if others:
-                self._switchboard = Switchboard(self.secret, self._options, self._wanted, self._on_change)
+                self._switchboard = Switchboard(
+                    self.secret, self._options, self._wanted, self._on_change, takes_part=takes_part
+                )
                 self._stack.callback(self._switchboard.close)
         except OSError as error:
             raise LaunchError(f"the launcher cannot open a port: {error}") from error
@@ -140,6 +153,16 @@ class Fleet:
         except LaunchError as error:
             return str(error)
         return ""
+
+    def give_up(self) -> None:
+        """Wait for no host any more: what other threads wait for in :meth:`add` and :meth:`probe` ends soon."""
+        self._given_up.set()
+        if self._switchboard is not None:
+            self._switchboard.give_up()
+
+    def unprobed(self) -> set[str]:
+        """Hosts that were connected, for the first time or again, since the last :meth:`probe`."""
+        return {name for name, site in list(self._sites.items()) if not site.is_probed}
 
     def is_lost(self, name: str) -> bool:
         """Whether that host has gone, and how its workers ended is known; it may be in the course of coming back."""
@@ -181,7 +204,11 @@ class Fleet:
     def rendezvous(self, name: str) -> str:
         """Where workers of that host find the job's store."""
         site = self._sites[name]
-        return join_address(self._seen_from_elsewhere(site, site.rendezvous), self.server.port)
+        address = self._seen_from_elsewhere(site, site.rendezvous)
+        try:
+            return join_address(address, self.server.port_at(address))
+        except OSError as error:
+            raise LaunchError(f"the launcher cannot open a port at {address}: {error}") from error
 
     def _seen_from_elsewhere(self, site: _Site, address: str) -> str:
         """``address``, unless it is this host's loopback and there are other hosts by now."""
@@ -231,7 +258,7 @@ class Fleet:
         self._stack.close()
 
     def _add_local(self, host: Host) -> None:
-        port = self._stack.enter_context(ReservedPort("0.0.0.0" if self._switchboard is not None else LOOPBACK))
+        port = self._stack.enter_context(ReservedPort(ANY if self._switchboard is not None else LOOPBACK))
         self._sites[host.name] = _Site(host, host_key(), outward_interfaces(), port.port, LOOPBACK, LOOPBACK)
 
     def _connect_remotes(self, hosts: Sequence[Host], *, patient: bool) -> None:
@@ -261,28 +288,38 @@ class Fleet:
             For each host that has none, who reached it where.
         """
         living = [site for site in self._sites.values() if site.remote is None or not site.remote.gone]
+        lost = self._find_addresses(living)
+        for site in living:
+            site.is_probed = True
+        return lost
+
+    def _find_addresses(self, living: Sequence[_Site]) -> dict[str, str]:
         machines = {site.host_key: site for site in reversed(living)}
         if len(machines) <= 1:
             return {}
+        lacking: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             claims: list[reach.Claim] = []
             for site in machines.values():
                 wanted = named(dict(site.interfaces), self._wanted)
                 if self._wanted and not wanted:
-                    there = ", ".join(site.interfaces)
-                    name = site.host.name
-                    return {name: f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"}
+                    name, there = site.host.name, ", ".join(site.interfaces)
+                    lacking[name] = f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"
+                    continue
                 # The way to the launcher is the likeliest way to everybody.
                 addresses = [a for a in (site.address,) if a in wanted.values()]
                 addresses += [a for a in wanted.values() if a != site.address]
                 if site.remote is None:
-                    beacon = stack.enter_context(contextlib.closing(reach.Beacon(self.secret, site.host.name)))
+                    beacon = reach.Beacon(self.secret, site.host.name, addresses or [ANY])
+                    stack.callback(beacon.close)
                     port = beacon.port
                 else:
                     assert site.remote.hello is not None
                     port = site.remote.hello.beacon_port
                 claims.append(reach.Claim(site.host.name, tuple(addresses), port))
-            reached = self._reached(claims, list(machines.values()))
+            reached = self._reached(claims, [site for site in machines.values() if site.host.name not in lacking])
+            if self._given_up.is_set():
+                return {}
             chosen, lost = reach.choose(claims, reached)
         for site in living:
             address = chosen.get(machines[site.host_key].host.name)
@@ -290,7 +327,7 @@ class Fleet:
             if address is not None and site.interface != names[address]:
                 site.address, site.interface = address, names[address]
                 logger.info("%s is reached at %s (%s)", site.host.name, site.address, site.interface)
-        return lost
+        return {**lacking, **lost}
 
     def _reached(
         self, claims: Sequence[reach.Claim], sites: Sequence[_Site]
@@ -300,14 +337,14 @@ class Fleet:
 
         def ask(site: _Site) -> None:
             mine = tuple(claim for claim in claims if site.host.name in reach.witnesses(names, claim.name))
-            if site.remote is None:
-                reached[site.host.name] = reach.call(mine, self.secret)
-            else:
-                reached[site.host.name] = site.remote.call(mine, _PROBE_TIMEOUT_S)
+            there = site.remote
+            answer = reach.call(mine, self.secret) if there is None else there.call(mine, _PROBE_TIMEOUT_S)
+            reached[site.host.name] = answer
 
         threads = [threading.Thread(target=ask, args=(site,), name="hvd-probe", daemon=True) for site in sites]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive() and not self._given_up.is_set():
+                thread.join(_GIVE_UP_LOOK_S)
         return reached

@@ -17,6 +17,7 @@ from hvd_cluster.launch.logs import OnLine, RankFiles, printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.task import Task
+from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def run(
         num_proc: number of workers, 1 by default. ``np`` is its deprecated name.
         min_num_proc: the job is elastic: it goes on with that many workers. ``min_np`` is its deprecated name.
         max_num_proc: an elastic job uses no more workers. ``max_np`` is its deprecated name.
-        slots: slots of hosts for which the discovery script states none.
+        slots: slots of hosts for which the hostfile or the discovery script states none.
         reset_limit: how often the workers of an elastic job may change.
         cooldown_range: shortest and longest time, in seconds, for which a failed host is not used.
         hosts: hosts and their slots, ``"a:2,b:4"``; this host by default.
@@ -100,12 +101,15 @@ def run(
     if mpi_args:
         logger.warning("mpi_args has no effect: MPI is not used")
     settings = Settings.from_env(start_timeout_s=start_timeout)
-    named = parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile) if hostfile is not None else None
+    named = (
+        parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile, slots) if hostfile is not None else None
+    )
     options = Ssh(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s)
     elastic = min_num_proc is not None or host_discovery_script is not None
     least = min_num_proc if min_num_proc is not None else num_proc if num_proc is not None else 1
     count = num_proc if num_proc is not None else least if elastic else 1
-    task = Task(call=pack(func, args, kwargs), executable=executable)
+    # Said outright: on another host the agent starts the worker, and it does not answer for horovod itself.
+    task = Task(call=pack(func, args, kwargs), executable=executable, as_horovod=carries())
     with contextlib.ExitStack() as stack:
         on_line = _sink(stack, output_filename, count, 1 if verbose is None else verbose)
         if elastic:
@@ -126,6 +130,15 @@ def run(
                 interfaces=interfaces,
             )
             return collect(run_elastic(spec, on_line=on_line))
+        for name, value in (
+            ("max_num_proc", max_num_proc),
+            ("reset_limit", reset_limit),
+            ("cooldown_range", cooldown_range),
+        ):
+            if value is not None:
+                logger.warning("%s has no effect without min_num_proc or host_discovery_script", name)
+        if slots is not None and hostfile is None:
+            logger.warning("slots has no effect without hostfile or host_discovery_script")
         where = tuple(fill(named, count)) if named is not None else on_this_host(count)
         job = JobSpec(
             task=task,

@@ -23,6 +23,8 @@ class Greeting:
     cwd: str
     #: The driver's ``sys.path``.
     sys_path: Sequence[str]
+    #: Names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
+    interfaces: Sequence[str] = field(default_factory=list)
 
     def to_line(self) -> bytes:
         """As one line of JSON."""

@@ -43,12 +43,13 @@ def parse_hosts(text: str) -> list[Host]:
     return merged([Host(match[1], int(match[2])) for match in hosts if match is not None])
 
 
-def parse_hostfile(text: str, name: str = "the hostfile") -> list[Host]:
+def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> list[Host]:
     """The lines of a hostfile: ``host slots=4`` as Open MPI has it, ``host:4`` as MPICH has it, or just ``host``.
 
     Args:
         text: what the file holds; everything behind a # is a comment.
         name: names the file in errors.
+        slots: of a host for which the file states none.
 
     Raises:
         ValueError: a line has another form; all of those are named.
@@ -60,12 +61,12 @@ def parse_hostfile(text: str, name: str = "the hostfile") -> list[Host]:
         if not words:
             continue
         pair = _HOST.fullmatch(words[0])
-        slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+        stated = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
         rest = [word for word in words[1:] if not re.fullmatch(r"(slots|max[-_]slots)=[1-9]\d*", word)]
-        if rest or (pair and slots) or not re.fullmatch(r"[\w.@:\[\]-]+", words[0]):
+        if rest or (pair and stated) or not re.fullmatch(r"[\w.@:\[\]-]+", words[0]):
             wrong.append(f"line {number}: {line.strip()!r}")
         else:
-            hosts.append(Host(pair[1], int(pair[2])) if pair else Host(words[0], int(slots[0]) if slots else 1))
+            hosts.append(Host(pair[1], int(pair[2])) if pair else Host(words[0], int(stated[0]) if stated else slots))
     if wrong:
         raise ValueError(f"{name} has lines that are not like 'host slots=4' or 'host:4': {'; '.join(wrong)}")
     if not hosts:
@@ -73,13 +74,19 @@ def parse_hostfile(text: str, name: str = "the hostfile") -> list[Host]:
     return merged(hosts)
 
 
-def read_hostfile(path: str) -> list[Host]:
-    """The hosts of a file; raises ``ValueError`` where it cannot be read."""
+def read_hostfile(path: str, slots: int | None = None) -> list[Host]:
+    """The hosts of a file; ``slots`` are those of a host for which it states none, 1 by default.
+
+    Raises:
+        ValueError: the file cannot be read, or ``slots`` is less than 1.
+    """
+    if slots is not None and slots < 1:
+        raise ValueError(f"--slots={slots} must be at least 1")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the hostfile {path} cannot be read: {error}") from error
-    return parse_hostfile(text, f"the hostfile {path}")
+    return parse_hostfile(text, f"the hostfile {path}", 1 if slots is None else slots)
 
 
 def merged(hosts: Sequence[Host]) -> list[Host]:

@@ -6,6 +6,8 @@ import fcntl
 import socket
 import struct
 
+from hvd_cluster.rendezvous.listening import ANY
+
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
@@ -32,3 +34,12 @@ def named(addresses: dict[str, str], wanted: list[str]) -> dict[str, str]:
         return dict(addresses)
     exact = {name: address for name, address in addresses.items() if name in wanted}
     return exact or {n: address for n, address in addresses.items() if any(n.startswith(wish) for wish in wanted)}
+
+
+def listening_addresses(wanted: list[str]) -> list[str]:
+    """Where a service of a job over several hosts listens: at the interfaces that the user wants, where it has them.
+
+    Where nobody says by which interface the others come, they may come by any.
+    """
+    there = named(outward_interfaces(), wanted) if wanted else {}
+    return list(there.values()) or [ANY]

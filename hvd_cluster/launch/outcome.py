@@ -101,6 +101,11 @@ class Outcome:
             return True
         return any(text in self.error.message for text in _ECHO_TEXTS)
 
+    @property
+    def is_own_fault(self) -> bool:
+        """The program raised or exited with an error; it was not ended by a signal, nor lost with its host."""
+        return (self.exit_code or 0) > 0 or (self.error is not None and not self.fate)
+
     def ending(self) -> str:
         """How it ended, as the end of a sentence about the rank."""
         if self.ok:

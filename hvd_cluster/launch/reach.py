@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.listening import ANY, listen
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +31,34 @@ _MOST_CALLERS = 64
 
 
 class Beacon:
-    """Answers on all interfaces of this host until it is closed; says which host it is."""
+    """Answers until it is closed; says which host it is.
 
-    def __init__(self, secret: bytes, name: str) -> None:
+    Args:
+        secret: the job's secret.
+        name: the host's.
+        addresses: where it answers; on all interfaces by default.
+    """
+
+    def __init__(self, secret: bytes, name: str, addresses: Sequence[str] = (ANY,)) -> None:
         self._secret = secret
         self._name = name
-        listener = socket.create_server(("0.0.0.0", 0), backlog=128)
-        self.port: int = listener.getsockname()[1]
+        listeners = listen(addresses, backlog=128)
+        self.port: int = listeners[0].getsockname()[1]
         callers = threading.Semaphore(_MOST_CALLERS)
         self._reception = Reception(
-            listener,
+            listeners,
             admit=lambda _sock: callers.acquire(),
             answer=self._answer,
             leave=lambda _sock: callers.release(),
             name="hvd-beacon",
         )
 
+    def shut(self) -> None:
+        """Answer nobody else; who is being answered now is not waited for."""
+        self._reception.close(0.0)
+
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering. May be called twice."""
         self._reception.close(CALL_TIMEOUT_S)
 
     def _answer(self, sock: socket.socket) -> None:

@@ -112,6 +112,7 @@ class RemoteWorker:
             error=ErrorReport("LaunchError", text, f"hvd_cluster.errors.LaunchError: {text}\n"),
             finished_at=time.time(),
             output_tail=self.output_tail,
+            fate=why,
         )
         if self._settle(outcome):
             self._on_change()

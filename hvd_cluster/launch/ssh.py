@@ -36,6 +36,7 @@ class Ssh:
         A host key that is new is taken, as Horovod does; one that has changed is refused, unless the user's own
         configuration of ssh says something about it.
         """
+        host = _without_brackets(host)
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": f"{max(1, round(self.connect_timeout_s))}",
@@ -66,6 +67,12 @@ class Ssh:
         return {"StrictHostKeyChecking": "accept-new"} if "stricthostkeychecking ask" in told.stdout else {}
 
 
+def _without_brackets(host: str) -> str:
+    """``me@[fe80::1]`` as ``me@fe80::1``: ssh takes brackets for a part of the name."""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}{name.strip('[]')}"
+
+
 def may_pass(exit_code: int, output: str) -> bool:
     """Whether that failure may pass by itself: a pod or a machine that is still on its way up. Pure."""
     return exit_code == _SSH_FAILED and any(text in output for text in _PASSING)
@@ -76,8 +83,8 @@ def ending(host: str, exit_code: int, output: str, python: str) -> str:
     said = "".join(f"\n    {line}" for line in output.strip().splitlines())
     if exit_code == _SSH_FAILED:
         return (
-            f"{host}: ssh could not connect; the launcher must get there without a password (try: ssh {host} true), "
-            f"and -p and -i set the port and the key{said}"
+            f"{host}: ssh could not connect; the launcher must get there without a password "
+            f"(try: ssh {_without_brackets(host)} true), and -p and -i set the port and the key{said}"
         )
     if exit_code in (_NOT_FOUND, _NOT_EXECUTABLE):
         return (

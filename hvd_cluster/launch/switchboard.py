@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.agent_message import Hello
+from hvd_cluster.launch.agent_message import COMPLETE, Hello
 from hvd_cluster.launch.door import Door
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.hosts import LOOPBACK, Host
-from hvd_cluster.launch.interfaces import named, outward_interfaces
+from hvd_cluster.launch.interfaces import listening_addresses, named, outward_interfaces
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.ssh_host import SshHost
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.listening import ANY
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +33,23 @@ class Switchboard:
     Args:
         secret: the job's secret.
         options: how ssh is called.
-        interfaces: names, or beginnings of names, of the network interfaces to offer first.
+        interfaces: names, or beginnings of names, of the network interfaces that the hosts are to use.
         on_change: called, from another thread, when an agent has called back, or has gone.
+        takes_part: this host is one of them, so the others reach it at those interfaces too.
 
     Raises:
         OSError: no port can be opened.
     """
 
-    def __init__(self, secret: bytes, options: Ssh, interfaces: Sequence[str], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        options: Ssh,
+        interfaces: Sequence[str],
+        on_change: Callable[[], None],
+        *,
+        takes_part: bool = False,
+    ) -> None:
         #: The other hosts by the name that the user gave them.
         self.remotes: dict[str, SshHost] = {}
         self._secret = secret
@@ -47,7 +57,9 @@ class Switchboard:
         self._wanted = list(interfaces)
         self._on_change = on_change
         self._changed = threading.Condition()
-        self._door = Door(secret, self._let_in)
+        self._given_up = False
+        self._where = listening_addresses(self._wanted if takes_part else [])
+        self._door = Door(secret, self._let_in, self._where)
 
     def connect(self, hosts: Sequence[Host], *, patient: bool) -> None:
         """Start the agents of other hosts.
@@ -57,7 +69,7 @@ class Switchboard:
             patient: try again where a host is not up yet, as long as there is time.
 
         Raises:
-            LaunchError: some cannot be reached; all of them are named, and let go of.
+            LaunchError: some cannot be reached, or not before :meth:`give_up`; all of them are named, and let go of.
         """
         timeout_s = self._options.connect_timeout_s
         deadline_s = time.monotonic() + timeout_s
@@ -69,10 +81,11 @@ class Switchboard:
 
         def late() -> list[SshHost]:
             """Hosts that are gone but may yet come."""
-            return [r for name in names if (r := self.remotes[name]).may_come] if patient else []
+            return [r for name in names if (r := self.remotes[name]).may_come] if patient and not self._given_up else []
 
         def settled() -> bool:
-            return bool(late()) or all(self.remotes[name].hello or self.remotes[name].gone for name in names)
+            all_known = all(self.remotes[name].hello or self.remotes[name].gone for name in names)
+            return self._given_up or all_known or bool(late())
 
         told: set[str] = set()
         while True:
@@ -102,12 +115,24 @@ class Switchboard:
                 self.drop(remote.host.name)
             raise LaunchError("could not connect to some hosts via ssh:\n  " + "\n  ".join(wrong))
 
+    def give_up(self) -> None:
+        """Let :meth:`connect`, in other threads, wait no more."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
     def drop(self, name: str) -> None:
         """Let go of a host; what runs there is ended."""
         remote = self.remotes.pop(name, None)
         if remote is not None:
             remote.let_end()
             remote.close(time.monotonic() + 1.0)
+
+    def complete(self) -> None:
+        """There are no more hosts to come: nobody need reach the launcher any more, nor ask how a host is reached."""
+        self._door.shut()
+        for remote in self.remotes.values():
+            remote.send(COMPLETE)
 
     def close(self) -> None:
         """Let go of all hosts; nothing of the job is left on them."""
@@ -122,11 +147,13 @@ class Switchboard:
 
     def _greeting(self) -> Greeting:
         own = outward_interfaces()
+        # Those of the wanted interfaces first; this host may have none of them.
+        likely = list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK]))
         return Greeting(
             name="",
-            # Those of the wanted interfaces first; this host may have none of them.
-            addresses=list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK])),
+            addresses=likely if self._where == [ANY] else self._where,
             port=self._door.port,
+            interfaces=self._wanted,
             secret=self._secret.hex(),
             cwd=str(Path.cwd()),
             sys_path=sys.path,

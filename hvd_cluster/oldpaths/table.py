@@ -113,7 +113,11 @@ TABLE: Mapping[str, Row] = {
     ),
     "runner.elastic.discovery": Row(module="hvd_cluster.launch.elastic.discovery"),
     "runner.launch": Row(
-        module="hvd_cluster.launch.cli.main", names={"run_commandline": "hvd_cluster.launch.cli.main:main"}
+        module="hvd_cluster.launch.cli.main",
+        names={
+            "run_commandline": "hvd_cluster.launch.cli.main:main",
+            **_from("hvd_cluster.engine.basics", "gloo_built", "mpi_built"),
+        },
     ),
     "spark": Row(module="hvd_cluster.spark"),
     "spark.conf": Row(module="hvd_cluster.spark.conf"),

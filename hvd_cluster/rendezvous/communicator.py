@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeGuard
 
+from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.meeting import Meeting
 from hvd_cluster.rendezvous.reach import LOOPBACK, host_key, interface_addresses, reachable
 from hvd_cluster.rendezvous.secret import new_secret
@@ -113,8 +114,9 @@ def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> M
     server, offer, failure = None, None, ""
     if rank == 0 and len(keys) > 1:
         secret = new_secret()
-        server = KeyValueServer(secret, LOOPBACK if is_one_host else "0.0.0.0")
-        addresses = [LOOPBACK] if is_one_host else interface_addresses(interface.split(",") if interface else ())
+        wanted = interface_addresses(interface.split(",")) if interface else []
+        server = KeyValueServer(secret, LOOPBACK if is_one_host else wanted or ANY)
+        addresses = [LOOPBACK] if is_one_host else wanted if interface else interface_addresses()
         offer = (addresses, server.port, secret)
     world, offer = comm.bcast((secrets.token_hex(6), offer))
     topology = Topology(rank=rank, size=len(keys), host=socket.gethostname(), world=world, launcher="mpi4py")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.communicator import own_address
+from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.meeting import Meeting
 from hvd_cluster.rendezvous.reach import host_key, interface_addresses, reachable
 from hvd_cluster.rendezvous.secret import new_secret
@@ -54,10 +55,11 @@ def meet_in_folder(topology: Topology, label: str, folder: str, timeout_s: float
 def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> Meeting:
     secret = new_secret()
     note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    server = KeyValueServer(secret, "0.0.0.0")
+    wanted = interface_addresses(interface.split(",")) if interface else []
+    server = KeyValueServer(secret, wanted or ANY)
     try:
         content = {
-            "addresses": interface_addresses(interface.split(",") if interface else ()),
+            "addresses": wanted if interface else interface_addresses(),
             "port": server.port,
             "secret": secret.hex(),
         }
@@ -65,7 +67,7 @@ def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> M
         with open(draft, "w", encoding="ascii", opener=_private) as file:
             json.dump(content, file)
         draft.replace(note)  # readers see all of it or nothing; what a job that died has left is gone
-        client = KeyValueClient(join_address("127.0.0.1", server.port), secret, timeout_s)
+        client = KeyValueClient(join_address(wanted[0] if wanted else "127.0.0.1", server.port), secret, timeout_s)
         try:
             keys = [f"met/{rank}" for rank in range(1, topology.size)]
             came = [json.loads(answer) for answer in client.get_many(keys, timeout_s)]

@@ -10,9 +10,11 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.link import Link
+from hvd_cluster.rendezvous.listening import ANY, listen
 from hvd_cluster.rendezvous.protocol import pack, unpack
 from hvd_cluster.rendezvous.table import KeyValueTable
 
@@ -29,23 +31,47 @@ class KeyValueServer:
 
     Args:
         secret: the job's secret.
-        host: the address to listen on; "127.0.0.1" when all workers are on this host, "0.0.0.0" otherwise.
+        host: the address to listen on, or several; :meth:`port_at` adds more.
         port: the port to listen on; 0 takes a free one, see :attr:`port`.
+
+    Raises:
+        OSError: no port can be opened.
     """
 
-    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, secret: bytes, host: str | Sequence[str] = "127.0.0.1", port: int = 0) -> None:
         self._secret = secret
-        self._listener = socket.create_server((host, port), family=_family(host), backlog=512)
-        self._listener.setblocking(False)
+        hosts = [host] if isinstance(host, str) else host
+        listeners = listen(hosts, port)
         #: The port on which the server listens.
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = listeners[0].getsockname()[1]
+        self._ports = dict.fromkeys([*hosts, *(one.getsockname()[0] for one in listeners)], self.port)
+        self._to_listen: collections.deque[socket.socket] = collections.deque(listeners)
+        self._listeners: set[socket.socket] = set()
         self._bell, self._bell_far_end = socket.socketpair()
-        self._closing = threading.Lock()  # the bell must not be rung once its far end is closed
+        self._closing = threading.Lock()  # the bell must not be rung, nor a port opened, once the thread has ended
         self._to_close: collections.deque[bytes] = collections.deque()
         self._table: KeyValueTable[Link] = KeyValueTable()
         self._links: dict[Link, None] = {}  # oldest first
         self._thread = threading.Thread(target=self._serve, name="hvd-rendezvous", daemon=True)
         self._thread.start()
+
+    def port_at(self, host: str) -> int:
+        """The port on which the server listens on that address of this host; from now on it does.
+
+        Raises:
+            OSError: no port can be opened there.
+        """
+        with self._closing:
+            port = self._ports.get(host) or self._ports.get(ANY)
+            if port is None:
+                if not self._thread.is_alive():
+                    raise ConnectionError("the rendezvous is closed")
+                (listener,) = listen([host])
+                port = int(listener.getsockname()[1])
+                self._ports[host] = self._ports[listener.getsockname()[0]] = port
+                self._to_listen.append(listener)
+                self._bell.send(b"l")
+        return port
 
     def close_keys(self, prefix: str) -> None:
         """Remove the keys that start with ``prefix`` and refuse them from now on: what they belonged to is over."""
@@ -70,9 +96,13 @@ class KeyValueServer:
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._bell_far_end, selectors.EVENT_READ)
             while True:
+                while self._to_listen:
+                    listener = self._to_listen.popleft()
+                    listener.setblocking(False)
+                    selector.register(listener, selectors.EVENT_READ)
+                    self._listeners.add(listener)
                 deadline_s = self._table.next_deadline_s
                 timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
                 ready = [key.fileobj for key, _ in selector.select(timeout_s)]
@@ -82,8 +112,8 @@ class KeyValueServer:
                     while self._to_close:
                         self._deliver(self._table.close(self._to_close.popleft()))
                 for source in ready:
-                    if source is self._listener:
-                        self._welcome(selector)
+                    if isinstance(source, socket.socket) and source in self._listeners:
+                        self._welcome(source, selector)
                     elif isinstance(source, Link) and source in self._links:  # else it was dropped in this round
                         self._hear(selector, source)
                 self._deliver(self._table.expire(time.monotonic()))
@@ -91,12 +121,13 @@ class KeyValueServer:
                     selector.modify(link, link.events)
             for link in self._links:
                 link.close()
-            self._listener.close()
+            for listener in [*self._listeners, *self._to_listen]:
+                listener.close()
             self._bell_far_end.close()
 
-    def _welcome(self, selector: selectors.BaseSelector) -> None:
+    def _welcome(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except OSError as error:
             # Gone already, or this process has no descriptor left: strangers give way first.
             logger.debug("the rendezvous could not accept a connection: %s", error)
@@ -138,7 +169,3 @@ class KeyValueServer:
         for link, reply in answers:
             with contextlib.suppress(OSError):  # its end shows at the next read
                 link.send(pack(reply))
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -119,14 +119,17 @@ def work(step):
     return step, again is exceptions, HostsUpdatedInterrupt.__module__, child.stdout.strip()
 
 if __name__ == "__main__":
-    print(horovod.run(work, args=(7,), num_proc=2))
+    print(horovod.run(work, args=(7,), num_proc=2, hosts=sys.argv[1]))
 """
 
 
-def test_workers_answer_for_horovod_where_the_driver_does(tmp_path: Path) -> None:
+# Elsewhere an agent starts the worker, which has not imported compat.
+@pytest.mark.parametrize("hosts", ["localhost:2", "localhost:1,elsewhere:1"])
+@pytest.mark.usefixtures("loopback_ssh")
+def test_workers_answer_for_horovod_where_the_driver_does(hosts: str, tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER)
     done = subprocess.run(
-        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "driver.py", hosts], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([(7, True, "hvd_cluster.errors", "0.28.1")] * 2)

@@ -38,6 +38,13 @@ def test_mpi_is_answered_with_one_line_of_warning(caplog: pytest.LogCaptureFixtu
     ]
 
 
+def test_an_argument_of_elastic_jobs_costs_a_line_where_the_job_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert hvd_cluster.run(int, ("7",), max_num_proc=4, reset_limit=3, cooldown_range=(10, 60), slots=2) == [7]
+    told = [record.message.partition(" has no effect without ")[0] for record in caplog.records]
+    assert told == ["max_num_proc", "reset_limit", "cooldown_range", "slots"]
+
+
 @pytest.mark.parametrize("num_proc", [0, -1])
 def test_fewer_than_one_worker_is_refused(num_proc: int) -> None:
     with pytest.raises(ValueError, match=f"num_proc={num_proc} must be a whole number of at least 1"):

@@ -29,6 +29,7 @@ def test_a_hostfile_is_read_as_open_mpi_and_mpich_write_it() -> None:
 
 
 def test_a_host_that_is_named_twice_offers_the_sum_of_its_slots() -> None:
+    assert parse_hostfile("a\nb slots=1\n", slots=3) == [Host("a", 3), Host("b", 1)]
     assert parse_hostfile("a slots=1\nb slots=1\na slots=2\n") == [Host("a", 3), Host("b", 1)]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from hosts import Machines
 
@@ -162,6 +163,42 @@ def test_a_function_runs_on_other_hosts_and_returns_its_values(hosts: MakeHosts,
     )
     assert done.stdout.splitlines()[-1] == "[10, 11, 12]", done.stderr
     assert (tmp_path / "out/rank.2/stdout").read_text() == "hello\n"
+
+
+LISTENING = """\
+import psutil, sys, time
+from pathlib import Path
+import torch
+import hvd_cluster.torch as hvd
+hvd.init()
+hvd.allreduce(torch.ones(1000))
+found = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+print("listening", *sorted({laddr.ip for laddr in found if laddr.port != 22}), flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--network-interfaces", "eth0"]], ids=["probed", "named"])
+def test_while_a_job_runs_it_listens_on_no_address_that_it_does_not_use(
+    hosts: MakeHosts, flags: list[str], tmp_path: Path
+) -> None:
+    made = hosts(2)
+    stop = str(tmp_path / "stop")
+    line = [*HVDRUN, "-i", made.key, "-np", "2", "-H", made.hosts(1), *flags, sys.executable, "-c", LISTENING, stop]
+    launcher = subprocess.Popen(line, env=made.environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert launcher.stdout is not None
+        said = sorted(launcher.stdout.readline() for _ in range(2))
+        assert said == [f"[{rank}]<stdout>:listening {made[rank].address}\n" for rank in range(2)]
+        ours = psutil.Process(launcher.pid).net_connections("tcp")
+        assert {c.laddr.ip for c in ours if c.status == psutil.CONN_LISTEN} == {"127.0.0.1", made.address}
+        Path(stop).touch()
+        assert launcher.wait(60) == 0
+    finally:
+        launcher.kill()
+        launcher.communicate()
 
 
 @pytest.mark.slow

@@ -16,6 +16,12 @@ def test_ssh_never_asks_and_gives_up_on_a_dead_network() -> None:
     assert line[-2:] == ["me@host", "echo 'a b'"]
 
 
+@pytest.mark.parametrize(("host", "told"), [("me@[fe80::1]", "me@fe80::1"), ("[2001:db8::7]", "2001:db8::7")])
+def test_ssh_gets_an_address_without_brackets(host: str, told: str) -> None:
+    assert Ssh().arguments(host, ["true"])[-2:] == [told, "true"]
+    assert f"(try: ssh {told} true)" in ending(host, 255, "", "/x")
+
+
 def test_the_agent_starts_with_what_it_is_given_and_nothing_secret() -> None:
     command = Ssh(python="/opt/python").agent_command({"PYTHONPATH": "/a b:/c"})
     assert command == ["exec", "env", "PYTHONPATH=/a b:/c", "/opt/python", "-m", "hvd_cluster.launch.agent"]

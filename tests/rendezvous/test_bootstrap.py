@@ -143,6 +143,22 @@ def test_a_note_that_a_dead_job_has_left_is_passed_over(tmp_path: Path) -> None:
     assert found.topology.rendezvous.endswith(f":{host.server.port}")
 
 
+def test_rank_0_listens_only_on_the_interface_that_is_named(tmp_path: Path) -> None:
+    ranks = [
+        Topology(rank=rank, size=2, cross_rank=rank, cross_size=2, launcher="openmpi", job_id="named")
+        for rank in (0, 1)
+    ]
+    with ThreadPoolExecutor() as threads:
+        visitor = threads.submit(meet, ranks[1], 0, 20.0, folder=str(tmp_path))
+        host = meet(ranks[0], 0, 20.0, folder=str(tmp_path), interface="lo")
+        visitor.result()
+    assert host.server is not None
+    with host.server as server:
+        assert host.topology.rendezvous == f"127.0.0.1:{server.port}"
+        with pytest.raises(ConnectionRefusedError):  # all interfaces would answer there
+            socket.create_connection(("127.0.0.2", server.port))
+
+
 def test_a_rank_that_dies_before_it_is_told_leaves_no_server(tmp_path: Path) -> None:
     here = Topology(rank=0, size=2, local_rank=0, local_size=2, launcher="openmpi", job_id="dies")
     address = f"\0hvd_cluster/dies/{here.generation}.0/{here.world}/{os.getuid()}"

@@ -53,36 +53,64 @@ def placed(output: str) -> list[str]:
     return sorted(re.findall(r"rank \d[^;]*(?=;)", output))
 
 
-@absent("mpirun")
-@pytest.mark.parametrize("through", ["a shared folder", "mpi4py"])
-def test_a_script_runs_unchanged_under_mpirun_on_two_hosts(tmp_path: Path, through: str) -> None:
-    if through == "mpi4py" and importlib.util.find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed")
-    script = tmp_path / "train.py"
+def mpirun(folder: Path, slots: list[int], *flags: str) -> subprocess.CompletedProcess[str]:
+    """The script on hosts of that many slots each; ``flags`` end with the script's arguments."""
+    script = folder / "train.py"
     script.write_text(SCRIPT)
-    with Hosts(2, rate_mbit=None) as hosts:
+    with Hosts(len(slots), rate_mbit=None) as hosts:
         # mpirun starts its daemons with this in the place of ssh.
-        agent = tmp_path / "agent"
+        agent = folder / "agent"
         ways = [
             f'[ "$host" = {a} ] && exec {" ".join(hosts.enter(i))} sh -c "$*"' for i, a in enumerate(hosts.addresses)
         ]
         agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", *ways]) + "\n")
         agent.chmod(0o755)
+        named = [f"{address}:{count}" for address, count in zip(hosts.addresses, slots, strict=True)]
         command = [
-            *(*hosts.enter(0), "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4"),
-            *("--host", ",".join(f"{address}:2" for address in hosts.addresses)),
+            *(*hosts.enter(0), "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(sum(slots))),
+            *("--host", ",".join(named)),
             *("--mca", "plm_rsh_agent", str(agent)),
             *("--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0"),
             *("-x", "OMP_NUM_THREADS", "-x", "HOROVOD_RENDEZVOUS_FOLDER"),
-            *(sys.executable, str(script), through),
+            *(*flags[:-1], sys.executable, str(script), flags[-1]),
         ]
-        done = subprocess.run(
-            command, env=environment(tmp_path), capture_output=True, text=True, timeout=90, check=False
+        return subprocess.run(
+            command, env=environment(folder), capture_output=True, text=True, timeout=110, check=False
         )
+
+
+@absent("mpirun")
+@pytest.mark.parametrize("through", ["a shared folder", "mpi4py"])
+def test_a_script_runs_unchanged_under_mpirun_on_two_hosts(tmp_path: Path, through: str) -> None:
+    if through == "mpi4py" and importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    done = mpirun(tmp_path, [2, 2], through)
     assert done.returncode == 0, done.stderr
     assert placed(done.stdout) == sorted(EXPECTED)
     if through == "a shared folder":
         assert list((tmp_path / "meet").iterdir()) == [], "the note with the secret is gone"
+
+
+@absent("mpirun")
+@pytest.mark.parametrize(
+    ("slots", "flags", "expected"),
+    [
+        ([2, 2, 2], ("--map-by", "node"), [(r // 3, 2, r % 3, 3) for r in range(6)]),
+        ([2, 1], (), [(0, 2, 0, 2), (1, 2, 0, 1), (0, 1, 1, 2)]),
+    ],
+    ids=["in turn", "unequal"],
+)
+def test_ranks_find_their_host_among_the_others_however_mpirun_deals_them(
+    tmp_path: Path, slots: list[int], flags: tuple[str, ...], expected: list[tuple[int, int, int, int]]
+) -> None:
+    done = mpirun(tmp_path, slots, *flags, "a shared folder")
+    assert done.returncode == 0, done.stderr
+    size = sum(slots)
+    lines = [
+        f"rank {rank} of {size}, local {own} of {here}, cross {cross} of {most}: {size * (size + 1) // 2}"
+        for rank, (own, here, cross, most) in enumerate(expected)
+    ]
+    assert placed(done.stdout) == sorted(lines * 2)
 
 
 @contextmanager

@@ -67,9 +67,12 @@ def apply_config(parsed: argparse.Namespace, path: str) -> None:
                 _note(parsed, "controller: mpi", "--mpi")
             elif entries != "gloo":
                 wrong.append(f"controller: {entries!r} is neither gloo nor mpi")
-        elif section not in _KEYS or not isinstance(entries, dict):
+        elif section not in _KEYS:
             wrong.append(f"{section}: is none of the sections controller, {', '.join(_KEYS)}")
+        elif entries is not None and not isinstance(entries, dict):
+            wrong.append(f"{section}: must hold keys, {', '.join(_KEYS[section])}, not {entries!r}")
         else:
+            entries = entries or {}  # of `timeline:` alone every line is a comment
             for key, value in entries.items():
                 wrong += _apply(parsed, section, str(key), value)
     if wrong:

@@ -149,12 +149,21 @@ def _rank_files(folder: str | None, size: int) -> Iterator[RankFiles | None]:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and a closed terminal into an exception, so that the workers are stopped on the way out."""
+    """Turn Ctrl-C, SIGTERM and a closed terminal into an exception, so that the workers are stopped on the way out.
+
+    A signal that this process was started to ignore stays ignored: SIGHUP under ``nohup``, SIGINT in the background
+    of a shell script.
+    """
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise _Stopped(number)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    previous = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

@@ -121,7 +121,14 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with no fewer workers")
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="use no more workers")
-    add("--slots-per-host", "--slots", dest="slots", type=int, metavar="N", help="slots of a host that states none")
+    add(
+        "--slots-per-host",
+        "--slots",
+        dest="slots",
+        type=int,
+        metavar="N",
+        help="slots of a host for which the hostfile or the script states none",
+    )
     add("--elastic-timeout", type=float, metavar="S", help="seconds to wait for enough slots")
     add("--reset-limit", type=int, metavar="N", help="how often the workers may change")
     add(

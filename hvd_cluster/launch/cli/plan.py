@@ -16,6 +16,7 @@ from hvd_cluster.launch.job import JobSpec, on_this_host
 from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.task import Task
+from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.settings import Settings
 
 
@@ -45,7 +46,7 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     start_timeout_s = settings.start_timeout_s if parsed.start_timeout is None else parsed.start_timeout
     if not start_timeout_s > 0:
         raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
-    task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or None)
+    task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or carries())
     options = Ssh(port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s)
     interfaces = tuple(parsed.nics or [name for name in settings.gloo_interface.split(",") if name])
     notes = list(parsed.notes or [])
@@ -53,6 +54,7 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     if parsed.host_discovery_script is not None or parsed.min_num_proc is not None:
         spec: JobSpec | ElasticSpec = _elastic(parsed, settings, task, hosts or (), options, interfaces)
     else:
+        notes += _without_effect(parsed)
         num_proc = parsed.num_proc
         if num_proc is None:
             if hosts is None:
@@ -74,6 +76,21 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     return Plan(spec, tuple(notes))
 
 
+def _without_effect(parsed: argparse.Namespace) -> list[str]:
+    """A note for each flag that a job of a fixed number of workers does not read."""
+    flags = {
+        "--max-np": parsed.max_num_proc,
+        "--reset-limit": parsed.reset_limit,
+        "--elastic-timeout": parsed.elastic_timeout,
+        "--blacklist-cooldown-range": parsed.cooldown_range,
+    }
+    without = "has no effect without --min-np or --host-discovery-script, which make a job elastic"
+    notes = [f"{flag} {without}" for flag, value in flags.items() if value is not None]
+    if parsed.slots is not None and parsed.hostfile is None:
+        notes.append("--slots has no effect without --hostfile or --host-discovery-script")
+    return notes
+
+
 def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...] | None:
     """The hosts that the user or a batch system names; None where nobody does."""
     if parsed.host_discovery_script is not None:
@@ -81,7 +98,7 @@ def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[s
     if parsed.hosts is not None:
         return tuple(parse_hosts(parsed.hosts))
     if parsed.hostfile is not None:
-        return tuple(read_hostfile(parsed.hostfile))
+        return tuple(read_hostfile(parsed.hostfile, parsed.slots))
     allocation = find_allocation(environ)
     if allocation is None:
         return None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
+import signal
 import subprocess
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +30,9 @@ class HostDiscovery(ABC):
         Raises:
             OSError, ValueError: they cannot be found this time.
         """
+
+    def give_up(self) -> None:  # noqa: B027 - most have nothing to cut short
+        """The job ends: a look that another thread is at should come back soon, whatever it finds."""
 
 
 class FixedHosts(HostDiscovery):
@@ -49,22 +56,45 @@ class HostDiscoveryScript(HostDiscovery):
     def __init__(self, discovery_script: str, default_slots: int = 1) -> None:
         self._script = discovery_script
         self._default_slots = default_slots
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[str] | None = None
+        self._given_up = False
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        try:
-            done = subprocess.run(
+        with self._lock:
+            if self._given_up:
+                raise ValueError("the job ends")
+            # A session of its own, so that what the script has started can be ended with it.
+            process = self._running = subprocess.Popen(
                 ["/bin/sh", "-c", self._script],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
-                timeout=_SCRIPT_TIMEOUT_S,
-                check=False,
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired as error:
-            raise ValueError(f"{self._script} did not end within {_SCRIPT_TIMEOUT_S:g} s") from error
-        if done.returncode != 0:
-            raise ValueError(f"{self._script} ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-        return parse_found(done.stdout, self._default_slots)
+        with process:
+            try:
+                output, errors = process.communicate(timeout=_SCRIPT_TIMEOUT_S)
+            except subprocess.TimeoutExpired as error:
+                raise ValueError(f"{self._script} did not end within {_SCRIPT_TIMEOUT_S:g} s") from error
+            finally:  # after an interrupt too: it is not waited for
+                self._end()
+        if process.returncode != 0:
+            raise ValueError(f"{self._script} ended with exit code {process.returncode}: {errors.strip()[-500:]}")
+        return parse_found(output, self._default_slots)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self._end()
+
+    def _end(self) -> None:
+        """End the script where it runs."""
+        with self._lock:
+            process, self._running = self._running, None
+            if process is not None and process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def parse_found(text: str, default_slots: int) -> dict[str, int]:

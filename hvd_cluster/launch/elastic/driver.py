@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.announcer import Announcer
@@ -73,8 +72,9 @@ class ElasticDriver:
         self._failed: list[Outcome] = []
         self._finished: list[Outcome] = []
         self._world: list[Member] = []
+        #: How members of the present world have failed.
+        self._lost: list[Outcome] = []
         self._generation = -1
-        self._num_lost = 0
         self._num_resets = 0
         self._short_since_s: float | None = time.monotonic()
         self._ready_since_s: float | None = None
@@ -118,7 +118,7 @@ class ElasticDriver:
             decision = decide(self._view(usable, hosts.blacklisted()))
             if decision.step is Step.RAISE:
                 return self._give_up(decision)
-            self._carry_out(decision)
+            self._carry_out(decision, usable)
 
     def stop(self) -> None:
         """Let :meth:`run`, in another thread, raise LaunchError soon."""
@@ -185,7 +185,7 @@ class ElasticDriver:
                 logger.error("%s", why)
                 self._verdict = outcome
             if member in self._world:
-                self._num_lost += 1
+                self._lost.append(outcome)
                 # Whoever still tries to meet in this world is told at once that it is over.
                 self._fleet.server.close_keys(f"world/{self._generation}.")
 
@@ -194,7 +194,7 @@ class ElasticDriver:
         workers = tuple(member.view() for member in self._members.values() if not member.is_going)
         is_ready = any(worker.rank is None and worker.phase is Phase.WAITING for worker in workers)
         self._ready_since_s = (self._ready_since_s or now_s) if is_ready else None
-        is_broken = self._num_lost > 0 or any(w.rank is not None and w.phase is Phase.WAITING for w in workers)
+        is_broken = bool(self._lost) or any(w.rank is not None and w.phase is Phase.WAITING for w in workers)
         self._broken_since_s = (self._broken_since_s or now_s) if is_broken else None
         is_short = self._generation < 0 or is_broken
         self._short_since_s = (self._short_since_s or now_s) if is_short else None
@@ -207,7 +207,7 @@ class ElasticDriver:
             max_num_proc=spec.max_num_proc,
             generation=self._generation,
             size=len(self._world),
-            num_lost=self._num_lost,
+            num_lost=len(self._lost),
             is_finished=bool(self._finished),
             num_resets=self._num_resets,
             reset_limit=spec.reset_limit,
@@ -222,7 +222,7 @@ class ElasticDriver:
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: Decision, usable: Mapping[str, int]) -> None:
         for key in decision.stop:
             self._members[key].stop()
         for key in decision.leave:
@@ -231,25 +231,28 @@ class ElasticDriver:
         if decision.world:
             self._make_world([self._members[key] for key in decision.world], decision.step)
         for host in decision.start:
-            self._start(host)
+            self._start(host, usable)
         living = [member for member in self._world if member.key in self._members]
         self._announcer.tell_change(living, *decision.notify)
         if decision.text:
             self._tell(decision.text)
 
-    def _start(self, host: str) -> None:
+    def _start(self, host: str, usable: Mapping[str, int]) -> None:
         key = next(self._keys)
         machine = self._fleet.host_key(host)
+        slots = sum(count for name, count in usable.items() if self._fleet.host_key(name) == machine)
         here = {m.slot for m in self._members.values() if self._fleet.host_key(m.host) == machine}
         slot = next(number for number in itertools.count() if number not in here)
         labels = {member.shown_rank for member in self._members.values()}
         label = next(number for number in itertools.count() if number not in labels)
         member = Member(key, f"{self._job_id}.{key}", host, slot, label)
+        # The cores of the machine are shared among those that may come, not among those that are there already.
+        local_size = max(slot + 1, min(slots, self._spec.max_num_proc or slots))
         topology = Topology(
             rank=label,
-            size=max(label + 1, self._spec.num_proc),
+            size=max(label + 1, local_size, self._spec.num_proc),
             local_rank=slot,
-            local_size=slot + 1,
+            local_size=local_size,
             host=host.rpartition("@")[2],
             rendezvous=self._fleet.rendezvous(host),
             secret=self._fleet.secret,
@@ -301,7 +304,7 @@ class ElasticDriver:
             answer["devices"] = ",".join(placement.visible_devices) if member.rank is None else ""
             member.rank, member.phase = placement.rank, Phase.RUNNING
             self._announcer.give_place(member, answer)
-        self._num_lost = 0
+        self._lost.clear()
         self._short_since_s = self._ready_since_s = self._broken_since_s = None
         logger.info(
             "%s: generation %d has %d workers, %d of them new", step.value, self._generation, len(members), newcomers
@@ -317,20 +320,29 @@ class ElasticDriver:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _results(self) -> list[Outcome]:
-        """The job is done: a member that was lost after rank 0 had finished does not undo that."""
-        is_done = any(outcome.rank == 0 for outcome in self._finished)
-        failed = [outcome for outcome in self._failed if outcome.rank not in {done.rank for done in self._finished}]
-        late = [o for o in failed if o.finished_at >= min(done.finished_at for done in self._finished)]
-        wrong = [o for o in late if not is_done or (o.exit_code is not None and o.exit_code > 0)]
-        for outcome in late:
+        """The last world decides, or all workers where there was none; what failed before has been made good.
+
+        A member that is lost with its host or by a signal does not undo what rank 0 has finished; an error of its own
+        fails the job.
+        """
+        done = {outcome.rank for outcome in self._finished}
+        # Before the first world, one that has finished may have taken the place of one that failed.
+        failed = self._lost if self._generation >= 0 else [o for o in self._failed if o.rank not in done]
+        wrong = [outcome for outcome in failed if 0 not in done or outcome.is_own_fault]
+        for outcome in failed:
             if outcome not in wrong:
-                logger.warning("rank %d %s after rank 0 had finished", outcome.rank, outcome.ending())
+                logger.warning("rank %d %s; the job is done, as rank 0 has finished", outcome.rank, outcome.ending())
         return sorted([*self._finished, *wrong], key=lambda outcome: outcome.rank)
 
     def _give_up(self, decision: Decision) -> list[Outcome]:
         failed = first_failure(self._failed)
+        # Newcomers that are still starting have no part in how the last world ended.
+        is_lost = all(member.rank is None or member.is_going for member in self._members.values())
+        if self._lost and is_lost:
+            logger.error("%s", decision.text)
+            return list(self._lost)
         if failed is not None and not self._members:
             logger.error("%s", decision.text)
-            return [replace(outcome) for outcome in self._failed]
+            return list(self._failed)
         story = "" if failed is None else f"\n\nThe first worker that failed:\n\n{failure_text(failed, [failed])}"
         raise LaunchError(decision.text + story)

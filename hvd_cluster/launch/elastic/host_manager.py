@@ -65,8 +65,10 @@ class HostManager:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more; a look that is under way is cut short. The fleet connects to no host afterwards."""
         self._stopped.set()
+        self._discovery.give_up()
+        self._fleet.give_up()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -75,7 +77,8 @@ class HostManager:
         now_s = time.monotonic()
         with self._lock:
             kept = {host: n for host, n in self._hosts.items() if not self._blacklist.holds(host, now_s)}
-        return {host: slots for host, slots in kept.items() if not self._fleet.is_lost(host)}
+        unprobed = self._fleet.unprobed()
+        return {host: slots for host, slots in kept.items() if not self._fleet.is_lost(host) and host not in unprobed}
 
     def blacklisted(self) -> frozenset[str]:
         """Hosts that are kept out, whether they are still there or not."""
@@ -95,8 +98,10 @@ class HostManager:
         while not self._stopped.wait(self._interval_s):
             try:
                 self._take(self._discovery.find_available_hosts_and_slots())
-            except (OSError, ValueError) as error:
-                logger.warning("the hosts could not be discovered this time: %s", error)
+            except Exception as error:  # noqa: BLE001 - of the user's own discovery; the next look may go well
+                if self._stopped.is_set():
+                    return
+                logger.warning("the hosts could not be discovered this time: %s: %s", type(error).__name__, error)
 
     def _take(self, found: Mapping[str, int]) -> None:
         with self._lock:
@@ -106,10 +111,18 @@ class HostManager:
             to_connect = [Host(name, found[name]) for name in order if not self._blacklist.holds(name, now_s)]
         to_connect = [host for host in to_connect if self._try_at_s.get(host.name, 0.0) <= now_s]
         with ThreadPoolExecutor(max_workers=16, thread_name_prefix="hvd-connect") as pool:
-            reasons = list(pool.map(self._fleet.add, to_connect))
+            try:
+                reasons = list(pool.map(self._fleet.add, to_connect))
+            except BaseException:  # raised again: an interrupt is not to wait for hosts that do not answer
+                self._fleet.give_up()
+                raise
         broken = {host.name: why for host, why in zip(to_connect, reasons, strict=True) if why}
-        if any(host.name not in self._hosts for host in to_connect):
-            broken |= {name: why for name, why in self._fleet.probe().items() if name not in self._hosts}
+        # A host that is reached again is new too: no worker of the job is left there.
+        new = {host.name for host in to_connect if host.name not in self._hosts} | self._fleet.unprobed()
+        if new:
+            broken |= {name: why for name, why in self._fleet.probe().items() if name in new}
+        if self._stopped.is_set():
+            return
         for name, why in broken.items():
             logger.warning("host %s cannot be used; trying again in %g s: %s", name, _TRY_AGAIN_S, why)
             self._try_at_s[name] = time.monotonic() + _TRY_AGAIN_S

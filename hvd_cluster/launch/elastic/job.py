@@ -40,8 +40,8 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
         fleet = stack.enter_context(Fleet(new_secret(), spec.ssh, spec.interfaces))
         fleet.open(others=others)
         driver = ElasticDriver(spec, fleet, on_line, on_event)
-        stack.callback(driver.close)
         hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
         stack.callback(hosts.close)
+        stack.callback(driver.close)  # first: whatever a look at the hosts waits for, the workers end now
         hosts.start()
         return driver.run(hosts)

@@ -94,6 +94,7 @@ def test_what_makes_no_sense_any_more_costs_a_line_each(tmp_path: Path) -> None:
         ("params: {cycle: 1}\nlogging: {level: loud}", r"params.cycle is none of .*; logging.level='loud' is none of"),
         ("params: {cycle_time_ms: soon, cache_capacity: 1.5}", "cycle_time_ms='soon' is no float; .*=1.5 is no int"),
         ("autotune: {enabled: 1}", "autotune.enabled=1 is no true or false"),
+        ("timeline: trace.json", "timeline: must hold keys, filename, mark_cycles, not 'trace.json'"),
         ("parameters: {}", "parameters: is none of the sections controller, params"),
         ("- a\n- b", "must hold sections"),
         ("a: [", "cannot be read"),
@@ -102,6 +103,12 @@ def test_what_makes_no_sense_any_more_costs_a_line_each(tmp_path: Path) -> None:
 def test_what_no_flag_could_say_is_refused(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         apply_config(parse_args(["train"]), config(tmp_path, text))
+
+
+def test_a_section_whose_lines_are_all_comments_says_nothing(tmp_path: Path) -> None:
+    parsed = parse_args(["train"])
+    apply_config(parsed, config(tmp_path, "timeline:\n  # filename: trace.json\nparams: {cycle_time_ms: 2}\n"))
+    assert knob_environment(parsed) == {"HOROVOD_CYCLE_TIME": "2.0"}
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:

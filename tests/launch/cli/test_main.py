@@ -70,6 +70,23 @@ def test_no_process_survives_the_launcher(number: int, tmp_path: Path) -> None:
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+def test_under_nohup_a_closed_terminal_does_not_end_the_job(tmp_path: Path) -> None:
+    script = "touch up; while [ ! -e stop ]; do sleep 0.05; done"
+    launcher = subprocess.Popen(["nohup", *HVDRUN, "-np", "1", "bash", "-c", script], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        launcher.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        (tmp_path / "stop").touch()
+        assert launcher.wait(30) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
 def test_a_rank_that_merely_noticed_the_end_of_another_is_not_blamed() -> None:
     script = """if [ $RANK = 0 ]; then echo 'hvd_cluster.errors.HorovodInternalError: rank 1 left' >&2; exit 1; fi
     sleep 0.5; echo 'ValueError: the cause' >&2; exit 1"""

@@ -77,6 +77,30 @@ def test_a_discovery_script_or_a_least_number_makes_the_job_elastic() -> None:
 
 
 @pytest.mark.parametrize(
+    "flag",
+    [
+        *(["--max-np", "8"], ["--reset-limit", "3"], ["--elastic-timeout", "60"], ["--slots", "2"]),
+        ["--blacklist-cooldown-range", "10", "60"],
+    ],
+    ids=lambda flag: flag[0],
+)
+def test_a_flag_of_elastic_jobs_costs_a_line_where_the_job_is_none(flag: list[str]) -> None:
+    (note,) = plan("-np", "4", "-H", "a:4", *flag).notes
+    assert note.startswith(f"{flag[0]} has no effect without --")
+    assert "--host-discovery-script" in note
+    assert plan("-np", "4", "--host-discovery-script", "./find.sh", *flag).notes == ()
+
+
+def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb slots=1\n")
+    made = plan("-np", "4", "--slots", "3", "--hostfile", str(tmp_path / "hosts"))
+    assert made.spec.hosts == (Host("a", 3), Host("b", 1))
+    assert made.notes == ()
+    with pytest.raises(ValueError, match="--slots=0 must be at least 1"):
+        plan("-np", "4", "--slots", "0", "--hostfile", str(tmp_path / "hosts"))
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["-np", "2", "--min-np", "3"], "-np=2 is less than --min-np=3"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hvd_cluster.launch.elastic.discovery import FixedHosts
+import pytest
+
+from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscovery
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
@@ -22,13 +24,36 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+class CountingFleet(Fleet):
+    """Tells how often its hosts have asked how they reach each other."""
+
+    num_probes = 0
+
+    def probe(self) -> dict[str, str]:
+        found = super().probe()
+        self.num_probes += 1
+        return found
+
+
+class Growing(HostDiscovery):
+    """This host, and from the second look on another one."""
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        self.num_looks += 1
+        return {"localhost": 1} if self.num_looks == 1 else {"localhost": 1, "elsewhere": 1}
+
+
 def test_a_lost_host_is_no_place_for_workers_until_it_is_reached_again(loopback_ssh: Path) -> None:
-    with Fleet(new_secret()) as fleet:
+    with CountingFleet(new_secret()) as fleet:
         fleet.open(others=True)
         manager = HostManager(FixedHosts([Host("elsewhere", 2)]), fleet, None, 0.1, lambda: None)
         manager.start()
         try:
             assert manager.usable() == {"elsewhere": 2}
+            assert fleet.num_probes == 1
             machine = fleet.host_key("elsewhere")
             (loopback_ssh / "hold").touch()
             os.kill(int((loopback_ssh / "pids").read_text()), signal.SIGKILL)
@@ -40,5 +65,48 @@ def test_a_lost_host_is_no_place_for_workers_until_it_is_reached_again(loopback_
             (loopback_ssh / "hold").unlink()
             wait_for(lambda: manager.usable() == {"elsewhere": 2})
             assert len((loopback_ssh / "pids").read_text().split()) == 2
+            # The connection is a new one, and the interface that the others reach must be found anew.
+            assert fleet.num_probes == 2
         finally:
             manager.close()
+
+
+class Moody(HostDiscovery):
+    """Fails once, with an error that nobody foresaw."""
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        self.num_looks += 1
+        if self.num_looks == 3:
+            raise KeyError("items")
+        return {"localhost": 1 if self.num_looks < 3 else 2}
+
+
+def test_a_discovery_that_fails_once_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    with Fleet(new_secret()) as fleet:
+        fleet.open(others=False)
+        manager = HostManager(Moody(), fleet, None, 0.05, lambda: None)
+        manager.start()
+        try:
+            assert manager.usable() == {"localhost": 1}
+            wait_for(lambda: manager.usable() == {"localhost": 2})
+        finally:
+            manager.close()
+    assert "could not be discovered this time: KeyError: 'items'" in caplog.text
+
+
+def test_an_end_does_not_wait_for_a_host_that_does_not_answer(loopback_ssh: Path) -> None:
+    (loopback_ssh / "hold").touch()
+    discovery = Growing()
+    with Fleet(new_secret()) as fleet:
+        fleet.open(others=True)
+        manager = HostManager(discovery, fleet, None, 0.1, lambda: None)
+        manager.start()
+        wait_for(lambda: discovery.num_looks == 2)
+        time.sleep(0.5)
+        assert manager.usable() == {"localhost": 1}
+        began_s = time.monotonic()
+        manager.close()
+        assert time.monotonic() - began_s < 10

@@ -129,6 +129,7 @@ def test_the_job_goes_on_with_fewer_workers_and_takes_those_that_come(tmp_path: 
     assert each_sample_once_per_epoch(end)
 
 
+@pytest.mark.slow
 def test_workers_of_a_host_that_discovery_drops_leave_between_two_steps(tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", pause_s=0.1)
     job.wait_for(lambda workers: any(step >= 3 for step, _, _ in workers.values()))
@@ -195,6 +196,7 @@ def test_no_worker_survives_the_launcher(number: int, tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_reset_limit_ends_the_job(tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", "--reset-limit", "0")
     job.kill(0)
@@ -243,6 +245,130 @@ def test_a_function_returns_its_values_by_rank_and_an_error_is_its_own(tmp_path:
         hvd_cluster.run(wrong, min_num_proc=1, hosts="localhost:1,127.0.0.1:1", verbose=0)
     with pytest.raises(LaunchError, match="cannot be discovered"):
         hvd_cluster.run(wrong, min_num_proc=1, host_discovery_script="exit 1", verbose=0)
+
+
+def test_an_error_that_ends_the_last_world_is_told_although_newcomers_start_elsewhere() -> None:
+    def wrong() -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        time.sleep(hvd.rank())  # the first failure has a newcomer started on the other host
+        raise ValueError("my own")
+
+    with pytest.raises(WorkerFailedError) as raised:
+        hvd_cluster.run(wrong, num_proc=2, min_num_proc=2, max_num_proc=2, hosts="localhost:2,127.0.0.1:2", verbose=0)
+    assert str(raised.value).startswith("Traceback")
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_the_job_fails_with_rank_0_however_the_others_end_later(tmp_path: Path) -> None:
+    script = tmp_path / "end.py"
+    script.write_text(
+        "import sys, time\n"
+        "import hvd_cluster.torch as hvd\n"
+        "hvd.init()\n"
+        "hvd.elastic.run(lambda state: None)(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))\n"
+        "rank = hvd.rank()\n"
+        "hvd.shutdown()\n"
+        "if rank == 0:\n"
+        "    sys.exit('the folder for the model is missing')\n"
+        "time.sleep(1.5)\n"
+    )
+    job = Job(tmp_path / "job", "localhost:2", "-np", "2", command=[sys.executable, str(script)])
+    told = job.refusal()
+    assert job.process.returncode == 1
+    assert "the folder for the model is missing" in told
+    assert "rank 1 has finished" in told
+
+
+@pytest.mark.slow
+def test_an_error_after_the_training_fails_the_job_and_one_that_was_made_good_does_not() -> None:
+    def fn(fault: str) -> int:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def train(state: Any) -> int:
+            if fault == "in training" and hvd.size() == 2:
+                if hvd.rank() == 1:
+                    time.time = lambda now=time.time: now() + 3600  # the clock of its host is ahead
+                    sys.exit(4)
+                hvd.barrier()
+            return int(hvd.size())
+
+        size = train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+        rank = hvd.rank()
+        hvd.shutdown()
+        if fault == f"rank {rank}":
+            raise OSError("no space left")
+        time.sleep(1.0)
+        return size
+
+    def run(fault: str) -> list[int]:
+        results: list[int] = hvd_cluster.run(
+            fn, (fault,), num_proc=2, min_num_proc=1, max_num_proc=2, hosts="localhost:1,127.0.0.1:1", verbose=0
+        )
+        return results
+
+    assert run("in training") == [1]
+    for fault in ("rank 0", "rank 1"):
+        with pytest.raises(WorkerFailedError, match="no space left"):
+            run(fault)
+
+
+def test_the_first_worker_of_a_host_leaves_cores_to_those_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+
+    def fn() -> tuple[int, int]:
+        return int(os.environ["HOROVOD_LOCAL_SIZE"]), int(os.environ["OMP_NUM_THREADS"])
+
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    two_names = hvd_cluster.run(fn, num_proc=2, min_num_proc=2, hosts="localhost:1,127.0.0.1:1", verbose=0)
+    many_slots = hvd_cluster.run(
+        fn, num_proc=2, min_num_proc=2, max_num_proc=2, host_discovery_script="echo localhost:4", verbose=0
+    )
+    assert two_names == many_slots == [(2, threads)] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_of_an_elastic_job_starts_a_job_of_its_own() -> None:
+    def inner() -> tuple[int, int]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        return hvd.rank(), hvd.size()
+
+    def fn() -> list[tuple[int, int]]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        inner_job: list[tuple[int, int]] = hvd_cluster.run(inner, num_proc=2, verbose=0)
+        return inner_job
+
+    ran = hvd_cluster.run(fn, min_num_proc=1, host_discovery_script="echo localhost:1", verbose=0)
+    assert ran == [[(0, 2), (1, 2)]]
+
+
+def test_workers_end_at_once_whatever_the_discovery_script_waits_for(tmp_path: Path) -> None:
+    note = f"{tmp_path}/pid.$$"
+    command = ["sh", "-c", f"echo 0 0 2 > {tmp_path}/new.$$; mv {tmp_path}/new.$$ {note}; exec sleep 60"]
+    job = Job(tmp_path, "localhost:2", "-np", "2", command=command)
+    try:
+        job.wait_for(lambda workers: len(workers) == 2)
+        pids = set(job.workers())
+        (tmp_path / "hosts").unlink()
+        os.mkfifo(tmp_path / "hosts")  # the script waits until somebody writes
+        time.sleep(1.5)
+        job.process.terminate()
+        began_s = time.monotonic()
+        job.process.wait(30)
+        took_s = time.monotonic() - began_s
+    finally:
+        job.process.kill()
+        job.process.wait()
+    assert took_s < 15, job.log.read_text()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.mark.slow

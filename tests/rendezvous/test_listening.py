@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.listening import ANY, listen
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+
+
+def names(sockets: Sequence[socket.socket]) -> tuple[list[str], set[int]]:
+    """Where they listen: addresses, and ports."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(one).getsockname() for one in sockets]
+    return [address for address, _ in found], {port for _, port in found}
+
+
+def test_several_addresses_have_one_port() -> None:
+    addresses, ports = names(listen(["127.0.0.1", "127.0.0.2", "127.0.0.1"]))
+    assert addresses == ["127.0.0.1", "127.0.0.2"]
+    assert len(ports) == 1
+
+
+def test_a_port_that_is_taken_on_one_of_them_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, taken = socket.create_server, []
+
+    def meddle(address: tuple[str, int], **more: object) -> socket.socket:
+        if address[0] == "127.0.0.2" and not taken:
+            taken.append(create(address))
+        return create(address, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "create_server", meddle)
+    addresses, (port,) = names(listen(["127.0.0.1", "127.0.0.2"]))
+    with taken[0] as other:
+        assert port != other.getsockname()[1]
+    assert addresses == ["127.0.0.1", "127.0.0.2"]
+
+
+def test_an_address_that_only_others_know_means_all_interfaces() -> None:
+    assert names(listen(["203.0.113.7"]))[0] == [ANY]
+    with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", 0)) as other:
+        listen(["127.0.0.1"], other.getsockname()[1])
+
+
+def test_a_store_listens_where_it_is_asked_to_and_nowhere_else() -> None:
+    secret = new_secret()
+    with KeyValueServer(secret) as server:
+        assert server.port_at("127.0.0.1") == server.port
+        port = server.port_at("127.0.0.2")
+        assert server.port_at("127.0.0.2") == port
+        with contextlib.closing(KeyValueClient(f"127.0.0.2:{port}", secret)) as other:
+            other.set("key", b"value")
+        with contextlib.closing(KeyValueClient(f"127.0.0.1:{server.port}", secret)) as client:
+            assert client.get("key") == b"value"
+        for number in (port, server.port):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.3", number))
+    with pytest.raises(ConnectionError, match="closed"):
+        server.port_at("127.0.0.4")
+    with KeyValueServer(secret, ANY) as server:
+        assert server.port_at("127.0.0.2") == server.port
