@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 
@@ -44,8 +45,11 @@ def source_of(filesystem: Any, path: str) -> str:
     Args:
         filesystem: the ``pyarrow.fs.FileSystem`` with the file.
         path: the path inside it.
+
+    Raises:
+        OSError: what the filesystem says, after :func:`~hvd_cluster.data.files.retry.retried`.
     """
-    info = filesystem.get_file_info(path)
+    info = retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}")
     return f"{filesystem.type_name} {info.size} {info.mtime_ns} {path}"
 
 
@@ -179,7 +183,10 @@ class DiskCache(RowGroupCache):
 
     def _make_room(self, num_bytes: int) -> bool:
         """Delete files that nobody uses until so many bytes fit; False if they do not."""
-        files = [(file, file.stat()) for file in self._folder.glob("*.arrow")]
+        files = []
+        for file in self._folder.glob("*.arrow"):
+            with contextlib.suppress(FileNotFoundError):  # a damaged one, which whoever finds it removes at once
+                files.append((file, file.stat()))
         held_bytes = sum(status.st_size for _, status in files)
         unused = [(s.st_mtime, s.st_size, file) for file, s in files if s.st_mtime < time.time() - self.IN_USE_S]
         for _, size, file in sorted(unused):

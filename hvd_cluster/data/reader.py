@@ -216,7 +216,11 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     @property
     def position(self) -> Position:
-        """What comes next: behind the last batch that iteration has handed out."""
+        """What comes next: behind the last batch that iteration has handed out.
+
+        After the last batch of an epoch it is the beginning of the next one, so that ``range(reader.position.epoch,
+        10)`` are the epochs that are left of 10, whenever the state was saved.
+        """
         if not self._steps_taken or self._plan_taken is None:
             return self._position
         return self._course.planner.after(self._position, self._plan_taken, self._steps_taken)
@@ -232,7 +236,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """What is left of the epoch, and then the position is the beginning of the next one.
 
-        An iteration that is left early is continued by the next. Two at a time make no sense.
+        An iteration that is left early is continued by the next; one that is left after the epoch's last batch, as by
+        loops that count ``len(reader)`` steps, is over. Two at a time make no sense.
 
         Yields:
             Column name -> tensor or array of shape ``(rows, *column.shape)``.
@@ -247,7 +252,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
                 "reader, and begin each epoch where this reader stands: set it to 0, and num_threads of the reader "
                 "instead"
             )
-        self._go_to(self.position)
+        # Not `position`: with "uneven" this rank may have no further step where others have one.
+        over = self._plan_taken is not None and self._steps_taken == self._plan_taken.steps
+        self._go_to(Position(epoch=self._position.epoch + 1) if over else self.position)
         for plan, batch in self._course.batches(self._position):
             self._plan_taken = plan
             self._steps_taken += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
-from hvd_cluster.data.petastorm import loaders, make_batch_reader
+from hvd_cluster.data.petastorm import TransformSpec, loaders, make_batch_reader, make_reader
 from hvd_cluster.errors import DataError
 
 
@@ -109,6 +110,32 @@ def test_a_loader_in_memory_reads_once(url: str, kind: str) -> None:
     loader = getattr(loaders, kind)(reader=reader, batch_size=10, num_epochs=None, limit_step_per_epoch=2)
     for _ in range(3):
         assert ids(loader) == list(range(20))
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+@pytest.mark.parametrize("pool", ["thread", "dummy"])
+def test_a_loader_over_a_reader_that_was_stopped_ends(tmp_path: Path, make: Any, pool: str) -> None:
+    """Its thread sits in the reader while the main thread leaves the reader's block."""
+    pq.write_table(pa.table({"x": np.arange(100.0)}), tmp_path / "rows.parquet", row_group_size=5)
+
+    def slow(rows: Any) -> Any:
+        time.sleep(0.01)
+        return rows
+
+    for pause_s in (0.0, 0.02, 0.05):
+        options = {"reader_pool_type": pool, "workers_count": 1, "transform_spec": TransformSpec(slow)}
+        with make(tmp_path.as_uri(), num_epochs=None, **options) as reader:
+            loader = loaders.PytorchInfiniteAsyncDataLoader(8, False, reader, 10, limit_step_per_epoch=10_000)
+            batches = iter(loader)
+            next(batches)
+            time.sleep(pause_s)
+        closing = threading.Thread(target=loader.close_async_loader, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
+        del batches
+        names = {thread.name for thread in threading.enumerate()}
+        assert not [name for name in names if name.startswith(("hvd-reader", "hvd-async-loader"))]
 
 
 def test_a_limit_that_makes_no_sense_is_refused(url: str) -> None:

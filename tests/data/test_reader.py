@@ -137,11 +137,13 @@ def test_a_reader_without_a_full_batch_has_no_steps(dataset: Dataset) -> None:
 
 
 def test_closing_or_dropping_an_iterator_ends_its_threads(dataset: Dataset) -> None:
-    batches = reader(dataset, num_threads=3).epoch(0)
+    # With room for one window at a time, there is work left for the threads after the first batch.
+    options: dict[str, Any] = {"num_threads": 3, "window_bytes": 8 * 40, "prefetch_bytes": 1}
+    batches = reader(dataset, **options).epoch(0)
     next(batches)
     batches.close()
     assert not _reader_threads()
-    batches = reader(dataset, num_threads=3).epoch(0)
+    batches = reader(dataset, **options).epoch(0)
     next(batches)
     assert _reader_threads()
     del batches

@@ -130,6 +130,49 @@ def test_ragged_lists_are_padded_and_cut_to_the_declared_length(tmp_path: Path) 
     assert batch["t"].tolist() == [[1, 2, 3], [-1, -1, -1], [5, -1, -1], [9, 9, 9], [6, 9, -1]]
 
 
+ELEMENTS = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.bool_()),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.decimal128(10, 2), pa.decimal256(40, 2)),
+]
+
+
+@pytest.mark.parametrize("element", ELEMENTS, ids=str)
+def test_lists_of_every_element_type_are_padded_and_filled(tmp_path: Path, element: Any) -> None:
+    one, zero = pa.scalar(1).cast(pa.int8()).cast(element).as_py(), pa.scalar(0).cast(pa.int8()).cast(element).as_py()
+    rows: Any = [[one, zero, one], [one], None, [one, None]]
+    table = pa.table({"whole": pa.array(rows[:1] * 4, pa.list_(element)), "l": pa.array(rows, pa.list_(element))})
+    shapes = {"l": (2,), "whole": (3,)}
+    padded = one_batch(tmp_path, table.slice(0, 2), shapes=shapes, pad={"l": zero})
+    assert padded["l"].tolist() == [[1, 0], [1, 0]]
+    both = one_batch(tmp_path, table, shapes=shapes, pad={"l": zero}, fill_nulls={"l": one})
+    assert both["l"].tolist() == [[1, 0], [1, 0], [1, 1], [1, 1]]
+    assert both["whole"].tolist() == [[1, 0, 1]] * 4
+    assert both["l"].dtype == both["whole"].dtype == padded["l"].dtype
+    even = pa.table({"l": pa.array([[one, one], None], pa.list_(element, 2))})
+    assert one_batch(tmp_path, even, fill_nulls={"l": zero})["l"].tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("element", "value"),
+    [(pa.int32(), 0.5), (pa.int32(), float("nan")), (pa.int8(), 1000), (pa.int64(), 1 << 70), (pa.int64(), None)],
+    ids=str,
+)
+def test_a_value_for_padding_that_the_elements_cannot_hold_is_named(tmp_path: Path, element: Any, value: Any) -> None:
+    table = pa.table({"l": pa.array([[1, 2], [3]], pa.list_(element))})
+    with pytest.raises(DataError, match=rf"(?s)row group 0 of .*pad gives column 'l' of {element} the value"):
+        one_batch(tmp_path, table, shapes={"l": (2,)}, pad={"l": value})
+    if value is not None:
+        with pytest.raises(DataError, match=rf"fill gives column 'l' of {element} the value"):
+            one_batch(tmp_path, table, shapes={"l": (2,)}, pad={"l": 0}, fill_nulls={"l": value})
+
+
+def test_values_for_padding_that_fit_are_what_stands_there(tmp_path: Path) -> None:
+    for element, one, value in ((pa.int16(), 1, -1), (pa.float32(), 1, float("nan")), (pa.bool_(), True, False)):
+        table = pa.table({"l": pa.array([[one], [one]], pa.list_(element))})
+        batch = one_batch(tmp_path, table, shapes={"l": (2,)}, pad={"l": value})
+        assert np.array_equal(batch["l"].numpy(), [[one, value]] * 2, equal_nan=element == pa.float32())
+
+
 def test_nulls_are_an_error_a_value_or_a_row_that_is_left_out(tmp_path: Path) -> None:
     table = pa.table(
         {"x": [0.5, None, 2.5, None, 4.5, 5.5, 6.5], "k": [0, 1, None, 3, 4, 5, 6], "b": [True, None] * 3 + [False]}
@@ -294,3 +337,7 @@ def test_rules_that_do_not_fit_their_column_are_refused(tmp_path: Path, rules: A
 def test_a_value_for_nulls_that_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fill gives column 'x' of int64 the value 'many'"):
         one_batch(tmp_path, pa.table({"x": [1, None]}), fill_nulls={"x": "many"})
+    prices = pa.table({"d": pa.array([None, decimal.Decimal("1.50")], pa.decimal128(10, 2))})
+    assert one_batch(tmp_path, prices, fill_nulls={"d": 0.25})["d"].tolist() == [0.25, 1.5]
+    with pytest.raises(DataError, match=r"fill gives column 'd' of decimal128\(10, 2\) the value 0.001"):
+        one_batch(tmp_path, prices, fill_nulls={"d": 0.001})

@@ -231,17 +231,30 @@ def test_a_resumed_reader_goes_into_the_next_epoch_as_one_that_was_never_stopped
     assert taken(again) == expected[1]
 
 
-def test_after_the_last_batch_the_epoch_is_over_but_not_yet_the_next(folder: Path) -> None:
-    """A loop that saved its state in the last step finds nothing more to do in this epoch."""
-    path = written(folder, [20])
+def test_a_state_of_the_last_step_is_the_beginning_of_the_next_epoch(folder: Path) -> None:
+    path = written(folder, [22])
     (reader,) = ranks_of(path, 1)
     batches = iter(reader)
     for _ in range(5):
         next(batches)
-    (again,) = ranks_of(path, 1)
+    (again,), (fresh,) = ranks_of(path, 1), ranks_of(path, 1, epoch=1)
     again.load_state_dict(reader.state_dict())
-    assert taken([again]) == [[]]
     assert again.position == Position(epoch=1)
+    assert taken([again]) == taken([fresh])
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "partial", "uneven"])
+@pytest.mark.parametrize("num_epochs", [None, 3])
+def test_loops_that_count_steps_go_through_every_epoch(folder: Path, remainder: Any, num_epochs: int | None) -> None:
+    """They do not ask for the end of an iteration: Lightning's fetcher, islice, zip with a range."""
+    path = written(folder, [17, 20])
+    counted, whole = ranks_of(path, 3, remainder=remainder), ranks_of(path, 3, remainder=remainder)
+    for reader in counted:
+        epochs = [list(itertools.islice(reader, len(reader))) for _ in range(3)]
+        assert {len(epoch) for epoch in epochs} == {reader.steps}
+        expected = [taken([whole[reader._rank]])[0] for _ in range(3)]
+        assert [[batch["id"].tolist() for batch in epoch] for epoch in epochs] == expected
+        assert len({str(epoch) for epoch in expected}) == 3
 
 
 def test_uneven_ranks_take_every_row_and_no_empty_batch(folder: Path) -> None:

@@ -202,8 +202,14 @@ class _Memory:
 
 
 def view(array: pa.Array) -> npt.NDArray[Any]:
-    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,)."""
+    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,).
+
+    Raises:
+        DataError: NumPy has no numbers of this layout (decimals, bits).
+    """
     dtype = np.dtype(array.type.to_pandas_dtype())
+    if dtype.kind == "O" or array.type.bit_width != 8 * dtype.itemsize:
+        raise DataError(f"NumPy has no view of {array.type}: cast it to numbers")
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
         return np.empty(0, dtype)

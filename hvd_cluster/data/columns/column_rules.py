@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,8 @@ class ColumnRules:
             column: the column as :meth:`applied` gives it.
 
         Raises:
-            DataError: the value for nulls does not fit, or there are nulls in lists and no value for them.
+            DataError: the value for nulls or for padding does not fit, or there are nulls in lists and no value for
+                them.
         """
         types = load_pyarrow("pyarrow.types")
         if column.name in self.fill and array.null_count and not is_list(types, array.type):
@@ -92,7 +94,7 @@ class ColumnRules:
     def _even_lists(self, array: Any, column: Column) -> Any:
         """Lists without nulls; of one length, where they are to be padded."""
         pyarrow = load_pyarrow()
-        name, fill = column.name, self.fill.get(column.name)
+        name, fill, pad = column.name, self.fill.get(column.name), self.pad.get(column.name)
         values = array.flatten()  # without what stands behind null lists
         if values.null_count and fill is None:
             raise DataError(inner_nulls_text(name, values.null_count))
@@ -100,8 +102,12 @@ class ColumnRules:
             if array.null_count or values.null_count:
                 raise DataError(f"column {name!r} holds nulls in nested lists, which fill cannot replace: drop them")
             return array
+        if pyarrow.types.is_decimal(values.type):
+            values = values.cast("float64")  # which their tensors hold; NumPy has no such numbers
+        fill = None if fill is None else _fitting(fill, values.type, name, "fill").as_py()
+        pad = fill if name not in self.pad else _fitting(pad, values.type, name, "pad").as_py()
         if values.null_count:
-            values = _filled(values, name, fill)
+            values = values.fill_null(fill)
         if array.null_count and fill is None:
             return array  # the reader says that there are nulls
         lengths, length = list_lengths(array), math.prod(column.shape)
@@ -111,7 +117,7 @@ class ColumnRules:
         if name not in self.pad and not (lengths[~missing] == length).all():
             return _relisted(array.drop_null(), values)  # the reader says that they are ragged
         numbers = view(values.cast("uint8")) if values.type == pyarrow.bool_() else view(values)
-        rows = padded(numbers, lengths, length, self.pad.get(name, fill))
+        rows = padded(numbers, lengths, length, pad)
         if missing.any():
             rows[missing] = fill
         flat = pyarrow.array(rows.reshape(-1)).cast(values.type)
@@ -151,9 +157,26 @@ def _filled(array: Any, name: str, value: Any) -> Any:
             more = pyarrow.array([value], type=array.type.value_type)
             indices = array.indices.fill_null(len(array.dictionary))
             return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.concat_arrays([array.dictionary, more]))
-        return array.fill_null(pyarrow.scalar(value).cast(array.type))
-    except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"fill gives column {name!r} of {array.type} the value {value!r}: {error}") from error
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(_unfit_text("fill", name, array.type, value, error)) from error
+    return array.fill_null(_fitting(value, array.type, name, "fill"))
+
+
+def _fitting(value: Any, arrow_type: Any, name: str, rule: str) -> Any:
+    """A rule's value as an Arrow scalar of a column's type, which holds the same number."""
+    pyarrow = load_pyarrow()
+    try:
+        if value is None:
+            raise ValueError("a null is no value")
+        if pyarrow.types.is_decimal(arrow_type) and isinstance(value, float):
+            return pyarrow.scalar(Decimal(str(value))).cast(arrow_type)  # the cast of a float would round it
+        return pyarrow.scalar(value).cast(arrow_type)
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(_unfit_text(rule, name, arrow_type, value, error)) from error
+
+
+def _unfit_text(rule: str, name: str, arrow_type: Any, value: Any, error: Exception) -> str:
+    return f"{rule} gives column {name!r} of {arrow_type} the value {value!r}: {error}"
 
 
 def _relisted(array: Any, values: Any) -> Any:

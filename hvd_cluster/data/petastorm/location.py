@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hvd_cluster.data.files.filesystems import OBJECT_STORES, scheme_of, write_whole
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -38,20 +39,48 @@ class Location:
         return path.rsplit("/", 1)[0]
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file in the folder; None where there is none."""
-        try:
-            with self.filesystem.open_input_stream(f"{self.folder}/{name}") as stream:
+        """The content of a file in the folder; None where there is none.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        path = f"{self.folder}/{name}"
+
+        def read() -> bytes:
+            with self.filesystem.open_input_stream(path) as stream:
                 return bytes(stream.read())
+
+        try:
+            return retried(read, self.filesystem, f"reading {path}")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error}") from error
+
+    def look(self, path_or_selector: Any) -> Any:
+        """What ``pyarrow.fs.FileSystem.get_file_info`` says of a path, or of all below a ``FileSelector``.
+
+        Raises:
+            DataError: it cannot be looked at.
+        """
+        try:
+            return retried(
+                lambda: self.filesystem.get_file_info(path_or_selector), self.filesystem, f"looking at {self.text}"
+            )
+        except OSError as error:
+            raise DataError(f"cannot look at {self.text}: {error}") from error
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file in the folder, whole or not at all."""
-        write_whole(self.filesystem, f"{self.folder}/{name}", data, atomic_upload=self.uploads_whole)
+        path = f"{self.folder}/{name}"
+        retried(
+            lambda: write_whole(self.filesystem, path, data, atomic_upload=self.uploads_whole),
+            self.filesystem,
+            f"writing {path}",
+        )
 
     def _is_file(self, path: str) -> bool:
-        info = self.filesystem.get_file_info(path)
-        return bool(info.type == load_pyarrow("pyarrow.fs").FileType.File)
+        return bool(self.look(path).type == load_pyarrow("pyarrow.fs").FileType.File)
 
 
 def locate(

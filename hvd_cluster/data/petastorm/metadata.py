@@ -95,12 +95,12 @@ def generate(location: Location, schema: Unischema) -> None:
     Raises:
         PetastormMetadataGenerationError: there is no Parquet, or its columns are not those of the schema.
     """
-    from hvd_cluster.data.petastorm.pieces import parquet_files
+    from hvd_cluster.data.petastorm.pieces import footer_of, parquet_files
 
     try:
         files = parquet_files(location)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            footers = list(pool.map(lambda file: _footer(location, file[0]), files))
+            footers = list(pool.map(lambda file: footer_of(location, file[0]), files))
     except DataError as error:
         raise PetastormMetadataGenerationError(str(error)) from error
     arrow_schema = footers[0].schema.to_arrow_schema()
@@ -130,11 +130,3 @@ def _own(schema: Unischema, counts: Mapping[str, int]) -> dict[bytes, bytes]:
 def _without_arrow(values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     # pyarrow writes its own anew; an index of row groups would be of other ones.
     return {key: value for key, value in values.items() if key not in {b"ARROW:schema", INDEX_KEY}}
-
-
-def _footer(location: Location, path: str) -> Any:
-    parquet = load_pyarrow("pyarrow.parquet")
-    try:
-        return parquet.read_metadata(path, filesystem=location.filesystem)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a whole Parquet file: {error}") from error

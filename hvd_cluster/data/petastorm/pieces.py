@@ -69,7 +69,7 @@ class PieceTable:
         self._sources: dict[str, str] = {}
         files = parquet_files(location)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            footers = list(pool.map(self._footer, [path for path, _ in files]))
+            footers = list(pool.map(lambda file: footer_of(location, file[0]), files))
         self._footers = {path: footer for (path, _), footer in zip(files, footers, strict=True)}
         partitions = [
             tuple((name, _text(below, name) if name in texts else value) for name, value in partition)
@@ -91,7 +91,10 @@ class PieceTable:
     def source(self, piece: Piece) -> str:
         """The piece's file as it was when it was first asked for."""
         if piece.path not in self._sources:
-            self._sources[piece.path] = source_of(self._location.filesystem, piece.path)
+            try:
+                self._sources[piece.path] = source_of(self._location.filesystem, piece.path)
+            except OSError as error:
+                raise DataError(f"cannot read {piece.place}: its file cannot be looked at: {error}") from error
         return self._sources[piece.path]
 
     def pieces(self, columns: Sequence[str], num_slices: int = 1) -> list[Piece]:
@@ -196,37 +199,52 @@ class PieceTable:
             raise DataError(f"{piece.path} lacks the columns {lacking}, which other files of the data set have")
         return table
 
-    def _footer(self, path: str) -> Any:
-        parquet = load_pyarrow("pyarrow.parquet")
-        filesystem = self._location.filesystem
-        try:
-            return retried(
-                lambda: parquet.read_metadata(path, filesystem=filesystem), filesystem, f"reading the footer of {path}"
-            )
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} is not a whole Parquet file: {error}") from error
+
+def footer_of(location: Location, path: str) -> Any:
+    """The footer of a Parquet file.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    parquet, filesystem = load_pyarrow("pyarrow.parquet"), location.filesystem
+    try:
+        return retried(
+            lambda: parquet.read_metadata(path, filesystem=filesystem), filesystem, f"reading the footer of {path}"
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a whole Parquet file: {error}") from error
 
 
 def parquet_files(location: Location) -> list[tuple[str, str]]:
     """The Parquet files, sorted: path inside the filesystem, and path below the folder (its name, for a list of files).
 
     Raises:
-        DataError: there are none.
+        DataError: there are none, or the folder cannot be looked at.
+    """
+    found = parquet_files_if_any(location)
+    if not found:
+        raise DataError(f"there is no Parquet at {location.text!r}: no file there ends in .parquet")
+    return found
+
+
+def parquet_files_if_any(location: Location) -> list[tuple[str, str]]:
+    """As :func:`parquet_files`; [] where there are none.
+
+    Raises:
+        DataError: the folder cannot be looked at.
     """
     fs = load_pyarrow("pyarrow.fs")
     found: list[tuple[str, str]] = []
     for path in location.paths:
-        if location.filesystem.get_file_info(path).type == fs.FileType.File:
+        if location.look(path).type == fs.FileType.File:
             found.append((path, _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]))
             continue
         selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-        for entry in location.filesystem.get_file_info(selector):
+        for entry in location.look(selector):
             below = entry.path[len(path) :].strip("/")
             hidden = any(part[0] in "_." and "=" not in part for part in below.split("/"))
             if entry.type == fs.FileType.File and entry.path.endswith(_SUFFIXES) and not hidden:
                 found.append((entry.path, below))
-    if not found:
-        raise DataError(f"there is no Parquet at {location.text!r}: no file there ends in .parquet")
     return sorted(found)
 
 

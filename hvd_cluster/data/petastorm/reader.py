@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from hvd_cluster.data.petastorm.columns import objects
 from hvd_cluster.data.petastorm.errors import NoDataAvailableError
 from hvd_cluster.data.petastorm.order import EpochOrder, Sizes
 from hvd_cluster.data.petastorm.unischema import Unischema
-from hvd_cluster.data.reading.read_ahead import ReadAhead
+from hvd_cluster.data.reading.read_ahead import STOPPED, ReadAhead
 
 #: Bytes of read row groups that may wait, before decoding.
 PREFETCH_BYTES = 256 * 1024 * 1024
@@ -22,7 +23,9 @@ class Reader:
 
     Made by ``make_reader`` and ``make_batch_reader`` (``factories.py``). The order is a pure function of the data set,
     the seed and the number of the pass, whatever the number of threads. Threads start with the first row asked for, and
-    end with :meth:`stop`, at the end of the ``with`` block, after the last row, or when the reader is dropped.
+    end with :meth:`stop`, at the end of the ``with`` block, after the last row, or when the reader is dropped. Another
+    thread may stop the reader while this one waits for a row. A piece that cannot be read is an error once; what is
+    asked for after it is the next piece.
 
     Args:
         chunks: reads a piece.
@@ -42,6 +45,7 @@ class Reader:
         self._sizes = Sizes(order, PREFETCH_BYTES // queue_size)
         self._ahead: ReadAhead[Chunk] | None = None
         self._end: weakref.finalize[Any, Any] | None = None
+        self._lock = threading.Lock()  # of these two and `_stopped`: no threads begin once it is stopped
         self._next_piece = 0
         self._empty_pieces = 0
         self._rows: Iterator[Any] = iter(())
@@ -107,16 +111,23 @@ class Reader:
 
         Raises:
             StopIteration: all passes are over.
+            RuntimeError: the reader was stopped.
         """
         if self._stopped:
-            raise RuntimeError("the reader was stopped (its `with` block has ended): make another one")
+            raise RuntimeError(STOPPED)
         rest = list(self._rows)
         if rest:
             columns = [list(values) for values in zip(*rest, strict=True)]
             return Chunk(dict(zip(self.schema.fields, columns, strict=True)), len(rest))
         while self._next_piece < self._order.count:
-            chunk = self._take()
+            try:
+                chunk = self._take(self._next_piece)
+            except Exception:  # it costs one piece; an interrupted wait (Ctrl-C) costs none
+                self._next_piece += 1
+                raise
             self._next_piece += 1
+            if self._stopped:  # meanwhile, and so the chunk may be cut short
+                raise RuntimeError(STOPPED)
             if chunk.rows:
                 self._empty_pieces = 0
                 return chunk
@@ -146,7 +157,8 @@ class Reader:
 
     def stop(self) -> None:
         """End the threads; nothing can be read any more."""
-        self._stopped = True
+        with self._lock:
+            self._stopped = True
         self._rows = iter(())
         self._close()
 
@@ -166,27 +178,27 @@ class Reader:
         self.stop()
         self.join()
 
-    def _take(self) -> Chunk:
+    def _take(self, index: int) -> Chunk:
         order, chunks, sizes = self._order, self._chunks, self._sizes
         if not self._num_threads:
-            index = self._next_piece
-            return chunks.chunk(order.piece(index), order.row_seeds(index), _never)
-        if self._ahead is None:
-            self._ahead = ReadAhead(
-                lambda index, stopped: chunks.chunk(order.piece(index), order.row_seeds(index), stopped),
-                map(sizes.__getitem__, range(len(sizes))),
-                self._num_threads,
-                PREFETCH_BYTES,
-            )
-            # The threads know the work, not the reader, so that dropping the reader ends them.
-            self._end = weakref.finalize(self, self._ahead.close)
-        return self._ahead.take()
+            return chunks.chunk(order.piece(index), order.row_seeds(index), lambda: self._stopped)
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError(STOPPED)
+            if self._ahead is None:
+                self._ahead = ReadAhead(
+                    lambda index, stopped: chunks.chunk(order.piece(index), order.row_seeds(index), stopped),
+                    map(sizes.__getitem__, range(len(sizes))),
+                    self._num_threads,
+                    PREFETCH_BYTES,
+                )
+                # The threads know the work, not the reader, so that dropping the reader ends them.
+                self._end = weakref.finalize(self, self._ahead.close)
+            ahead = self._ahead
+        return ahead.take()
 
     def _close(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._ahead = self._end = None
-
-
-def _never() -> bool:
-    return False
+        with self._lock:
+            end, self._ahead, self._end = self._end, None, None
+        if end is not None:
+            end()

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.petastorm import arrow_schema, metadata
 from hvd_cluster.data.petastorm.location import Location, Url, locate
-from hvd_cluster.data.petastorm.pieces import parquet_files
+from hvd_cluster.data.petastorm.pieces import parquet_files_if_any
 from hvd_cluster.data.petastorm.unischema import Unischema, encode_row
 from hvd_cluster.errors import DataError
 
@@ -86,11 +86,11 @@ def generated_metadata(
 
 
 def _require_empty(location: Location) -> None:
-    try:
-        existing = parquet_files(location)
-    except DataError:
-        return
-    raise DataError(f"{location.text} holds Parquet already ({existing[0][1]}): choose another folder, or delete it")
+    existing = parquet_files_if_any(location)
+    if existing:
+        raise DataError(
+            f"{location.text} holds Parquet already ({existing[0][1]}): choose another folder, or delete it"
+        )
 
 
 def _groups(

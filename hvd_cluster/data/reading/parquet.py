@@ -290,7 +290,7 @@ def held_out(row_groups: Sequence[RowGroup], ratio: float, seed: int) -> tuple[l
     """Split row groups into (train, validation) without rewriting them.
 
     Each row group gives one contiguous piece, at a place drawn by (seed, its number), so that every part of the data is
-    represented. The share is exact to one row over all row groups.
+    represented. The share is exact to one row over all row groups. One that gives no row stays whole.
     """
     train: list[RowGroup] = []
     validation: list[RowGroup] = []
@@ -299,7 +299,9 @@ def held_out(row_groups: Sequence[RowGroup], ratio: float, seed: int) -> tuple[l
         seen += group.rows
         count = min(group.rows, math.floor(seen * ratio + 0.5) - taken)
         taken += count
-        start = int(np.random.RandomState([seed & 0xFFFFFFFF, number]).randint(0, group.rows - count + 1))
+        start = 0
+        if count:
+            start = int(np.random.RandomState([seed & 0xFFFFFFFF, number]).randint(0, group.rows - count + 1))
         for begin, stop, part in (
             (0, start, train),
             (start, start + count, validation),

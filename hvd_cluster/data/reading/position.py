@@ -57,10 +57,16 @@ class Planner:
         )
 
     def after(self, position: Position, plan: ShardPlan, steps: int) -> Position:
-        """The position after so many steps (>= 1) of a plan that began at ``position``."""
+        """The position after so many steps (>= 1) of a plan that began at ``position``.
+
+        After the last step of all ranks it is the beginning of the next epoch.
+        """
+        row = min(plan.position_at(steps), self.split.rows)
+        if steps == plan.steps and (self.remainder != "uneven" or row == self.split.rows):
+            return Position(epoch=position.epoch + 1)
         return Position(
             epoch=position.epoch,
-            row=min(plan.position_at(steps), self.split.rows),
+            row=row,
             lanes=position.lanes or self.split.lanes,
             window_rows=position.window_rows or self.window_rows,
         )

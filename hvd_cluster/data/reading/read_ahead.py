@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+#: Told to whoever asks for more.
+STOPPED = "the reader was stopped (its `with` block has ended): make another one"
+
 
 class ReadAhead(Generic[T]):
     """The results of ``work(0)``, ``work(1)``, ... in that order, computed by threads in advance.
@@ -62,11 +65,14 @@ class ReadAhead(Generic[T]):
 
         Raises:
             IndexError: all results have been taken.
+            RuntimeError: it was closed, perhaps by another thread while this one waited.
             BaseException: what ``work`` raised for this piece.
         """
         with self._changed:
             index = self._taken
-            while index not in self._results and index not in self._errors:
+            while self._stop or (index not in self._results and index not in self._errors):
+                if self._stop:  # whatever is there may be what a piece under way returned early
+                    raise RuntimeError(STOPPED)
                 if self._exhausted and index == self._started:
                     raise IndexError("all pieces have been taken")
                 self._changed.wait()
@@ -87,8 +93,9 @@ class ReadAhead(Generic[T]):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._results.clear()
-        self._errors.clear()
+        with self._changed:
+            self._results.clear()
+            self._errors.clear()
 
     def _stopped(self) -> bool:
         return self._stop

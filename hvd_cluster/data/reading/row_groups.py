@@ -68,13 +68,12 @@ class RowGroupTables:
         else:
             tables = [self._cached(group) for group in groups]
             table, rows = load_pyarrow().concat_tables(tables), [len(one) for one in tables]
-        if table.num_rows == sum(piece.rows for piece in pieces):
-            return table
         begins = dict(zip((group.index for group in groups), itertools.accumulate(rows, initial=0), strict=False))
-        slices = [
-            table.slice(begins[piece.row_group.index] + piece.row_group.start + piece.start, piece.rows)
-            for piece in pieces
-        ]
+        places = [begins[piece.row_group.index] + piece.row_group.start + piece.start for piece in pieces]
+        ends = list(itertools.accumulate((piece.rows for piece in pieces), initial=0))
+        if ends.pop() == table.num_rows and places == ends:  # all of it, and in its own order
+            return table
+        slices = [table.slice(place, piece.rows) for place, piece in zip(places, pieces, strict=True)]
         if sum(map(len, slices)) != sum(piece.rows for piece in pieces):
             raise DataError(f"{place_of(pieces[0])} has changed since the reader was made: make a new one")
         return load_pyarrow().concat_tables(slices)
@@ -88,14 +87,17 @@ class RowGroupTables:
         if self._cache is None:
             return self._filtered(group)
         texts = tuple(name for name in self._names if name in self._texts)
-        key = (self._source(group.path), group.index, tuple(self._names), texts, self._filter)
+        key = (self._source(group), group.index, tuple(self._names), texts, self._filter)
         return self._cache.get(key, lambda: self._filtered(group))
 
-    def _source(self, path: str) -> str:
-        """A file as it is now: one that changes is another source to a reader that is made afterwards."""
-        if path not in self._sources:
-            self._sources[path] = source_of(self._filesystem, path)
-        return self._sources[path]
+    def _source(self, group: RowGroup) -> str:
+        """Its file as it is now: one that changes is another source to a reader that is made afterwards."""
+        if group.path not in self._sources:
+            try:
+                self._sources[group.path] = source_of(self._filesystem, group.path)
+            except OSError as error:
+                raise DataError(f"cannot read {_place(group)}: its file cannot be looked at: {error}") from error
+        return self._sources[group.path]
 
     def _filtered(self, group: RowGroup) -> pa.Table:
         if self._filter is None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.optional import load_pyarrow
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def of_table(table: pa.Table, options: Mapping[str, Any]) -> str:
 def of_files(store: Store, paths: Sequence[str], options: Mapping[str, Any]) -> str:
     """The name of files as they are now, by their paths, sizes and times of change; see :func:`of_table`."""
     digest = _digest(options)
-    for info in store.fs.get_file_info(list(paths)):
+    for info in retried(lambda: store.fs.get_file_info(list(paths)), store.fs, "looking at the files to name"):
         digest.update(f"{info.path}\0{info.size}\0{info.mtime_ns}\0".encode())
     return str(digest.hexdigest())
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.files.filesystems import normalize, open_filesystem
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.writing import content_address
 
 if TYPE_CHECKING:
@@ -64,11 +65,15 @@ def state_of_files(frame: Any) -> str:
     for url in sorted(frame.inputFiles()):
         try:
             filesystem, path = open_filesystem(normalize(url))
-            info = filesystem.get_file_info(path)
+            info = _info(filesystem, path)
             parts.append(f"{url} {info.size} {info.mtime_ns}")
         except (OSError, ValueError):
             parts.append(url)
     return "\n".join(parts)
+
+
+def _info(filesystem: Any, path: str) -> Any:
+    return retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}")
 
 
 PLANS = SparkPlans()

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 import time
 import zlib
@@ -38,8 +39,9 @@ CHUNK_BYTES = 16 * 1024
 VARIABLE = "HOROVOD_ROWS_DIR"
 
 _PREFIX = "hvd-rows-"
+#: A folder without its lock yet, which a task makes in no time.
+_NEW_PREFIX = "hvd-new-rows-"
 _LOCK = ".lock"
-#: A neighbour makes its folder and the file before it has the lock.
 _LOCKED_WITHIN_S = 60.0
 _REPORT = "report-{part:05d}.json"
 
@@ -101,8 +103,7 @@ def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
         DataError: this machine's disk does not take them.
     """
     _sweep()
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked_folder() as folder:
         for batch in batches:
             try:
                 _keep(batch.to_pylist(), folder)
@@ -121,16 +122,32 @@ def _keep(rows: Iterable[Mapping[str, Any]], folder: str) -> None:
             os.close(descriptor)
 
 
+@contextlib.contextmanager
+def _locked_folder() -> Iterator[str]:
+    """A folder for as long as this process lives; it has its name once it has its lock, so that nobody sweeps it."""
+    new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
+    folder = new.with_name(new.name.replace(_NEW_PREFIX, _PREFIX, 1))
+    try:
+        with (new / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            new.rename(folder)
+            yield str(folder)
+    finally:
+        for left in (new, folder):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def _sweep() -> None:
     """Remove the folders of tasks that were killed: nobody holds their locks."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+    scratch = Path(tempfile.gettempdir())
+    for lock in scratch.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+") as file:  # it goes at this moment, or is somebody else's
-            if time.time() - lock.stat().st_mtime < _LOCKED_WITHIN_S:
-                continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in lock.parent.iterdir():
-                path.unlink()
-            lock.parent.rmdir()
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    for new in scratch.glob(f"{_NEW_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - new.stat().st_mtime > _LOCKED_WITHIN_S:
+                shutil.rmtree(new, ignore_errors=True)
 
 
 def reports_in(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:

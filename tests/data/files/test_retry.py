@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from hvd_cluster.data.cache import DiskCache, MemoryCache
 from hvd_cluster.data.files import retry
+from hvd_cluster.data.petastorm import make_reader, write_dataset
+from hvd_cluster.data.petastorm.codecs import ScalarCodec
+from hvd_cluster.data.petastorm.spark_types import LongType
+from hvd_cluster.data.petastorm.unischema import Unischema, UnischemaField
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
 
@@ -46,6 +51,37 @@ class Unsteady(LocalFileSystem):
         return Handle()
 
 
+class Throttled(LocalFileSystem):
+    """A remote filesystem that answers the first question of each kind about each path with 503; it takes writes."""
+
+    protocol = "throttled"
+    cachable = False
+
+    def __init__(self, lasting: str = "") -> None:
+        super().__init__()
+        self.lasting = lasting
+        self.asked: set[tuple[str, str]] = set()
+
+    def _ask(self, kind: str, path: str) -> None:
+        if (kind, path) not in self.asked or kind == self.lasting:
+            self.asked.add((kind, path))
+            raise OSError(f"AWS Error SLOW_DOWN (HTTP status 503): {kind}")
+
+    def info(self, path: Any, **options: Any) -> Any:
+        if isinstance(path, str):  # not an entry of a folder that is being listed
+            self._ask("info", path)
+        return super().info(path, **options)
+
+    def find(self, path: str, *args: Any, **options: Any) -> Any:
+        self._ask("find", path)
+        return super().find(path, *args, **options)
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if "r" in mode:
+            self._ask("open", path)
+        return super()._open(path, mode, **options)
+
+
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.001)
@@ -73,6 +109,33 @@ def test_a_server_that_stays_away_is_named_with_the_row_group(file: Path) -> Non
     Unsteady.fails_every = 1
     with pytest.raises(DataError, match=r"cannot read row group \d+ of .*a\.parquet: the server reset"):
         list(reader)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_cache_and_its_look_at_the_files_stand_a_moment_of_throttling(file: Path, tmp_path: Path, kind: str) -> None:
+    def read(filesystem: Throttled) -> list[int]:
+        cache = MemoryCache(1 << 20) if kind == "memory" else DiskCache(tmp_path / "cache", 1 << 20)
+        reader = ParquetReader(str(file), filesystem=filesystem, batch_size=5, cache=cache)
+        filesystem.asked.clear()  # what opening the data set has asked may be asked again
+        return sorted(row for batch in reader for row in batch["id"].tolist())
+
+    assert read(Throttled()) == list(range(100))
+    reader = ParquetReader(str(file), filesystem=(away := Throttled()), batch_size=5, cache=MemoryCache(1 << 20))
+    away.lasting = "info"
+    with pytest.raises(DataError, match=r"cannot read row group \d+ of .*a\.parquet: .*looked at: .*503"):
+        list(reader)
+
+
+def test_a_petastorm_reader_stands_a_moment_of_throttling(tmp_path: Path) -> None:
+    schema = Unischema("Rows", [UnischemaField("id", np.int64, (), ScalarCodec(LongType()), False)])
+    url = str(tmp_path / "rows")
+    assert write_dataset(url, schema, [{"id": i} for i in range(20)], row_group_rows=5, filesystem=Throttled()) == 20
+    with make_reader(url, filesystem=(filesystem := Throttled()), shuffle_row_groups=False) as reader:
+        assert filesystem.asked >= {("open", f"{url}/_common_metadata"), ("find", url)}
+        assert [int(row.id) for row in reader] == list(range(20))
+    for lasting, message in (("info", "cannot look at .*rows: .*503"), ("open", "cannot read .*_metadata: .*503")):
+        with pytest.raises(DataError, match=message):
+            make_reader(url, filesystem=Throttled(lasting))
 
 
 def test_calls_end_after_so_many_attempts() -> None:

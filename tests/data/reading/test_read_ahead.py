@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hvd_cluster.data.reading.read_ahead import ReadAhead
+from hvd_cluster.data.reading.read_ahead import STOPPED, ReadAhead
 
 
 def test_results_come_in_order_whichever_thread_is_faster() -> None:
@@ -79,3 +79,33 @@ def test_closing_tells_long_work_to_stop_and_ends_the_threads() -> None:
     assert begun.wait(5)
     ahead.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hvd-reader")]
+
+
+def test_whoever_waits_for_a_result_is_told_that_it_was_closed() -> None:
+    begun = threading.Event()
+    told: list[object] = []
+
+    def work(index: int, stopped: Callable[[], bool]) -> int:
+        begun.set()
+        while index and not stopped():
+            time.sleep(0.005)
+        return index
+
+    def consume() -> None:
+        try:
+            while True:
+                told.append(ahead.take())
+        except RuntimeError as error:
+            told.append(str(error))
+
+    ahead = ReadAhead(work, [1] * 100, num_threads=2, limit_bytes=100)
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    assert begun.wait(5)
+    ahead.close()
+    consumer.join(30)
+    assert not consumer.is_alive()
+    # Never the result of a piece that returned early.
+    assert told in ([0, STOPPED], [STOPPED])
+    with pytest.raises(RuntimeError, match="stopped"):
+        ahead.take()

@@ -17,14 +17,18 @@ def test_a_folder_left_behind_goes_and_one_that_is_just_being_made_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, made, held = (tmp_path / f"hvd-rows-{name}" for name in ("left", "made", "held"))
-    for folder in (left, made, held):
+    left, held = (tmp_path / f"hvd-rows-{name}" for name in ("left", "held"))
+    made, given_up = (tmp_path / f"hvd-new-rows-{name}" for name in ("made", "given_up"))
+    for folder in (left, held, made, given_up):
         folder.mkdir()
         (folder / ".lock").touch()
-    for folder in (left, held):
-        os.utime(folder / ".lock", (time.time() - 3600,) * 2)
+    (left / "train.part-0.arrow").touch()
+    os.utime(given_up, (time.time() - 3600,) * 2)
     with (held / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with traveling_parts.received([]) as variables:
-            assert Path(variables["HOROVOD_ROWS_DIR"]).parent == tmp_path
-            assert (left.exists(), made.exists(), held.exists()) == (False, True, True)
+            mine = Path(variables["HOROVOD_ROWS_DIR"])
+            assert sorted(tmp_path.iterdir()) == sorted([held, made, mine])
+            with traveling_parts.received([]):
+                assert mine.exists()  # another task of this machine takes it for nothing that is left
+    assert sorted(tmp_path.iterdir()) == sorted([held, made])
