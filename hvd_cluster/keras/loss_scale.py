@@ -12,6 +12,8 @@ from typing import Any
 
 import keras
 
+from hvd_cluster.keras.naming import subclass_saved_as
+
 _LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 
 
@@ -79,5 +81,4 @@ def _distribute(scaling: Any) -> None:
     """Put :class:`DistributedLossScale` in front of the class, whose name stays: a saved model names it."""
     kind = type(scaling)
     if not issubclass(kind, DistributedLossScale):
-        module = "keras.optimizers" if kind is _LossScaleOptimizer else kind.__module__
-        scaling.__class__ = type(kind.__name__, (DistributedLossScale, kind), {"__module__": module})
+        scaling.__class__ = subclass_saved_as(kind, DistributedLossScale)

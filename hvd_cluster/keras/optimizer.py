@@ -13,6 +13,7 @@ from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.keras.compilation import keep_from_xla
 from hvd_cluster.keras.compression import Compression, Compressor
 from hvd_cluster.keras.loss_scale import agree_where_distributed, around
+from hvd_cluster.keras.naming import subclass_saved_as
 from hvd_cluster.keras.passes import Passes
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Groups, Reduction
@@ -157,6 +158,8 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         gradients = list(grads)
         if not gradients:
             return
+        if trainable_variables is None and not (self.built and len(gradients) == len(self._trainable_variables)):
+            super().apply(gradients)  # raises, and says what is missing
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if self._hvd.passes.per_step == 1:
             super().apply(self._hvd.reduction(gradients, variables), trainable_variables)
@@ -199,10 +202,7 @@ def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) 
         raise ValueError("this optimizer is distributed already")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return around(_distributed(optimizer.inner_optimizer, None, distribution), optimizer, name)
-    # A subclass of the wrapped class with our methods in front; under its public name, which a saved model names.
-    module, class_name = _public_name(type(optimizer))
-    kind: Any = type(class_name, (_DistributedOptimizer, type(optimizer)), {"__module__": module})
-    wrapped = object.__new__(kind)
+    wrapped = object.__new__(subclass_saved_as(type(optimizer), _DistributedOptimizer))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__["_hvd"] = distribution
     if name is not None:
@@ -215,13 +215,3 @@ def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) 
 class _Variables(list[Any]):
     def __call__(self) -> list[Any]:
         return self
-
-
-def _public_name(kind: type) -> tuple[str, str]:
-    """The module and the name by which a saved model finds the class again."""
-    for base in kind.__mro__:
-        if getattr(keras.optimizers, base.__name__, None) is base:
-            return "keras.optimizers", base.__name__
-        if not base.__module__.startswith("keras."):
-            return base.__module__, base.__name__
-    return kind.__module__, kind.__name__

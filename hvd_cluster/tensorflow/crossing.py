@@ -3,20 +3,20 @@
 Eagerly a tensor crosses by DLPack, and the call is an ordinary call of Python. Inside a graph it is the NumPy array
 that ``tf.numpy_function`` makes over the tensor's memory.
 
-A ``tf.function`` runs such calls one after the other, in the order of the program, so one blocking call at a time is
-all there is. A v1 graph runs them in any order, on as many threads as TensorFlow has for it: two ranks with all their
-threads waiting for different tensors would wait for ever. There one node begins a call, and another one waits for it,
-behind a lock of the graph that takes no thread to wait for: one thread waits, the others go on to begin what else the
-session runs. That holds for a session of one thread too: TensorFlow grants the lock in a thread of its own, which puts
-what waits for the lock behind all that is ready to run. (A ``tf.function`` that a v1 graph calls blocks the thread it
-runs in: several that run beside each other need as many threads, or an order.)
+A ``tf.function`` runs such calls one after the other, in the order of the program
+(:mod:`hvd_cluster.tensorflow.order`), so one blocking call at a time is all there is. A v1 graph runs them in any
+order, on as many threads as TensorFlow has for it: two ranks with all their threads waiting for different tensors would
+wait for ever. There one node begins a call, and another one waits for it, behind a lock of the graph that takes no
+thread to wait for: one thread waits, the others go on to begin what else the session runs. That holds for a session of
+one thread too: TensorFlow grants the lock in a thread of its own, which puts what waits for the lock behind all that is
+ready to run. (A ``tf.function`` that a v1 graph calls blocks the thread it runs in: several that run beside each other
+need as many threads, or an order.)
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +31,7 @@ from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.submission import Waitable, running_engine
 from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
+from hvd_cluster.tensorflow.order import put_in_order
 
 #: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
 Begin = Callable[[list[torch.Tensor], bool], Waitable]
@@ -40,8 +41,6 @@ _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 #: What v1 graphs have begun and not awaited yet, with the engine that carries it out.
 _under_way: dict[int, tuple[Engine, Waitable]] = {}
 _next_id = itertools.count()
-#: The lock of each v1 graph.
-_turns: weakref.WeakKeyDictionary[Any, tf.CriticalSection] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -68,12 +67,11 @@ def call(
     if tf.executing_eagerly():
         with as_tensorflow_errors():
             return [_to_tensor(result) for result in begin([_from_tensor(tensor) for tensor in inputs], True).wait()]
-    graph = tf.compat.v1.get_default_graph()
-    refuse_xla(graph)
-    while isinstance(graph, ControlFlowFuncGraph):
-        graph = graph.outer_graph
+    refuse_xla(tf.compat.v1.get_default_graph())
+    graph = _graph_that_runs()
     if isinstance(graph, tf.__internal__.FuncGraph):
         results = tf.numpy_function(lambda *arrays: _blocking(begin, arrays), inputs, list(dtypes))
+        put_in_order(results[0].op)
     else:
         results = _begun_and_awaited(begin, inputs, list(dtypes), graph)
     for result, shape in zip(results, shapes, strict=True):
@@ -83,7 +81,15 @@ def call(
 
 def is_v1_graph() -> bool:
     """Whether what is called now becomes a node that somebody has to fetch."""
-    return not tf.executing_eagerly() and not isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph)
+    return not tf.executing_eagerly() and not isinstance(_graph_that_runs(), tf.__internal__.FuncGraph)
+
+
+def _graph_that_runs() -> Any:
+    """The function or the v1 graph that what is called now becomes a part of: branches and loops run within theirs."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph
 
 
 def refuse_xla(graph: Any) -> None:
@@ -123,11 +129,12 @@ def _begun_and_awaited(
         return [_to_array(result) for result in waitable.wait()]
 
     number = tf.numpy_function(submit, inputs, tf.int64)
-    if v1_graph not in _turns:
+    if not hasattr(v1_graph, "_hvd_turn"):
         with tf.init_scope():
-            _turns[v1_graph] = tf.CriticalSection(name="hvd_turn")
+            # Kept by the graph, and nowhere else: it keeps the graph.
+            v1_graph._hvd_turn = tf.CriticalSection(name="hvd_turn")
     # All of it depends on the number alone, so that no lock is taken before the call has begun.
-    results = _turns[v1_graph].execute(lambda: tf.numpy_function(fetch, [number], dtypes))
+    results = v1_graph._hvd_turn.execute(lambda: tf.numpy_function(fetch, [number], dtypes))
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
+
+import pytest
+from packaging.version import Version
 
 
 def fitted(hvd: Any, *, callbacks: Any, optimizer: Any = None, epochs: int = 2, seed: int = 0) -> tuple[Any, Any]:
@@ -50,6 +55,34 @@ def test_metrics_become_means_over_the_ranks(two: Any) -> None:
     assert mean0 == mean1
     assert own0 != own1
     assert all(abs(m - (a + b) / 2) < 1e-6 for m, a, b in zip(mean0, own0, own1, strict=True))
+
+
+def test_a_metric_with_a_value_for_each_class_is_averaged_class_by_class(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+
+        own: list[Any] = []
+
+        class Note(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                own.append([np.asarray(logs["f1_score"]).tolist(), type(logs["loss"])])
+
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Activation("softmax")])
+        model.compile(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+        x = np.eye(3, dtype="float32")[[0, 1, 2, 0]]
+        y = np.eye(3, dtype="float32")[[0, 1, 2, 1] if hvd.rank() else [0, 1, 1, 0]]
+        callbacks = [Note(), hvd.callbacks.MetricAverageCallback(), Note()]
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=callbacks)
+        (before, _), (after, kind) = own
+        return [before, after, kind is float]
+
+    (own0, mean0, is_float0), (own1, mean1, is_float1) = two(fn)
+    assert own0 != own1
+    assert mean0 == mean1
+    assert all(abs(m - (a + b) / 2) < 1e-6 for m, a, b in zip(mean0, own0, own1, strict=True))
+    assert is_float0
+    assert is_float1
 
 
 def test_the_learning_rate_warms_up_and_follows_its_schedule(two: Any) -> None:
@@ -107,6 +140,34 @@ def test_momentum_is_corrected_when_the_rate_changes(two: Any) -> None:
         assert error < 1e-6
 
 
+@pytest.mark.skipif(
+    find_spec("keras") is not None and Version(version("keras")) < Version("3.10"), reason="this Keras has no Muon"
+)
+def test_a_momentum_that_does_not_hold_the_rate_is_left_alone(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[bool]:
+        import keras
+        import numpy as np
+
+        momentums = []
+
+        class Watch(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                if hasattr(self.model, "jax_state_sync"):
+                    self.model.jax_state_sync()
+                there = getattr(self.model.optimizer, "momentums", [])  # none yet at first
+                momentums.append([np.array(keras.ops.convert_to_numpy(each)) for each in there])
+
+        schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch)
+        fit(hvd, optimizer=keras.optimizers.Muon(0.1), callbacks=[Watch(), schedule, Watch()])
+        before, after = momentums[4], momentums[5]  # the first batch of the second epoch, around the schedule
+        moved = any(abs(each).max() > 0 for each in before)
+        return [bool(moved), all((a == b).all() for a, b in zip(before, after, strict=True))]
+
+    assert two(fn) == [[True, True]] * 2
+
+
 def test_values_are_reduced_gathered_and_broadcast(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import keras
@@ -157,6 +218,50 @@ def test_an_elastic_state_is_saved_restored_and_made_equal(two: Any) -> None:
 
     # Committed behind the second batch, and with the epoch; the fourth batch is the epoch's end.
     assert two(fn) == [[3, True, True, True, 5, 2]] * 2
+
+
+def test_a_model_with_dropout_goes_on_behind_a_step_that_failed(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+
+        from hvd_cluster.engine import basics
+        from hvd_cluster.errors import HorovodInternalError
+
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+        state = hvd.elastic.KerasState(model)
+        x = np.ones((16, 4), "float32")
+
+        def fit() -> list[Any]:
+            model.fit(x, x[:, :1], batch_size=4, verbose=0)
+            return [weight.tolist() for weight in model.get_weights()]
+
+        undisturbed = fit()
+        state.restore()
+        engine = basics.engine()
+        submit, texts = engine.submit, []
+        for num_steps in (2, 0):  # fails in the third step, and in the first
+            left = [num_steps]
+
+            def failing(request: Any, left: Any = left, **options: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise HorovodInternalError("a worker is gone")
+                return submit(request, **options)
+
+            engine.submit = failing
+            try:
+                fit()
+            except Exception as error:  # noqa: BLE001 - each backend has its own
+                texts.append("a worker is gone" in str(error))
+            finally:
+                del engine.submit
+            state.restore()
+        return [*texts, fit() == undisturbed]
+
+    assert two(fn) == [[True, True, True]] * 2
 
 
 def test_a_resumed_epoch_is_shorter_by_the_batches_that_are_done(two: Any) -> None:

@@ -27,7 +27,9 @@ def fitted(hvd: Any, optimizer_of: Any, *, whole: bool, folder: str = "") -> lis
         model.save(f"{folder}/{hvd.rank()}.keras")
     optimizer = model.optimizer
     weights = np.concatenate([weight.ravel() for weight in model.get_weights()])
-    scale, steps = (float(keras.ops.convert_to_numpy(v)) for v in (optimizer.dynamic_scale, optimizer.iterations))
+    # Keras 3.3 counts in the inner optimizer alone.
+    read = (optimizer.dynamic_scale, optimizer.inner_optimizer.iterations)
+    scale, steps = (float(keras.ops.convert_to_numpy(value)) for value in read)
     return [weights, steps, scale, f"{type(optimizer).__module__}.{type(optimizer).__name__}"]
 
 

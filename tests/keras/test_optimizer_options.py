@@ -68,6 +68,54 @@ def test_a_model_loads_with_an_optimizer_of_the_users_own_and_sends_less(two: An
     assert two(fn, str(tmp_path)) == [[True, 1.0]] * 2  # float16 has not the last bits
 
 
+def test_a_registered_optimizer_is_saved_under_its_registered_name(two: Any, tmp_path: Path) -> None:
+    def fn(hvd: Any, folder: str) -> list[Any]:
+        import json
+        import zipfile
+
+        import keras
+
+        @keras.saving.register_keras_serializable(package="users")
+        class Registered(keras.optimizers.SGD):  # type: ignore[misc,unused-ignore]
+            """Found by its name alone."""
+
+        @keras.saving.register_keras_serializable(package="users")
+        class Scaling(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc,unused-ignore]
+            """Likewise."""
+
+        found: list[Any] = []
+        for optimizer in (Registered(0.1), Scaling(Registered(0.1))):
+            configs = []
+            for wrap in (lambda plain: plain, hvd.DistributedOptimizer):
+                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+                model.compile(wrap(type(optimizer).from_config(optimizer.get_config())), "mse")
+                path = f"{folder}/{hvd.rank()}.keras"
+                model.save(path)
+                config = json.loads(zipfile.ZipFile(path).read("config.json"))["compile_config"]["optimizer"]
+                configs.append([config["registered_name"], config["config"].get("inner_optimizer")])
+                found.append(type(keras.models.load_model(path).optimizer) is type(optimizer))
+            found.append(configs[0] == configs[1])
+        return [*found, isinstance(hvd.load_model(path).optimizer, Scaling)]
+
+    assert two(fn, str(tmp_path)) == [[True] * 7] * 2
+
+
+def test_an_optimizer_without_variables_says_what_keras_says(two: Any) -> None:
+    def fn(hvd: Any) -> list[str]:
+        import keras
+
+        texts = []
+        for wrap in (lambda plain: plain, hvd.DistributedOptimizer):
+            try:
+                wrap(keras.optimizers.SGD(0.1)).apply([keras.ops.ones((1,))])
+            except ValueError as error:
+                texts.append(str(error))
+        return texts
+
+    for plain, distributed in two(fn):
+        assert plain == distributed
+
+
 def test_what_the_user_calls_beside_a_step_takes_no_number_of_it(two: Any, backend: str) -> None:
     if backend == "tensorflow":
         pytest.skip("a step has the name of its graph there")

@@ -81,9 +81,9 @@ def test_models_work_where_this_package_cannot_be_imported(two: Any, tmp_path: P
                 tf.train.Saver().save(session, f"{folder}/v1")
         if hvd.rank() == 0:
             model.save(f"{folder}/model.keras")
-            model.export(f"{folder}/served", verbose=False)
+            model.export(f"{folder}/served")
             normalised.save(f"{folder}/normalised.keras")
-            normalised.export(f"{folder}/served_normalised", verbose=False)
+            normalised.export(f"{folder}/served_normalised")
         ones = np.ones((2, 3))
         answers = {"keras": model.predict(ones, verbose=0), "normalised": normalised.predict(ones, verbose=0)}
         return {name: value.tolist() for name, value in {**answers, "v1": expected}.items()}

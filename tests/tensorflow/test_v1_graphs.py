@@ -129,6 +129,81 @@ def test_collectives_in_loops_and_conditions_have_gradients(two: Any) -> None:
     assert two(fn) == [[8.0, 3.0, 3.0, 8.0, 3.0]] * 2
 
 
+def test_a_condition_broadcasts_and_waits_where_it_is_true_and_keeps_no_graph_alive(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import gc
+        import weakref
+
+        import tensorflow.compat.v1 as tf
+
+        from hvd_cluster.engine import basics
+
+        def run_graph() -> tuple[Any, list[Any]]:
+            with tf.Graph().as_default() as graph, tf.Session() as session:
+                w = tf.get_variable("w", initializer=tf.constant([1.0 + hvd.rank()]))
+                is_true = tf.placeholder(tf.bool, [])
+                nodes = [
+                    tf.cond(is_true, lambda: hvd.broadcast_([w], 1), tf.no_op),
+                    tf.cond(is_true, hvd.barrier, tf.no_op),
+                    tf.cond(is_true, lambda: hvd.broadcast_([], 1), tf.no_op),
+                ]
+                session.run(tf.global_variables_initializer())
+                found = []
+                for condition in (False, True):
+                    session.run(nodes, {is_true: condition})
+                    found.append([len(submitted), float(session.run(w)[0])])
+                return weakref.ref(graph), found
+
+        engine = basics.engine()
+        submitted, submit = [], engine.submit
+
+        def noted(request: Any, **options: Any) -> Any:
+            submitted.append(request.name)
+            return submit(request, **options)
+
+        engine.submit = noted
+        try:
+            graph, found = run_graph()
+        finally:
+            del engine.submit
+        gc.collect()
+        return [*found, graph() is None]
+
+    assert two(fn) == [[[0, 1.0 + rank], [2, 2.0], True] for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["function", "v1"])
+def test_collectives_with_gradients_keep_no_graph_alive(two: Any, kind: str) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import gc
+        import weakref
+
+        import tensorflow as tf
+
+        def slope_of_sum(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                total = tf.add_n(
+                    [hvd.allreduce(x, op=hvd.Sum), hvd.broadcast(x, 0), hvd.reducescatter(hvd.allgather(x))]
+                )
+            return tape.gradient(total, x)
+
+        def run_graph() -> tuple[Any, float]:
+            if kind == "function":
+                function = tf.function(slope_of_sum)
+                value = function(tf.ones([2]))
+                return weakref.ref(function.get_concrete_function(tf.ones([2])).graph), float(value[0])
+            with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+                return weakref.ref(graph), float(session.run(slope_of_sum(tf.ones([2])))[0])
+
+        graph, slope = run_graph()
+        gc.collect()
+        return [slope, graph() is None]
+
+    # 2 of the sum, 1 of the broadcast on its root, 1 of the reduced rows of all.
+    assert two(fn) == [[4.0, True], [3.0, True]]
+
+
 def test_a_barrier_of_a_graph_is_an_operation(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import time

@@ -101,9 +101,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             return
         optimizer.learning_rate = rate
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # the velocities are not the loss scaling's
-        if self.momentum_correction and before and getattr(optimizer, "momentum", 0):
+        holds_rate = isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.RMSprop))  # in its velocity
+        if self.momentum_correction and before and holds_rate and optimizer.momentum:
             for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
-                velocity.assign(velocity * (rate / before))
+                if velocity is not None:  # as of a variable that its gradient overwrites
+                    velocity.assign(velocity * (rate / before))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

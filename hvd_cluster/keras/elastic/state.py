@@ -34,17 +34,23 @@ class KerasState(ObjectState):
         super().__init__(hvd.broadcast_object, hvd.rank, **kwargs)
         self.model = model
         self._values: list[npt.NDArray[Any]] = []
+        self._own_values: list[tuple[Any, npt.NDArray[Any]]] = []
         self.save()
 
     def save(self) -> None:
         """Copy everything into this process's memory."""
         variables = model_variables(self.model, self.optimizer)
-        self._values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        self._values = [_copied(variable) for variable in variables]
+        shared = {id(variable) for variable in variables}
+        # Seeds and sums of metrics, each rank its own: a step of JAX that fails takes their memory along.
+        self._own_values = [(each, _copied(each)) for each in self.model.variables if id(each) not in shared]
         super().save()
 
     def restore(self) -> None:
         """Go back to what was saved last."""
         for variable, value in zip(model_variables(self.model, self.optimizer), self._values, strict=True):
+            variable.assign(value)
+        for variable, value in self._own_values:
             variable.assign(value)
         super().restore()
 
@@ -55,3 +61,7 @@ class KerasState(ObjectState):
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
         return agreed_news(news)
+
+
+def _copied(variable: Any) -> npt.NDArray[Any]:
+    return np.array(keras.ops.convert_to_numpy(variable))

@@ -12,6 +12,7 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import index_op
 
@@ -62,7 +63,7 @@ def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Te
     """Dense tensors, gathered; differentiable."""
     process_set = collective.process_set
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    @custom_gradient
     def differentiable(*values: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
             results: list[tf.Tensor | None] = [None] * len(values)

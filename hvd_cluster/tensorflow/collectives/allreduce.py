@@ -16,6 +16,7 @@ from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import num_members_op
 
@@ -118,7 +119,7 @@ def reduced(
             return collective.begin(given, is_waited_for)
         return collective.begin_parts(given, is_waited_for, groups=groups)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    @custom_gradient
     def differentiable(*values: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             return reduced(upstream, collective.named(gradient_label(collective.name)), groups)

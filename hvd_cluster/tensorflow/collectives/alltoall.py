@@ -12,6 +12,7 @@ from hvd_cluster.engine.request import Handle, Kind
 from hvd_cluster.engine.submission import Collective, rows_by_rank
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.naming import gradient_label, label
 
 
@@ -53,7 +54,7 @@ def alltoall(
         tensor, *given = tensors
         return collective.begin([tensor], is_waited_for, splits=rows_by_rank(tensor, given, process_set))
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    @custom_gradient
     def differentiable(sent: tf.Tensor) -> Any:
         inputs = [sent] if rows_for is None else [sent, rows_for]
         shapes = [any_rows(sent.shape), tf.TensorShape([None])]

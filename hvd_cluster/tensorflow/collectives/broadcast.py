@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective
+from hvd_cluster.engine.submission import Collective, check_root
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.crossing import call, is_v1_graph
+from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import rank_op
@@ -52,7 +52,7 @@ def broadcast(
         root=root_rank,
     )
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    @custom_gradient
     def differentiable(tensor: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             its_label = gradient_label(collective.name)
@@ -104,10 +104,5 @@ def broadcast_variables(
 
 
 def _check_root(root_rank: int, process_set: ProcessSet) -> None:
-    ranks = process_set.ranks
     with as_tensorflow_errors():
-        if ranks is not None and root_rank not in ranks:
-            shown = ranks if len(ranks) <= 8 else [*ranks[:4], "...", ranks[-1]]
-            raise ValueError(
-                f"root_rank={root_rank} is not among the ranks that take part, {shown}; this is rank {basics.rank()}"
-            )
+        check_root(root_rank, process_set)

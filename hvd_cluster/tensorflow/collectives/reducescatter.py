@@ -14,6 +14,7 @@ from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.questions import num_members_op
 
@@ -104,7 +105,7 @@ def _grouped(
 def _scattered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
     process_set = collective.process_set
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    @custom_gradient
     def differentiable(*values: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             gather = Collective(kind=Kind.ALLGATHER, process_set=process_set, name=gradient_label(collective.name))
