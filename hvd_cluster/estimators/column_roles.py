@@ -13,6 +13,8 @@ from hvd_cluster.launch.call import pack
 
 #: Params that name columns.
 _LISTS_OF_COLUMNS = ("feature_cols", "label_cols", "continuous_cols", "categorical_cols")
+#: Params that workers never see.
+_STAY_WITH_DRIVER = ("store", "driver_callbacks")
 
 
 class ColumnRoles(Stage):
@@ -47,8 +49,13 @@ class ColumnRoles(Stage):
         more = [name for one in ("continuous_cols", "categorical_cols") for name in self._value(one) or []]
         return list(dict.fromkeys([*self._feature_columns(names), *self._value("label_cols"), *weight, *more]))
 
-    def _check(self, names: list[str]) -> None:
-        """Raise for everything that is wrong with the params and the columns, all at once."""
+    def _check(self, names: list[str], is_held_out: bool) -> None:
+        """Raise for everything that is wrong with the params and the columns, all at once.
+
+        Args:
+            names: the columns of the data.
+            is_held_out: the validation rows are apart already, and need no column that marks them.
+        """
         wrong = [
             f"{row.name}=None: give a value; the default is {row.default!r}"
             for row in self.param_rows.values()
@@ -66,9 +73,8 @@ class ColumnRoles(Stage):
             ]
         wrong += self._mistakes()
         named = [name for one in _LISTS_OF_COLUMNS for name in self._value(one) or []]
-        named += [
-            self._value(name) for name in ("sample_weight_col", "validation") if isinstance(self._value(name), str)
-        ]
+        more = ("sample_weight_col",) if is_held_out else ("sample_weight_col", "validation")
+        named += [self._value(name) for name in more if isinstance(self._value(name), str)]
         missing = [name for name in dict.fromkeys(named) if name not in names]
         if missing:
             wrong.append(missing_columns_text(missing, names))
@@ -88,8 +94,8 @@ class ColumnRoles(Stage):
         def fit(**params: Any) -> None: ...
 
         fit.__qualname__ = f"{type(self).__name__}.fit"
-        objects = {name: self._value(name) for name, row in self.param_rows.items() if row.saved and name != "store"}
-        pack(fit, kwargs=objects)
+        travels = [name for name, row in self.param_rows.items() if row.saved and name not in _STAY_WITH_DRIVER]
+        pack(fit, kwargs={name: self._value(name) for name in travels})
 
 
 def as_group(value: Any, count: int) -> tuple[Any, ...]:

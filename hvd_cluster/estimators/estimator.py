@@ -114,7 +114,8 @@ class DistributedEstimator(ColumnRoles, Estimator):
             ) as ready:
                 yield ready
 
-        return self._fit_prepared(backend, names, prepared, keeps_with_driver=delivery.keeps_with_driver)
+        self._check(names, is_held_out=False)
+        return self._fit_prepared(backend, prepared, keeps_with_driver=delivery.keeps_with_driver)
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | str | None = None) -> Any:
         """Fit the Parquet that lies at the store's paths for training and validation data already.
@@ -148,17 +149,16 @@ class DistributedEstimator(ColumnRoles, Estimator):
             )
 
         backend: Backend = self._get_or_create_backend()
-        return self._fit_prepared(backend, names, prepared, keeps_with_driver=False)
+        self._check(names, is_held_out=True)
+        return self._fit_prepared(backend, prepared, keeps_with_driver=False)
 
     def _fit_prepared(
         self,
         backend: Backend,
-        names: list[str],
         prepared: Callable[[Store, int], contextlib.AbstractContextManager[Prepared]],
         keeps_with_driver: bool,
     ) -> Any:
-        """Fit data of these columns; ``keeps_with_driver``: workers do not see where the driver keeps the run."""
-        self._check(names)
+        """Fit the data; ``keeps_with_driver``: workers do not see where the driver keeps the run."""
         self._check_picklable()
         if self._value("inmemory_cache_all") and self._value("reader_pool_type") == "process":
             logger.warning("%s", _NO_CACHE_TEXT)
@@ -184,7 +184,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
                     if found is not None:
                         if data.rows is None:  # else the workers see what there is
                             found.require_data(run_id, Fingerprint.of(data.dataset, spec.inputs))
-                        logger.warning("%s", _resumed_text(run_id, found.epochs, self._value("epochs")))
+                        logger.warning("%s", _resumed_text(found, spec))
                     callbacks = [*self._value("driver_callbacks"), *tracker.callbacks]
                     epochs = EpochListener(callbacks, found.epochs if found is not None else 0)
                     with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
@@ -312,9 +312,15 @@ class DistributedEstimator(ColumnRoles, Estimator):
             yield Store.create(Path(folder), save_runs=save_runs)
 
 
-def _resumed_text(run_id: str, finished: int, epochs: int) -> str:
-    if finished < epochs:
+def _resumed_text(found: Checkpoint | Snapshot, spec: Any) -> str:
+    run_id, finished, epochs = spec.run_id, found.epochs, spec.epochs
+    if not found.is_over(spec):
         return f"run {run_id!r} goes on after epoch {finished} of {epochs}"
+    if finished < epochs:
+        return (
+            f"run {run_id!r} was stopped after epoch {finished} of {epochs} and has nothing left to train: choose "
+            "another run_id to train anew"
+        )
     return (
         f"run {run_id!r} has finished {finished} of {epochs} epochs and has nothing left to train: raise epochs to go "
         "on, or choose another run_id to train anew"

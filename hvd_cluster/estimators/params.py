@@ -127,7 +127,7 @@ ESTIMATOR_ROWS = (
     Row("run_id", None, "name of the run; one that has a checkpoint is resumed", values.text),
     Row("train_steps_per_epoch", None, "steps of an epoch; None: once through the rows", whole(1)),
     Row("validation_steps_per_epoch", None, "the same for validation", whole(1)),
-    Row("transformation_fn", None, "dict of columns -> dict of columns, applied in the reader", values.function),
+    Row("transformation_fn", None, "fn(row) -> row, applied in the reader; a row is a dict of values", values.function),
     Row("train_reader_num_workers", 2, "reader threads", whole(1), optional=False, setters=("TrainReaderNumWorker",)),
     Row(
         "val_reader_num_workers",

@@ -56,7 +56,8 @@ def no_reduction(optimizers: Sequence[Any]) -> Iterator[None]:
 def finish_reduction(optimizers: Sequence[Any]) -> None:
     """Wait until the gradients that the last backward pass has made are reduced."""
     for optimizer in optimizers:
-        _ = optimizer.param_groups  # whoever reads a distributed optimizer's groups finds the gradients reduced
+        if _is_distributed(optimizer):
+            optimizer.finish_reduction()
 
 
 def _replaced(

@@ -38,4 +38,10 @@ def test_a_client_in_the_manner_of_synapseml_runs_as_it_is(tmp_path: Path) -> No
         "optimizer": None,
         "epochs": 8,
         "runs": 1,
+        "plain": {
+            "learnt": True,
+            "history": [["all_metrics", "loss"]],
+            "columns": ["x", "y", "guess"],
+            "checkpoints": 1,
+        },
     }

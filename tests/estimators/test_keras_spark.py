@@ -9,11 +9,13 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
+import survivors
 
 if find_spec("keras") is None:
     pytest.skip("needs keras", allow_module_level=True)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(survivors)
 
 pytestmark = [pytest.mark.spark("local", "connect"), pytest.mark.timeout(300)]
 
@@ -72,3 +74,51 @@ def test_a_spark_frame_is_fitted_scored_and_the_stages_are_saved(spark, keras, t
     assert np.allclose([row["y__output"] for row in scored], one.ravel(), atol=1e-5)
     assert isinstance(scored[0]["c__output"], DenseVector)
     assert np.allclose([row["c__output"].toArray() for row in scored], three, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.spark("local-cluster", "local", "connect")
+@pytest.mark.parametrize("victim", ["worker", "task", "executor"])
+def test_a_death_amid_an_epoch_changes_nothing(spark, spark_master, keras, tmp_path, victim, caplog):
+    from hvd_cluster.estimators import KerasEstimator
+
+    if victim == "executor" and spark_master != "local-cluster":
+        pytest.skip("the executor is the driver's own JVM")
+    mark = tmp_path / "killed"
+
+    class Dies(keras.callbacks.Callback):
+        """Kills a process amid the second epoch, once."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            import hvd_cluster.keras as hvd
+
+            if (hvd.rank(), self.epoch, batch) == (1, 1, 2) and not mark.exists():
+                mark.touch()
+                survivors.kill(victim)
+
+    data = spark.createDataFrame(rows())  # in an order of its own: without a shuffle it is the same in each fit
+
+    def fitted(*callbacks):
+        keras.utils.set_random_seed(1)
+        x = keras.Input((3,))
+        net = keras.Model(x, keras.layers.Dense(1)(keras.layers.Dropout(0.3)(x)))
+        net.compile(keras.optimizers.Adam(0.05), "mse")
+        stop = keras.callbacks.EarlyStopping(patience=2, min_delta=1e9, restore_best_weights=True)
+        given = {"validation": 0.2, "batch_size": 8, "epochs": 6, "random_seed": 5, "verbose": 0}
+        # Without a store, a task that is killed leaves the rows that it has received on its disk.
+        given |= {"num_proc": 2, "store": str(tmp_path / f"work-{len(callbacks)}")}
+        return KerasEstimator(
+            model=net, feature_cols=["x"], label_cols=["y"], callbacks=[stop, *callbacks], **given
+        ).fit(data)
+
+    undisturbed, disturbed = fitted(), fitted(Dies())
+    assert mark.exists()
+    assert [text for text in caplog.messages if "(1 of at most 3 times)" in text]
+    assert disturbed.getHistory() == undisturbed.getHistory()
+    assert len(disturbed.getHistory()["loss"]) == 3
+    pairs = zip(disturbed.getModel().get_weights(), undisturbed.getModel().get_weights(), strict=True)
+    assert all((one == other).all() for one, other in pairs)

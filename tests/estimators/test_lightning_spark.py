@@ -9,6 +9,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
+import survivors
 import torch
 import torch.nn.functional as F
 
@@ -20,6 +21,8 @@ if find_spec("lightning") is None:
 import lightning.pytorch as pl
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+cloudpickle.register_pickle_by_value(survivors)
 
 pytestmark = [pytest.mark.spark("local", "connect"), pytest.mark.timeout(300)]
 
@@ -79,3 +82,41 @@ def test_a_spark_frame_is_fitted_and_scored(spark, tmp_path, with_store):
     if with_store:
         run = tmp_path / "runs" / model.getRunId()
         assert {"checkpoint", "best.ckpt"} <= {path.name for path in run.iterdir()}
+
+
+class Dies(pl.Callback):
+    """Kills a process amid the second epoch, once."""
+
+    def __init__(self, mark, victim):
+        self.mark, self.victim = mark, victim
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.global_rank, trainer.current_epoch, batch_idx) == (1, 1, 2) and not self.mark.exists():
+            self.mark.touch()
+            survivors.kill(self.victim)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.spark("local-cluster", "local", "connect")
+@pytest.mark.parametrize("victim", ["worker", "task", "executor"])
+def test_a_death_amid_an_epoch_changes_nothing(spark, spark_master, tmp_path, victim, caplog):
+    if victim == "executor" and spark_master != "local-cluster":
+        pytest.skip("the executor is the driver's own JVM")
+    data = spark.createDataFrame(rows())  # in an order of its own: without a shuffle it is the same in each fit
+
+    def fitted(*callbacks):
+        keep = pl.callbacks.ModelCheckpoint(monitor="val_loss")
+        stop = pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=1e9)
+        given = {"validation": 0.2, "batch_size": 8, "epochs": 6, "random_seed": 5, "verbose": 0}
+        # Without a store, a task that is killed leaves the rows that it has received on its disk.
+        given |= {"num_proc": 2, "store": str(tmp_path / f"work-{len(callbacks)}")}
+        return LightningEstimator(
+            model=Net(), feature_cols=["x"], label_cols=["y"], callbacks=[keep, stop, *callbacks], **given
+        ).fit(data)
+
+    undisturbed, disturbed = fitted(), fitted(Dies(tmp_path / "killed", victim))
+    assert (tmp_path / "killed").exists()
+    assert [text for text in caplog.messages if "(1 of at most 3 times)" in text]
+    assert torch.equal(disturbed.getModel().layer.weight, undisturbed.getModel().layer.weight)
+    assert len(disturbed.getHistory()) == len(undisturbed.getHistory()) == 3

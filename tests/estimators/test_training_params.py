@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -87,6 +89,22 @@ def test_a_plateau_lowers_the_rates(frame, two_workers):
     plateau = lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)  # noqa: E731
     model = fit(frame, two_workers, lr=2.0, lr_scheduler=plateau, validation=0.2, epochs=4)
     assert model.getOptimizer().param_groups[0]["lr"] < 2.0
+
+
+def test_a_plateau_in_steps_lowers_the_rates_of_all_ranks_at_once(frame, two_workers, tmp_path):
+    plateau = lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)  # noqa: E731
+
+    def keep(record, model):
+        import hvd_cluster.torch as hvd
+
+        torch.save(model.state_dict(), tmp_path / f"{hvd.rank()}.{record['epoch']}")
+
+    given = {"lr_scheduler": plateau, "lr_scheduler_interval": "step", "callbacks": [keep]}
+    model = fit(frame, two_workers, **given)
+    assert model.getOptimizer().param_groups[0]["lr"] < 0.05
+    for epoch in range(2):
+        left, right = (torch.load(tmp_path / f"{rank}.{epoch}") for rank in range(2))
+        assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_bf16_computes_roughly_the_same(frame, two_workers):
@@ -225,7 +243,9 @@ def test_driver_callbacks_hear_of_every_epoch_once_and_cannot_end_the_fit(frame,
     def broken(record):
         raise KeyError("the user's mistake")
 
-    model = fit(frame, two_workers, driver_callbacks=[heard.append, broken], epochs=3)
+    told: queue.Queue[dict[str, Any]] = queue.Queue()  # what never travels need not be picklable
+    model = fit(frame, two_workers, driver_callbacks=[heard.append, broken, told.put], epochs=3)
+    assert told.qsize() == 3
     assert [record["epoch"] for record in heard] == [0, 1, 2]
     assert heard == model.getHistory()
     assert sum("a driver callback failed at epoch 0" in text for text in caplog.messages) == 1

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from hvd_cluster.estimators.keras.best_file import BestFile
+from hvd_cluster.estimators.keras.callback_states import CallbackStates
 from hvd_cluster.estimators.keras.data import KerasBatches
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture
@@ -33,6 +34,8 @@ class Course:
     history: list[dict[str, Any]]
     #: By what the learning rate of one worker is multiplied.
     rate_factor: float
+    #: Of the user's callbacks.
+    states: CallbackStates
     watch: Watch = field(default_factory=Watch)
     #: The best epoch's file, on rank 0; None where none is wanted.
     best: BestFile | None = None
@@ -128,6 +131,10 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._trained_on = Fingerprint.of(course.spec.dataset, course.spec.inputs)
         self._log = log
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The user's callbacks have begun: let them go on where the run stands."""
+        self._course.states.restore()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Close the record of the epoch."""
         course, spec, hvd = self._course, self._course.spec, self._course.hvd
@@ -149,11 +156,13 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         course.history.append(record)
         if course.best is not None:
             course.best.keep()
-        is_last = len(course.history) == spec.epochs or bool(self.model.stop_training)
+        is_stopped = bool(self.model.stop_training)
+        is_last = is_stopped or len(course.history) == spec.epochs
         files = RunFiles.of(spec)
         if hvd.rank() == 0 and files.are_kept and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
-            body = capture(self.model, course.rate_factor)
-            files.save(Snapshot(body, course.history, hvd.size(), self._trained_on).to_bytes())
+            body = capture(self.model, course.rate_factor, course.states.capture())
+            stopped_of = spec.epochs if is_stopped else None
+            files.save(Snapshot(body, course.history, hvd.size(), self._trained_on, stopped_of).to_bytes())
         self._reports.epoch(record)
         if self._log is not None:
             self._log(record)

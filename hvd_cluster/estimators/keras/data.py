@@ -57,6 +57,11 @@ def flat(outputs: Any, keys: Sequence[str] | None = None) -> list[Any]:
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
+def inputs_of(model: Any) -> Any:
+    """What a functional model, or a Sequential that knows its input, says of its inputs; None for other models."""
+    return getattr(getattr(model, "_functional", model), "_inputs_struct", None)
+
+
 def keys_of(structure: Any) -> tuple[str, ...] | None:
     """The names in a model's structure of inputs or outputs; None where it is no dict."""
     return tuple(structure) if isinstance(structure, Mapping) else None
@@ -74,7 +79,12 @@ class KerasBatches:
     def training(self, first_epoch: int, epochs: int) -> Iterator[tuple[Any, ...]]:
         """Items of the epochs from ``first_epoch`` on."""
         for epoch in range(first_epoch, epochs):
-            for batch in self.watch.timed(self.readers.train_batches(epoch)):
+            batches = self.readers.train_batches(epoch)
+            while True:
+                with self.watch.waiting():  # by the clock of now: Keras takes the first batches before an epoch begins
+                    batch = next(batches, None)
+                if batch is None:
+                    break
                 yield self.columns.item(batch)
 
     def validation(self) -> Iterator[tuple[int, tuple[Any, ...]]]:

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from hvd_cluster.estimators.keras.data import flat, keys_of, structured
+from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS
 from hvd_cluster.estimators.keras.parcel import KerasParcel, Unpacking
 from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
@@ -21,7 +21,7 @@ from hvd_cluster.estimators.scoring.scorer import Framework
 
 def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs of a Keras model as a list of tensors on the CPU."""
-    given = structured([feature.numpy() for feature in features], keys_of(getattr(model, "_inputs_struct", None)))
+    given = structured([feature.numpy() for feature in features], keys_of(inputs_of(model)))
     outputs = flat(model.predict_on_batch(given), keys_of(getattr(model, "_outputs_struct", None)))
     return [torch.from_numpy(np.array(output)) for output in outputs]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ import numpy as np
 from hvd_cluster.errors import DataError
 
 
-def capture(model: Any, rate_factor: float = 1.0) -> bytes:
-    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker; ``.npz``."""
-    arrays = {f"weight.{index}": as_array(variable) for index, variable in enumerate(_weights(model))}
+def capture(model: Any, rate_factor: float = 1.0, more: Mapping[str, Any] | None = None) -> bytes:
+    """The state of a compiled model whose learning rate is ``rate_factor`` times that of one worker; ``.npz``.
+
+    Args:
+        more: further arrays, which :func:`restore` passes over; "weight" and "optimizer" begin no name of theirs.
+    """
+    arrays = {**(more or {})}
+    arrays |= {f"weight.{index}": as_array(variable) for index, variable in enumerate(_weights(model))}
     for index, variable in enumerate(_optimizer(model).variables):
         value = as_array(variable)
         arrays[f"optimizer.{index}"] = value / rate_factor if is_rate(variable) else value

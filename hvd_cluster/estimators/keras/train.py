@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ def train(spec: KerasSpec) -> TrainResult:
 
 
 def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
+    from hvd_cluster.estimators.keras.callback_states import CallbackStates
     from hvd_cluster.estimators.keras.callbacks import Course
 
     extras: Extras = cloudpickle.loads(spec.extras)
@@ -74,10 +76,13 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         readers = opened.enter_context(Readers.of(spec, hvd.rank(), hvd.size()))
         log = opened.enter_context(scalar_log(spec)) if hvd.rank() == 0 else None
         batches = KerasBatches(spec.columns, readers)
-        course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor)
+        states = CallbackStates(extras.callbacks, found.body if found is not None else None)
+        course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor, states)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
         course.best = BestFile.of(spec, keeper, folder, course.history)
-        if len(course.history) < spec.epochs:
+        if found is not None and found.is_over(spec):
+            states.end(model)
+        else:
             _fit(model, course, _callbacks(spec, extras, course, keeper, log, scaled_rate, folder))
     state = b""
     if hvd.rank() == 0:
@@ -92,13 +97,13 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
 def _fit(model: Any, course: Any, callbacks: list[Any]) -> None:
     spec, batches = course.spec, course.batches
     first_epoch = len(course.history)
-    items = functools.partial(batches.training, first_epoch, spec.epochs)
-    data: Any = items()
+    data: Any = batches.training(first_epoch, spec.epochs)
     if spec.model.backend == "tensorflow":
         from hvd_cluster.data.tf_dataset import of_batches
 
-        example = next(batches.training(first_epoch, spec.epochs))
-        data = of_batches(items, example, prefetch=spec.prefetch)
+        example = next(data)  # the first batch, which a data module gives only once
+        # Iterated once: the steps of an epoch are given.
+        data = of_batches(functools.partial(itertools.chain, [example], data), example, prefetch=spec.prefetch)
     model.fit(
         data,
         steps_per_epoch=batches.readers.train_steps,

@@ -12,9 +12,12 @@ import torch
 
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.keras.data import KerasColumns, flat, keys_of, structured
+from hvd_cluster.estimators.keras.data import KerasColumns, flat, inputs_of, keys_of, structured
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.probe import shapes_text
+
+#: Of what Keras complains in an error.
+_MOST_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def try_model(
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what Keras
             complained of.
     """
-    structure = getattr(model, "_inputs_struct", None)
+    structure = inputs_of(model)
     keys = keys_of(structure)
     if keys is not None and set(keys) == set(inputs.feature_cols):
         inputs = replace(inputs, feature_cols=keys)
@@ -106,4 +109,7 @@ def _with_dtypes(known: Sequence[Any], inputs: Inputs, batch: Mapping[str, torch
 def _refused(
     complaint: str, error: Exception, inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema
 ) -> DataError:
-    return DataError(f"{complaint}: {type(error).__name__}: {error}\n{shapes_text(inputs, batch, schema)}")
+    said = str(error)
+    if len(said) > _MOST_CHARACTERS:  # Keras may print the rows themselves
+        said = f"{said[: _MOST_CHARACTERS // 2]} [...] {said[-_MOST_CHARACTERS // 2 :]}"
+    return DataError(f"{complaint}: {type(error).__name__}: {said}\n{shapes_text(inputs, batch, schema)}")

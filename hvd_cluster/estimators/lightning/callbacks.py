@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.estimators.lightning.best_file import BestFile
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.reports import Reports
@@ -29,7 +30,7 @@ class Epochs(_callbacks.Checkpoint):
     A ``Checkpoint`` in Lightning's eyes, so that it comes last of all callbacks: what they keep is saved too.
     """
 
-    def __init__(self, spec: LightningSpec, hvd: Any, history: list[dict[str, Any]]) -> None:
+    def __init__(self, spec: LightningSpec, hvd: Any, best: BestFile, history: list[dict[str, Any]]) -> None:
         super().__init__()
         self.history = history
         #: Of the epoch that goes on.
@@ -38,6 +39,7 @@ class Epochs(_callbacks.Checkpoint):
         self.padding_rows = 0
         self._spec = spec
         self._hvd = hvd
+        self._best = best
         self._reports = Reports(spec, hvd.rank())
         self._trained_on = Fingerprint.of(spec.dataset, spec.inputs)
         self._means = Means([], torch.device("cpu"))
@@ -47,6 +49,10 @@ class Epochs(_callbacks.Checkpoint):
     def epoch(self) -> int:
         """The number of the epoch that goes on."""
         return len(self.history)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The run goes on in another folder, perhaps."""
+        self._best.bring_back(trainer, checkpoint)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Seed the rank, so that a resumed run draws what an undisturbed one draws."""
@@ -104,7 +110,12 @@ class Epochs(_callbacks.Checkpoint):
         self._reports.epoch(record)
 
     def _is_last(self, trainer: Any) -> bool:
-        return bool(trainer.should_stop) or len(self.history) == self._spec.epochs
+        return self._is_stopped(trainer) or len(self.history) == self._spec.epochs
+
+    @staticmethod
+    def _is_stopped(trainer: Any) -> bool:
+        """Whether a callback ends the fit here; with ``min_epochs`` it may have asked for it too early."""
+        return bool(trainer.should_stop) and getattr(trainer.fit_loop, "_can_stop_early", True)
 
     def _save(self, trainer: Any) -> None:
         files = RunFiles.of(self._spec)
@@ -114,8 +125,10 @@ class Epochs(_callbacks.Checkpoint):
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
             if self._hvd.rank() == 0:
-                snapshot = Snapshot(path.read_bytes(), self.history, self._hvd.size(), self._trained_on)
-                files.save(snapshot.to_bytes())
+                stopped_of = self._spec.epochs if self._is_stopped(trainer) else None
+                body, size = path.read_bytes(), self._hvd.size()
+                self._best.keep(trainer)
+                files.save(Snapshot(body, self.history, size, self._trained_on, stopped_of).to_bytes())
 
 
 class TerminateOnNaN(_callbacks.Callback):

@@ -38,9 +38,12 @@ def arguments(value: Any) -> dict[str, Any]:
 
 
 def scale_lr(value: Any) -> bool:
-    """Only False: the module makes its optimizers itself."""
+    """Only False: a LightningModule makes its optimizers itself, and a plain module's is used as it is."""
     if value is not False:
-        raise ValueError("must be False: multiply the rate by hvd.size() in configure_optimizers()")
+        raise ValueError(
+            "must be False: multiply the rate by hvd.size() in configure_optimizers(), or, for a plain module, "
+            "give an optimizer whose rate is already multiplied by the number of workers"
+        )
     return False
 
 
@@ -52,7 +55,7 @@ LIGHTNING_ROWS = (
         "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
     ),
     Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
-    Row("scale_lr", False, "the learning rate is that of configure_optimizers(), for any number of workers", scale_lr),
+    Row("scale_lr", False, "False: the learning rate is never multiplied by the number of workers", scale_lr),
     Row("num_gpus", None, "GPUs of a worker: 1, or 0 for none; None: as use_gpu says", gpus),
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, where it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1), optional=False),

@@ -44,6 +44,7 @@ def train(spec: LightningSpec) -> TrainResult:
 
 
 def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
+    from hvd_cluster.estimators.lightning.best_file import BestFile
     from hvd_cluster.estimators.lightning.callbacks import Epochs
     from hvd_cluster.estimators.lightning.module import LossModule
 
@@ -52,8 +53,11 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
     if found is not None:
         found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
-    epochs = Epochs(spec, hvd, found.history if found is not None else [])
-    trainer = _trainer(spec, hvd, folder, epochs)
+    best = BestFile(spec, folder)
+    epochs = Epochs(spec, hvd, best, found.history if found is not None else [])
+    trainer = _trainer(spec, hvd, folder, epochs, best)
+    if found is not None and found.is_stopped(spec):
+        trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
     with _unpacked(found) as checkpoint, _data(spec, hvd, epochs) as data:
         options: dict[str, Any] = {"ckpt_path": checkpoint}
         if checkpoint is not None and "weights_only" in inspect.signature(trainer.fit).parameters:
@@ -61,7 +65,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
         trainer.fit(module, **data, **options)
     state = b""
     if hvd.rank() == 0:
-        _load_best(trainer, module)
+        best.load(trainer, module)
         state = _pack(module if spec.objective is None else module.net, trainer)
         keep_with_run(spec, folder)
     hvd.barrier()
@@ -86,7 +90,7 @@ def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]
         }
 
 
-def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any) -> Any:
+def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any) -> Any:
     from hvd_cluster.estimators.lightning.callbacks import TerminateOnNaN
     from hvd_cluster.lightning import HorovodStrategy
     from hvd_cluster.lightning.installed import lightning
@@ -94,9 +98,7 @@ def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any) -> Any:
     pl = lightning()
     more = dict(spec.trainer_args)
     callbacks = [*spec.callbacks, *_as_list(more.pop("callbacks", None))]
-    for callback in callbacks:
-        if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
-            callback.dirpath = folder
+    best.place(callbacks)
     if spec.terminate_on_nan:
         callbacks.append(TerminateOnNaN())
     device = choose_device(spec.use_gpu, hvd)
@@ -129,18 +131,6 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
         return pl.loggers.TensorBoardLogger(folder, name=spec.store.get_logs_subdir(), version="")
     except ImportError:
         return False
-
-
-def _load_best(trainer: Any, module: Any) -> None:
-    """Give ``module`` the weights that the user's ModelCheckpoint found best, if there is one that monitors."""
-    for callback in trainer.checkpoint_callbacks:
-        path = getattr(callback, "best_model_path", "")
-        if path and getattr(callback, "monitor", None) is not None:
-            if not Path(path).exists():
-                logger.warning("the best checkpoint %s is gone: the last weights are returned", path)
-                return
-            module.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["state_dict"])
-            return
 
 
 def _pack(model: torch.nn.Module, trainer: Any) -> bytes:

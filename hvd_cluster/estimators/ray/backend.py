@@ -32,10 +32,13 @@ class RayBackend(LauncherBackend):
         """Begin a fit: where the number of workers was not given, what was found for an earlier one counts no more.
 
         Raises:
-            NotEnoughSlotsError: there is no room for one.
+            NotEnoughSlotsError: there is no room for one; or the placement group that the program is in is too small
+                for as many as were given.
         """
+        from hvd_cluster.ray.room import require_room
+
         self._num_found = None
-        self.num_processes()
+        require_room(self.num_processes(), **self._of_a_worker())
 
     @property
     def is_far(self) -> bool:
@@ -58,9 +61,13 @@ class RayBackend(LauncherBackend):
         if self._num_found is None:
             from hvd_cluster.ray.room import num_workers_that_fit
 
-            names = ("cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group")
-            self._num_found = num_workers_that_fit(**{n: self._kwargs[n] for n in names if n in self._kwargs})
+            self._num_found = num_workers_that_fit(**self._of_a_worker())
         return self._num_found
+
+    def _of_a_worker(self) -> dict[str, Any]:
+        """What was said about the room that a worker needs."""
+        names = ("cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group")
+        return {name: self._kwargs[name] for name in names if name in self._kwargs}
 
 
 def backend_for(num_proc: int | None, *, use_gpu: bool, verbose: int) -> RayBackend:

@@ -82,7 +82,9 @@ class _Stored:
 def _score_table(scorer: Scorer, shipped: ShippedModel, predict_fn: Callable[..., Any] | None, table: Any) -> Any:
     import pyarrow as pa
 
-    batches = plain(table).combine_chunks().to_batches()
+    # A column that the model does not take may be of any type.
+    taken = table if predict_fn is not None else table.select(list(dict.fromkeys(scorer.inputs.feature_cols)))
+    batches = plain(taken).combine_chunks().to_batches()
     scored = list(score_batches(scorer, shipped, predict_fn, iter(batches)))
     outputs = pa.Table.from_batches(scored) if scored else None
     for column, arrow_type in zip(scorer.columns, scorer.arrow_types(), strict=True):
@@ -95,7 +97,8 @@ def _each_block(dataset: Any, on_part: OnPart) -> list[dict[str, Any]]:
     """Run ``on_part`` on every block, in a Ray task where there is room; its answers."""
     import ray
 
-    task = ray.remote(_write_block)
+    # "SPREAD" leaves the placement group of a Tune trial, as Ray Data's own tasks do: its bundles are the workers'.
+    task = ray.remote(_write_block).options(scheduling_strategy="SPREAD")
     shared = ray.put(on_part)
     most = max(2, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
     pending: list[Any] = []
@@ -146,19 +149,44 @@ def _table(block: Any) -> Any:
     """A block of a Dataset, which may be a pandas DataFrame, as an Arrow table of plain types."""
     from ray.data.block import BlockAccessor
 
-    return plain(BlockAccessor.for_block(block).to_arrow())
+    table = plain(BlockAccessor.for_block(block).to_arrow())
+    _refuse_varying(table.schema)
+    return table
 
 
 def plain(table: Any) -> Any:
-    """``table`` with Ray's tensor columns as fixed-size lists: each row's values in C order."""
+    """``table`` with Ray's tensor columns as fixed-size lists: each row's values in C order.
+
+    Those whose rows differ in shape stay what they are.
+    """
     for index, field in enumerate(table.schema):
-        shape = getattr(field.type, "shape", None)
-        if shape is not None and hasattr(field.type, "storage_type"):
+        shape = _shape(field.type)
+        if shape is not None and None not in shape:
             table = table.set_column(index, field.name, _as_lists(table.column(index), shape))
     return table
 
 
-def _as_lists(column: Any, shape: Sequence[int]) -> Any:
+def _shape(arrow_type: Any) -> Sequence[int | None] | None:
+    """The shape of a row of a tensor column, with None for what differs from row to row; None for other columns."""
+    shape: Sequence[int | None] | None = getattr(arrow_type, "shape", None)
+    return shape if hasattr(arrow_type, "storage_type") else None
+
+
+def _refuse_varying(schema: Any) -> None:
+    """Raise where a tensor column has rows of several shapes.
+
+    Raises:
+        DataError: so it is; the text names the columns.
+    """
+    varying = [field.name for field in schema if None in (_shape(field.type) or ())]
+    if varying:
+        raise DataError(
+            f"the rows of column {', '.join(map(repr, varying))} differ in shape: a model takes rows of one shape. "
+            "Resize or pad them first, for example with dataset.map()"
+        )
+
+
+def _as_lists(column: Any, shape: Sequence[Any]) -> Any:
     import math
 
     import pyarrow as pa
@@ -176,6 +204,8 @@ def _arrow_schema(dataset: Any) -> Any:
     schema = getattr(known, "base_schema", None)
     if isinstance(schema, pa.Schema) and not any(isinstance(field.type, pa.BaseExtensionType) for field in schema):
         return schema
+    if isinstance(schema, pa.Schema):
+        _refuse_varying(schema)
     for batch in dataset.limit(1).iter_batches(batch_size=1, batch_format="pyarrow"):
         return plain(batch).schema
     raise DataError(NO_ROWS_TEXT)

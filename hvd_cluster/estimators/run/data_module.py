@@ -208,6 +208,7 @@ class DataModuleReaders(Readers):
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         self._inputs: Inputs = spec.inputs
+        self._size = size
         self.train_steps, self._val_steps = steps_of(spec, size)
         self.padding_rows = 0
         self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
@@ -231,6 +232,10 @@ class DataModuleReaders(Readers):
             yield self._as_batch(self._next())
 
     def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+        mine = self._validation()
+        yield from _as_many(mine) if even and self._size > 1 else mine
+
+    def _validation(self) -> Iterator[dict[str, Tensor]]:
         batches = self._module.val_data()
         if batches is not None:
             for batch in itertools.islice(iter(batches), self._val_steps):
@@ -261,6 +266,31 @@ class DataModuleReaders(Readers):
                 "-> array, or a pair of such a dict and the labels"
             )
         return {name: _as_tensor(value) for name, value in batch.items()}
+
+
+def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """As many batches on every rank: one that has no more sees a row a second time. Every rank takes part.
+
+    Nobody knows in advance how many a module of the user's own gives.
+    """
+    import hvd_cluster.torch as hvd
+
+    batch = next(batches, None)
+    rows = hvd.allgather_object(None if batch is None else _first_row(batch), name="hvd_cluster.validation_rows")
+    spare = next((row for row in rows if row is not None), None)
+    while spare is not None:
+        spare = spare if batch is None else _first_row(batch)
+        yield spare if batch is None else batch
+        batch = next(batches, None)
+        goes_on = hvd.allreduce(
+            torch.tensor([float(batch is not None)]), op=hvd.Max, name="hvd_cluster.validation_goes_on"
+        )
+        if not goes_on.item():
+            return
+
+
+def _first_row(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: column[:1].clone() for name, column in batch.items()}  # a view would be sent with all rows
 
 
 def _as_tensor(value: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -22,14 +23,21 @@ class Watch:
         """The same batches; the time until each of them comes counts as waiting."""
         iterator = iter(batches)
         while True:
-            asked_s = time.perf_counter()
             try:
-                batch = next(iterator)
+                with self.waiting():
+                    batch = next(iterator)
             except StopIteration:
                 return
-            finally:
-                self._waited_s += time.perf_counter() - asked_s
             yield batch
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time within counts as waiting."""
+        asked_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - asked_s
 
     @property
     def seconds(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.torch.optimizer_state import rates, set_rates
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.spec import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class Checkpoint:
             running=running,
         )
 
+    def is_over(self, spec: TrainSpec) -> bool:
+        """Whether nothing is left to train."""
+        stopping = spec.early_stopping
+        return self.epochs >= spec.epochs or (stopping is not None and stopping.is_over(self.history))
+
     def require_data(self, run_id: str, now: Fingerprint) -> None:
         """Check that a fit goes on with the data that the run began with.
 
@@ -107,6 +115,7 @@ class Checkpoint:
         Raises:
             DataError: the checkpoint is of another model or optimizer.
         """
+        fresh = [list(one.base_lrs) for one in _with_base_rates(scheduler)]
         try:
             model.load_state_dict(self.model)
             optimizer.load_state_dict(self.optimizer)
@@ -122,9 +131,10 @@ class Checkpoint:
             set_rates(optimizer, self.scaled_rates)
             return
         set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
-        if scheduler is not None and hasattr(scheduler, "base_lrs"):
-            before = self._scale
-            scheduler.base_lrs = [rate / before * scale for rate in scheduler.base_lrs]
+        before = self._scale
+        for one, made_with in zip(_with_base_rates(scheduler), fresh, strict=True):
+            if one.base_lrs != made_with:  # equal ones were given to the scheduler, and go by no number of workers
+                one.base_lrs = [rate / before * scale for rate in one.base_lrs]
 
     @property
     def _scale(self) -> float:
@@ -196,6 +206,12 @@ class Checkpoint:
         """The run's last checkpoint, or None."""
         blob = files.last()
         return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
+
+
+def _with_base_rates(scheduler: Any) -> list[Any]:
+    """A scheduler and those that it is made of, as far as they begin from the optimizer's rates; none of None."""
+    found = [scheduler] if hasattr(scheduler, "base_lrs") else []
+    return [*found, *(one for child in getattr(scheduler, "_schedulers", ()) for one in _with_base_rates(child))]
 
 
 def on_cpu(state: Any) -> Any:

@@ -21,6 +21,8 @@ class Steps:
     """The model and all that moves its weights."""
 
     spec: TrainSpec
+    #: ``hvd_cluster.torch``.
+    hvd: Any
     device: torch.device
     model: torch.nn.Module
     #: A ``DistributedOptimizer``.
@@ -33,12 +35,18 @@ class Steps:
 
     @classmethod
     def of(
-        cls, spec: TrainSpec, device: torch.device, model: torch.nn.Module, optimizer: Any, objective: Objective
+        cls,
+        spec: TrainSpec,
+        hvd: Any,
+        device: torch.device,
+        model: torch.nn.Module,
+        optimizer: Any,
+        objective: Objective,
     ) -> Steps:
         """With the scheduler and the scaler that the spec asks for, at their beginning."""
         scheduler = spec.lr_scheduler(optimizer) if spec.lr_scheduler is not None else None
         scaler = torch.amp.GradScaler(device.type) if spec.mixed_precision == "fp16" else None
-        return cls(spec, device, model, optimizer, objective, scheduler, scaler)
+        return cls(spec, hvd, device, model, optimizer, objective, scheduler, scaler)
 
     def train(
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor], weights: Tensor | None, step: int, steps: int
@@ -62,7 +70,7 @@ class Steps:
             if (step + 1) % group == 0 or step + 1 == steps:
                 self._update()
         if self.spec.lr_scheduler_interval == "step" and ((step + 1) % group == 0 or step + 1 == steps):
-            self.move_rates(loss)
+            self.move_rates(self._over_ranks(loss) if self._goes_by_loss else loss)
         return outputs, loss.detach()
 
     def validate(
@@ -80,10 +88,21 @@ class Steps:
 
     def move_rates(self, metric: Any) -> None:
         """One step of the scheduler, if there is one; ``metric`` is for those that go by it."""
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        if self._goes_by_loss:
             self.scheduler.step(float(metric))
         elif self.scheduler is not None:
             self.scheduler.step()
+
+    @property
+    def _goes_by_loss(self) -> bool:
+        return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+    def _over_ranks(self, loss: Tensor) -> Tensor:
+        """The mean of the ranks' losses: one rank's own would give each rank a learning rate of its own."""
+        mean: Tensor = self.hvd.allreduce(
+            loss.detach().float().reshape(1), op=self.hvd.Average, name="hvd_cluster.plateau"
+        )
+        return mean
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass."""

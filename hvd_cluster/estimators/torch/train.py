@@ -56,7 +56,7 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
         compression=spec.gradient_compression or hvd.Compression.none,
         backward_passes_per_step=spec.backward_passes_per_step,
     )
-    steps = Steps.of(spec, device, model, optimizer, _objective(spec, device))
+    steps = Steps.of(spec, hvd, device, model, optimizer, _objective(spec, device))
     saving = Checkpointing(spec, hvd, steps, scale, Fingerprint.of(spec.dataset, spec.inputs))
     found = saving.load()
     if found is not None:

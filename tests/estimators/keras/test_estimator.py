@@ -307,6 +307,62 @@ def test_callbacks_see_the_same_numbers_on_all_ranks_and_stop_all_of_them(driver
         assert (tmp_path / f"0.{epoch}").read_text() == f"{history['loss'][epoch]} {history['val_loss'][epoch]}"
 
 
+def test_a_run_that_a_callback_has_ended_stays_ended(driver, frame, tmp_path):
+    fit, build, apart = estimator, dense, difference
+
+    def fn(workers, frame, folder):
+        import keras
+
+        def fitted(epochs, run_id):
+            stop = keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True, min_delta=0.3)
+            slow = keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=2, min_delta=0.3)
+            given = {"validation": "v", "callbacks": [stop, slow], "store": folder, "run_id": run_id}
+            return fit(workers(2), build(lr=0.02), epochs=epochs, **given).fit(frame)
+
+        straight, again = fitted(30, "one"), fitted(30, "one")
+        length = len(straight.getHistory()["loss"])
+        fitted(length - 2, "two")  # amid what both of them wait for
+        resumed = fitted(30, "two")
+        histories = [each.getHistory() for each in (straight, again, resumed)]
+        return length, [apart(straight, each) for each in (again, resumed)], histories
+
+    length, distances, (straight, again, resumed) = driver(fn, frame, str(tmp_path))
+    assert 5 < length < 30
+    assert straight["learning_rate"][-1] < straight["learning_rate"][0]
+    assert distances == [0, 0]
+    assert straight == again == resumed
+
+
+def test_a_data_module_of_the_users_own_brings_each_batch_once_in_its_order(driver, frame):
+    fit, build = estimator, dense
+
+    def fn(workers, frame):
+        import numpy as np
+
+        from hvd_cluster.estimators import DataModule
+
+        def batch(step):
+            rows = np.random.default_rng(step).normal(size=(8, 6)).astype("float32")
+            return {"x": rows[:, :4], "a": rows[:, 4], "y": rows[:, 5]}
+
+        class Ten(DataModule):
+            def train_data(self):
+                return map(batch, range(10))
+
+            def val_data(self):
+                return None
+
+        model = fit(workers(1), data_module=Ten, train_steps_per_epoch=4).fit(frame)
+        loop = build()
+        for step in range(8):  # two epochs
+            given = batch(step)
+            loop.train_on_batch((given["x"], given["a"][:, None]), given["y"][:, None])
+        pairs = zip(model.getModel().get_weights(), loop.get_weights(), strict=True)
+        return max(float(abs(a - b).max()) for a, b in pairs)
+
+    assert driver(fn, frame) < 1e-6
+
+
 def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame, tmp_path):
     fit, build = estimator, dense
 
@@ -333,7 +389,8 @@ def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame
     assert same
 
 
-@pytest.mark.parametrize("kept", [pytest.param("in a store", marks=pytest.mark.slow), "with the driver"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["in a store", "with the driver"])
 def test_the_best_epoch_outlives_the_worker_that_found_it(driver, frame, tmp_path, kept):
     fit, build, apart = estimator, dense, difference
 
@@ -453,6 +510,23 @@ def test_a_model_may_take_and_return_dicts(driver, frame):
         return [len(scored["c__output"][0]), str(scored["y__output"].dtype), sorted(fitted.getHistory())[-1]]
 
     assert driver(fn, frame)[:2] == [3, "float32"]
+
+
+def test_a_sequential_model_gets_a_column_in_the_shape_of_its_input(driver, frame):
+    fit = estimator
+
+    def fn(workers, frame):
+        import keras
+        import numpy as np
+
+        model = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Conv2D(3, 2), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(1))
+        model.compile("sgd", "mse")
+        fitted = fit(workers(1), model=model, feature_cols=["x"], epochs=1).fit(frame)
+        expected = fitted.getModel().predict(np.stack(frame["x"]).reshape(-1, 2, 2, 1), verbose=0).ravel()
+        return float(abs(fitted.transform(frame)["y__output"].to_numpy() - expected).max())
+
+    assert driver(fn, frame) < 1e-5
 
 
 def test_mistakes_are_named_before_anything_starts(driver, frame):

@@ -168,10 +168,77 @@ def test_the_weights_that_the_users_checkpoint_found_best_are_returned(frame, tw
     assert torch.equal(saved["state_dict"]["last.weight"], model.getModel().last.weight)
 
 
-def test_a_callback_stops_all_workers_early(frame, two_workers):
-    stop = pl.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)
-    model = estimator(two_workers, validation=0.3, epochs=9, callbacks=[stop]).fit(frame)
-    assert len(model.getHistory()) == 2
+def test_a_callback_stops_all_workers_early_and_for_good(frame, two_workers, tmp_path, caplog):
+    def fitted(patience=1, **params):
+        stop = pl.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=1e9)
+        given = {"validation": 0.3, "callbacks": [stop], "store": str(tmp_path), "run_id": "one", **params}
+        return estimator(two_workers, **given).fit(frame)
+
+    first, again = fitted(epochs=9), fitted(epochs=9)
+    assert "was stopped after epoch 2 of 9 and has nothing left to train" in caplog.text
+    assert difference(first, again) == 0
+    assert len(first.getHistory()) == 2
+    assert again.getHistory() == first.getHistory()
+    # More epochs are a new beginning: the callback ends it again as soon as it may.
+    assert len(fitted(epochs=10).getHistory()) == 3
+
+
+def test_a_finished_run_is_returned_as_it_was(frame, two_workers, tmp_path):
+    def fitted():
+        keep = pl.callbacks.ModelCheckpoint(monitor="val_loss", filename="best")
+        given = {"validation": 0.3, "callbacks": [keep], "store": str(tmp_path), "run_id": "one"}
+        return estimator(two_workers, Net(lr=0.9), epochs=3, **given).fit(frame)
+
+    assert difference(fitted(), fitted()) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # workers start three times over
+@pytest.mark.parametrize("kept", ["elsewhere", "with the driver"])
+def test_the_best_epoch_outlives_the_worker_that_found_it(frame, tmp_path, monkeypatch, kept):
+    import os
+    import signal
+
+    from hvd_cluster.estimators import LocalBackend
+
+    class Elsewhere(LocalBackend):
+        is_far = kept == "with the driver"
+
+    class Spoils(pl.Callback):
+        def __init__(self, flag):
+            self.flag = flag
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 2:
+                with torch.no_grad():
+                    pl_module.last.weight.mul_(50)
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            if trainer.current_epoch == 3 and self.flag is not None and not self.flag.exists():
+                self.flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    path = tmp_path / "rows.parquet"
+    frame[["x", "a", "y"]].to_parquet(path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed worker leaves its folder behind
+    if kept == "elsewhere":
+        # As on Databricks, whose mounts of object stores cannot be written in place.
+        mounts = f"import hvd_cluster.data.files.remote_store as s\ns.DATABRICKS_MOUNTS = ({str(tmp_path)!r},)\n"
+        (tmp_path / "sitecustomize.py").write_text(mounts)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def fitted(name, flag=None):
+        keep = pl.callbacks.ModelCheckpoint(monitor="val_loss")
+        given = {"validation": 0.2, "epochs": 5, "callbacks": [Spoils(flag), keep]}
+        if kept == "elsewhere":
+            given["store"] = str(tmp_path / name)
+        return estimator(Elsewhere(2, verbose=0), Net(lr=0.01), **given).fit(str(path))
+
+    disturbed, undisturbed = fitted("a", tmp_path / "died"), fitted("b")
+    assert (tmp_path / "died").exists()
+    losses = [record["validation"]["loss"] for record in disturbed.getHistory()]
+    assert losses.index(min(losses)) == 1
+    assert difference(disturbed, undisturbed) == 0
 
 
 def test_what_the_trainer_is_told_arrives_there(frame, two_workers, tmp_path):
@@ -233,7 +300,7 @@ def test_mistakes_are_named_before_anything_starts(frame, two_workers):
         estimator(two_workers, torch.nn.Linear(4, 1)).fit(frame)
     with pytest.raises(ValueError, match="num_gpus=2 must be 1"):
         estimator(two_workers, num_gpus=2)
-    with pytest.raises(ValueError, match="multiply the rate by hvd.size"):
+    with pytest.raises(ValueError, match=r"multiply the rate by hvd.size\(\) .*give an optimizer whose rate"):
         estimator(two_workers, scale_lr=True)
     with pytest.raises(RuntimeError, match="async_data_loader_queue_size of 'many'"):
         estimator(two_workers, train_async_data_loader_queue_size="many")
@@ -252,18 +319,27 @@ def test_unfitted_and_fitted_stages_are_saved_and_loaded(frame, one_worker, tmp_
     assert TorchModel.load(str(tmp_path / "model")).transform(frame).equals(model.transform(frame))
 
 
-@pytest.mark.parametrize("rows", [201, 202])
-def test_every_rank_makes_as_many_validation_steps(frame, two_workers, rows):
+@pytest.mark.parametrize("reader", ["ours", "a plain module", "a module without rows on a rank"])
+def test_every_rank_makes_as_many_validation_steps(frame, two_workers, reader):
+    from hvd_cluster.estimators.run.data_module import PetastormDataModule as Plain
+
+    class Lopsided(Plain):
+        def val_data(self):
+            return [] if self.cur_shard else super().val_data()
+
     class Gathers(Net):
         def validation_step(self, batch, batch_idx):
             # Every rank must come here as often, or this never ends.
             gathered = self.all_gather(torch.tensor([float(len(batch["y"]))]))
             self.log("val_rows", gathered.sum(), reduce_fx="sum")
 
-    data = frame[:rows].assign(v=np.arange(rows) < 33)
-    model = estimator(two_workers, Gathers(), validation="v", val_batch_size=16, epochs=1).fit(data)
-    # 33 rows are two whole global batches and one row, which the rank without one sees as well.
-    assert model.getHistory()[0]["logged"]["val_rows"] == 34
+    data = frame.assign(v=np.arange(len(frame)) < 33)
+    module = {"ours": None, "a plain module": Plain}.get(reader, Lopsided)
+    given = {"validation": "v", "val_batch_size": 16, "epochs": 1, "data_module": module}
+    model = estimator(two_workers, Gathers(), **given).fit(data)
+    # 33 rows are a whole global batch and one row, which the rank without one sees as well; without rows on a rank they
+    # are 16 rows and one row, each with one that is seen a second time.
+    assert model.getHistory()[0]["logged"]["val_rows"] == (19 if module is Lopsided else 34)
 
 
 @pytest.mark.slow

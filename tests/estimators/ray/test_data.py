@@ -117,6 +117,78 @@ def test_data_that_cannot_be_trained_on_is_named(ray_cluster: TestCluster, tmp_p
         estimator(tmp_path).fit(empty)
 
 
+def test_a_column_of_images_of_many_sizes_passes_by_a_model_that_does_not_take_it(
+    ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    import ray
+
+    def with_image(row: dict[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
+        side = 2 + row["id"] % 3
+        return {**row, "image": np.full((side, side), row["id"], "float32")}
+
+    data = ray.data.from_items(rows()[:40], override_num_blocks=3).map(with_image)
+    model = estimator(tmp_path / "store", epochs=1).fit(data)
+    found = sorted(model.transform(data).take_all(), key=lambda row: row["id"])
+    assert [row["image"].shape[0] for row in found] == [2 + i % 3 for i in range(40)]
+    assert all(np.isfinite(row["y__output"]) for row in found)
+    with pytest.raises(DataError, match="rows of column 'image' differ in shape"):
+        estimator(tmp_path / "other", feature_cols=["image"]).fit(data)
+
+
+def test_a_fit_inside_a_placement_group_writes_its_data_outside_of_it(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    """As in a Tune trial: what the program calls goes into its group unless it says where else."""
+    import ray
+    from ray.util import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    class Trial:
+        def fit(self, store: str, num_proc: int, use_current_placement_group: bool) -> str:
+            import ray
+            import torch
+
+            from hvd_cluster.errors import NotEnoughSlotsError
+            from hvd_cluster.estimators import RayBackend, TorchEstimator
+
+            data = ray.data.from_items([{"x": float(i), "y": 2.0 * i} for i in range(32)], override_num_blocks=3)
+            net = torch.nn.Linear(1, 1)
+            backend = RayBackend(num_proc, use_current_placement_group=use_current_placement_group, verbose=0)
+            fit = TorchEstimator(
+                model=net,
+                optimizer=torch.optim.SGD(net.parameters(), lr=1e-4),
+                loss=torch.nn.functional.mse_loss,
+                feature_cols=["x"],
+                label_cols=["y"],
+                input_shapes=[[-1, 1]],
+                label_shapes=[[-1, 1]],
+                batch_size=8,
+                epochs=1,
+                backend=backend,
+                store=store,
+                verbose=0,
+            ).fit
+            try:
+                return f"{len(fit(data).getHistory())} epoch"
+            except NotEnoughSlotsError as error:
+                return str(error)
+
+    group = placement_group([{"CPU": 1}])
+    ray.get(group.ready())
+    place = PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    trial: Any = ray.remote(Trial).options(num_cpus=1, scheduling_strategy=place).remote()
+    try:
+        assert ray.get(trial.fit.remote(str(tmp_path / "one"), 1, False), timeout=150) == "1 epoch"
+        refused = ray.get(trial.fit.remote(str(tmp_path / "two"), 2, True), timeout=60)
+        assert "with room for 0 workers of 1 CPU each beside itself, but 2 are needed" in refused
+        assert not list(tmp_path.glob("two/**/*.parquet"))
+    finally:
+        ray.kill(trial)
+        remove_placement_group(group)
+
+
 def test_a_fit_goes_on_after_an_actor_has_died(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import ray
 

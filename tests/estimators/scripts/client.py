@@ -13,6 +13,8 @@ from horovod.runner import run as run_function
 from horovod.spark.common.backend import SparkBackend
 from horovod.spark.common.store import LocalStore
 from horovod.spark.lightning import TorchEstimator, TorchModel
+from horovod.spark.torch import TorchEstimator as PlainEstimator
+import horovod.torch as hvd
 import cloudpickle
 import lightning.pytorch as pl
 import numpy as np
@@ -165,6 +167,39 @@ class ClassifierModel(TorchModel, PredictionParams):
         return scored.withColumn(self.getPredictionCol(), argmax(output))
 
 
+def fit_plain_module(spark, folder):
+    """horovod.spark.torch's estimator, in the manner of Horovod's example: the arguments and setters that it uses."""
+    data = spark.createDataFrame([(float(i % 7), 3.0 * (i % 7)) for i in range(128)], ["x", "y"])
+    torch.manual_seed(0)
+    net = torch.nn.Linear(1, 1)
+    estimator = PlainEstimator(
+        backend=SparkBackend(num_proc=2, stdout=sys.stderr, stderr=sys.stderr, prefix_output_with_timestamp=True),
+        store=LocalStore(str(folder / "plain")),
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.005),
+        loss=lambda output, label: F.mse_loss(output, label.float()),
+        metrics=[lambda output, label: (output - label).abs().mean()],
+        input_shapes=[[-1, 1]],
+        label_shapes=[[-1, 1]],
+        feature_cols=["x"],
+        label_cols=["y"],
+        validation=0.25,
+        gradient_compression=hvd.Compression.fp16,
+        batch_size=8,
+        epochs=4,
+        verbose=0,
+    )
+    model = estimator.setRandomSeed(1).fit(data).setOutputCols(["guess"])
+    history = model.getHistory()
+    row = model.transform(data).where("x = 2.0").first()
+    return {
+        "learnt": history[-1]["train"]["loss"] < history[0]["train"]["loss"] and abs(row["guess"] - 6.0) < 3.0,
+        "history": [sorted(record["validation"]) for record in history[:1]],
+        "columns": list(row.asDict()),
+        "checkpoints": len(list((folder / "plain/runs").iterdir())),
+    }
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     assert horovod.__version__ == "0.28.1"
@@ -197,6 +232,7 @@ def main() -> None:
         "optimizer": model.getOptimizer(),
         "epochs": len(model.getHistory()),
         "runs": len(list((folder / "store/runs").iterdir())),
+        "plain": fit_plain_module(spark, folder),
     }
     spark.stop()
     print(json.dumps(found))

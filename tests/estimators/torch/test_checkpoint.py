@@ -50,6 +50,50 @@ def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, siz
     assert fresh.param_groups[0]["lr"] == (0.7 if size == 3 else pytest.approx(0.7 / 3 * 2))
 
 
+def warming_up(optimizer):
+    schedulers = [
+        torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7),
+    ]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, milestones=[3])
+
+
+def cycling(optimizer):
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.3, step_size_up=2)
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:The epoch parameter in `scheduler.step:UserWarning"
+)  # torch's SequentialLR gives it
+@pytest.mark.parametrize("make", [warming_up, cycling, halving])
+def test_a_scheduler_goes_on_with_the_rates_of_as_many_workers_as_there_are(make):
+    def begun(size):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * size)
+        return model, optimizer, make(optimizer)
+
+    def rates_of(scheduler, optimizer, steps):
+        found = []
+        for _ in range(steps):
+            scheduler.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    model, optimizer, scheduler = begun(4)
+    expected = rates_of(scheduler, optimizer, 9)[2:]
+    model, optimizer, scheduler = begun(2)
+    rates_of(scheduler, optimizer, 2)
+    saved = Checkpoint.of(model, optimizer, 2, 2.0, [{}], scheduler=scheduler)
+    model, optimizer, scheduler = begun(4)
+    saved.restore("run", model, optimizer, 4, 4.0, scheduler=scheduler)
+    assert rates_of(scheduler, optimizer, 7) == pytest.approx(expected)
+
+
 def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
     assert Checkpoint.load(RunFiles(Store.create(tmp_path), "run")) is None
 
