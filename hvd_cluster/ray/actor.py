@@ -29,8 +29,13 @@ from hvd_cluster.rendezvous.vanishing import notice_vanishing
 logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S = 15.0
-#: Seconds that Ray gets to tell how a worker ended that has hung up; a node's death takes it some 14 s to notice.
-_VERDICT_S = 30.0
+#: No longer: its node may be gone, and Ray about to tell.
+_REDIAL_TIMEOUT_S = 3.0
+#: Seconds of silence after which Ray is asked whether the call is over: a worker may be too broken to say so itself.
+_LOOK_S = 2.0
+#: Seconds that Ray gets, between two calls to a worker that has hung up, to tell how that ended: it learns of the death
+#: of a process in a moment, of that of a node in some 14 s.
+_VERDICT_S = 2.0
 
 OnLog = Callable[[dict[str, Any]], None]
 
@@ -101,6 +106,7 @@ class ActorWorker:
         self._only_order = only_order
         self._tail = Tail()
         self._lock = threading.Lock()
+        self._secret = b""
         self._pending: Any = None
         self._stopping = False
         self._thread = threading.Thread(target=self._live, name=f"hvd-actor-{rank}", daemon=True)
@@ -120,6 +126,11 @@ class ActorWorker:
     def submit_remote(self, order: Order) -> Any:
         """Let it do ``order``; the ``ObjectRef`` of what that returns, or raises."""
         return order.give(self._handle)
+
+    def forget_report(self) -> None:
+        """The call is over, and its report taken: a worker that ends from now on has not answered the next call."""
+        with self._lock:
+            self.reported = None
 
     def terminate(self) -> None:
         """End it. Ray knows no gentler way that would reach a worker that computes."""
@@ -141,50 +152,70 @@ class ActorWorker:
     def _live(self) -> None:
         """From the greeting to the end."""
         fate = self._until_lost()
-        if self.outcome is None:
-            self.outcome = self.reported or fate  # what it reported counts, whatever ended it afterwards
+        with self._lock:
+            if self.outcome is None:
+                self.outcome = self.reported or fate  # what it reported counts, whatever ended it afterwards
         self._on_change()
 
     def _until_lost(self) -> Outcome:
         ray = load_ray()
         try:
-            self.greeting = ray.get(self._greeting_ref)
-            channel = self._begin(self.greeting)
+            self.greeting = greeting = ray.get(self._greeting_ref)
+            channel = self._begin(greeting)
         except ray.exceptions.RayActorError as error:
             return self._death(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker is lost, and its outcome says why
             self.kill()
             return self._failure(error)
-        with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
-            while self.outcome is None:
-                self._hear(pickle.loads(channel.recv()))
-        return self.outcome or self._verdict()
+        while True:
+            with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
+                self._listen(channel)
+            called = self.outcome or self._call_again(greeting)
+            if isinstance(called, Outcome):
+                return called
+            channel = called
+
+    def _listen(self, channel: Channel) -> None:
+        """Hear what it says until it has ended, or the connection has."""
+        channel.settimeout(_LOOK_S)
+        while self.outcome is None:
+            try:
+                message: Message = pickle.loads(channel.recv())
+            except TimeoutError:
+                if self._is_over():
+                    self._take_report()
+            else:
+                self._hear(message)
 
     def _begin(self, greeting: Greeting) -> Channel:
         """Settle the actor, and call it."""
         settlement = self._settle(greeting)
         self.rank = settlement.topology.rank
         load_ray().get(self._handle.settle.remote(settlement))
-        channel = self._dial(greeting, settlement.topology.secret)
+        self._secret = settlement.topology.secret
+        channel = self._dial(greeting, _CALL_TIMEOUT_S)
         self.ready = True
         if self._only_order is not None:
             self.submit(self._only_order)
         self._on_change()
         return channel
 
-    def _dial(self, greeting: Greeting, secret: bytes) -> Channel:
+    def _dial(self, greeting: Greeting, timeout_s: float) -> Channel:
         address = (greeting.address, greeting.line_port)
         try:
-            sock = socket.create_connection(address, timeout=_CALL_TIMEOUT_S)
-            notice_vanishing(sock)
-            channel = Channel.connect(sock, secret, _CALL_TIMEOUT_S)
-            channel.send(pickle.dumps("the driver"))
-        except OSError as error:
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(socket.create_connection(address, timeout=timeout_s))
+                notice_vanishing(sock)
+                channel = Channel.connect(sock, self._secret, timeout_s)
+                channel.settimeout(_CALL_TIMEOUT_S)
+                channel.send(pickle.dumps("the driver"))
+                channel.recv()  # it captures its output from here on
+                stack.pop_all()
+        except (OSError, EOFError) as error:
             raise LaunchError(
                 f"rank {self.rank} on node {greeting.address} ({greeting.hostname}) cannot be called by the driver at "
                 f"port {greeting.line_port}: {error}. Open the ports between the nodes."
             ) from error
-        channel.recv()  # it captures its output from here on
         return channel
 
     def _hear(self, message: Message) -> None:
@@ -204,49 +235,83 @@ class ActorWorker:
             logger.exception("what rank %d said could not be passed on", self.rank)
 
     def _take_report(self) -> None:
+        """The call is over: have Ray bring its result. Where that is the news of a death, the connection ends next."""
         with self._lock:
             pending = self._pending
-        if pending is None:  # a call whose result somebody else waits for
-            return
-        outcome = self._result(pending)
-        if outcome is None:  # it has died: the connection says so next
-            return
+        if pending is not None:  # else somebody else waits for the result
+            with contextlib.suppress(load_ray().exceptions.RayActorError):
+                self._report(self._result(pending))
+
+    def _report(self, outcome: Outcome) -> None:
         with self._lock:
             self._pending = None
-        self.reported = replace(outcome, output_tail=self.output_tail)
+            self.reported = replace(outcome, output_tail=self.output_tail)
         if self._only_order is not None:
             self.kill()  # it has done what it was made for
             self.outcome = self.reported
         self._on_change()
 
-    def _result(self, pending: Any) -> Outcome | None:
-        """What Ray brings; None where it brings the news of a death."""
+    def _result(self, pending: Any, timeout_s: float | None = None) -> Outcome:
+        """What Ray brings; raises RayActorError where the worker has died, and GetTimeoutError."""
         ray = load_ray()
         try:
-            outcome: Outcome = ray.get(pending)
-        except ray.exceptions.RayActorError:
-            return None
+            outcome: Outcome = ray.get(pending, timeout=timeout_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            raise
         except Exception as error:  # noqa: BLE001 - the result could not be stored or brought: that is how the call ended
             return self._failure(full_store("what the function returned", error) or error)
         return outcome
 
-    def _verdict(self) -> Outcome:
-        """The worker has hung up: how did it end?"""
-        if self._stopping:
-            return replace(self._ended(), stopped=True)
+    def _call_again(self, greeting: Greeting) -> Outcome | Channel:
+        """The worker has hung up: how it ended; or a new connection, where it lives and only the line had broken.
+
+        It breaks where this process is stopped for a while, or nobody takes what it prints. That costs lines, no more.
+        """
+        ray = load_ray()
+        while not self._stopping:
+            try:
+                is_idle = self._answers()
+            except ray.exceptions.RayActorError as error:
+                return self._death(error)
+            except Exception as error:  # noqa: BLE001 - Ray itself has gone
+                return self._failure(error)
+            if self.outcome is not None:
+                break
+            try:
+                channel = self._dial(greeting, _REDIAL_TIMEOUT_S)
+            except (LaunchError, AuthenticationError) as error:
+                logger.debug("%s", error)
+                if is_idle:
+                    self.kill()
+                    return replace(self._ended(), fate="was lost: its connection to the driver broke")
+            else:
+                logger.warning(
+                    "rank %d: its connection to the driver broke, and is there again. What it wrote meanwhile is in "
+                    "Ray's own log of its process, if anywhere",
+                    self.rank,
+                )
+                return channel
+        return self.outcome or replace(self._ended(), stopped=True)
+
+    def _answers(self) -> bool:
+        """Whether it lives and is idle, the report of its last call taken; False while it is busy."""
         ray = load_ray()
         try:
-            outcome: Outcome = ray.get(self._pending or self._handle.hostname.remote(), timeout=_VERDICT_S)
             if self._pending is not None:
-                return replace(outcome, output_tail=self.output_tail)
-        except ray.exceptions.RayActorError as error:
-            return self._death(error)
+                self._report(self._result(self._pending, _VERDICT_S))
+            else:
+                ray.get(self._handle.hostname.remote(), timeout=_VERDICT_S)
         except ray.exceptions.GetTimeoutError:
-            pass
-        except Exception as error:  # noqa: BLE001 - Ray has gone, or the result could not be brought
-            return self._failure(error)
-        self.kill()
-        return replace(self._ended(), fate="was lost: its connection to the driver broke")
+            return False
+        return True
+
+    def _is_over(self) -> bool:
+        """There is a result to fetch, or the news of a death."""
+        if self._pending is None:
+            return False
+        with contextlib.suppress(Exception):  # Ray itself may have gone: the connection ends next
+            return bool(load_ray().wait([self._pending], timeout=0, fetch_local=False)[0])
+        return False
 
     def _death(self, error: BaseException) -> Outcome:
         """Ray's own words about the death of an actor, as an outcome."""

@@ -26,7 +26,9 @@ class Bundle:
 
     def slots(self, worker: WorkerResources, num_own: int = 0) -> int:
         """How many workers find room, of which ``num_own`` are there already."""
-        return min(worker.slots(self.resources), num_own + worker.slots(self.free))
+        most = worker.slots(self.resources)
+        # Who takes nothing takes nothing from others.
+        return min(most, num_own + worker.slots(self.free)) if worker.bundle() else most
 
 
 def current_group() -> Any:

@@ -74,9 +74,10 @@ class Coordinator:
     def establish_rendezvous(self) -> dict[str, str]:
         """Open the job's store in this process; the variables by which workers find it."""
         secret = new_secret()
-        self._server = KeyValueServer(secret, "0.0.0.0")
+        address = nodes.own_address()
+        self._server = KeyValueServer(secret, address)
         shared = Topology(
-            rendezvous=join_address(nodes.own_address(), self._server.port),
+            rendezvous=join_address(address, self._server.port),
             secret=secret,
             job_id=uuid.uuid4().hex[:12],
         ).to_env()

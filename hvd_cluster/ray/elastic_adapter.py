@@ -28,7 +28,7 @@ from hvd_cluster.ray.settings import ElasticSettings
 from hvd_cluster.ray.spec import group_to_use
 from hvd_cluster.ray.start_watch import StartWatch
 from hvd_cluster.ray.static import packed
-from hvd_cluster.ray.strategy import missing, too_small
+from hvd_cluster.ray.strategy import in_use, missing, too_small
 from hvd_cluster.rendezvous.secret import new_secret
 
 #: Seconds between two looks for room.
@@ -50,6 +50,8 @@ class ElasticAdapter(Adapter):
         self._use_current_group = use_current_group
         self._executable: bytes | None = None
         self._env: dict[str, str | None] = {}
+        #: The one that the program is in; Ray tells it to the program's own thread only.
+        self._group: Any = None
         self._is_started = False
 
     def start(
@@ -61,7 +63,8 @@ class ElasticAdapter(Adapter):
     ) -> None:
         """Wait for room for ``min_num_proc`` workers. They start with each call, and make an executable each."""
         self._spec({})  # its mistakes are told now
-        self._await_room(group_to_use(self._use_current_group))
+        self._group = group_to_use(self._use_current_group)
+        self._await_room(self._group)
         self._executable = (
             None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
         )
@@ -94,7 +97,7 @@ class ElasticAdapter(Adapter):
     def _run(self, order: Order, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise ValueError("the executor has no workers: call start() first")
-        group = group_to_use(self._use_current_group)
+        group = self._group
         settings = self._settings
         spec = self._spec({**settings.environment, **self._env})
         loop = CallbackLoop(callbacks)
@@ -103,11 +106,11 @@ class ElasticAdapter(Adapter):
             fleet = NodeFleet(new_secret(), self._resources, order, loop.put, group)
             stack.callback(fleet.close)
             fleet.open(others=True)
-            driver = ElasticDriver(spec, fleet, on_line, ignore_event, lambda ended: hopeless(ended, fleet.has_world))
-            stack.callback(driver.close)
             discovery = self._discovery(group, fleet)
+            driver = ElasticDriver(spec, fleet, on_line, ignore_event, lambda ended: hopeless(ended, fleet.has_world))
             manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
             stack.callback(manager.close)
+            stack.callback(driver.close)  # first: whatever a look at the nodes waits for, the workers end now
             manager.start()
             watch = StartWatch(
                 fleet.num_greeted, manager.usable, settings.min_num_proc, settings.timeout_s, driver.stop
@@ -141,6 +144,10 @@ class ElasticAdapter(Adapter):
         discovery = self._discovery(group)
         deadline_s = time.monotonic() + settings.placement_group_timeout_s
         while sum(discovery.find_available_hosts_and_slots().values()) < needed:
+            if time.monotonic() > deadline_s and group is not None:
+                raise in_use(
+                    group, self._resources, f"min_workers={needed} are needed", settings.placement_group_timeout_s
+                )
             if time.monotonic() > deadline_s:
                 raise StartTimeoutError(
                     f"no room for min_workers={needed} within {settings.placement_group_timeout_s:g} s: "

@@ -108,7 +108,7 @@ class RayExecutor:
             timeout_s: seconds for all workers to report, once there is room for them.
             ssh_identity_file: accepted for Horovod's sake: Ray starts the workers.
             ssh_str: text of a key, which is written to ``ssh_identity_file``, readable for this user alone.
-            placement_group_timeout_s: seconds to wait for room in the cluster.
+            placement_group_timeout_s: seconds to wait for room in the cluster, or in the placement group to be used.
             nics: network interface for the workers' data; by default the one that reaches the driver's node.
             verbose: 0 drops the workers' output.
         """

@@ -104,6 +104,8 @@ class FixedCrew:
         except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
             self.close("a call was interrupted")
             raise
+        for worker in workers:
+            worker.forget_report()
         if not self._group.all_live:
             self.close("a worker died or hung in an earlier call")
         return collect(outcomes)
@@ -118,6 +120,7 @@ class FixedCrew:
         except BaseException:  # an interrupt, as above
             self.close("a call was interrupted")
             raise
+        worker.forget_report()
         if not self._group.all_live:
             self.close("a worker died in an earlier call")
         return collect([outcome])[0]
@@ -152,8 +155,8 @@ class FixedCrew:
 
     def _bring_up(self, stack: ExitStack) -> None:
         connect()
-        size = self._strategy.num_workers
         reservation = self._strategy.reserve(self._placement_timeout_s)
+        size = len(reservation.bundles)
         stack.callback(_quietly, reservation.release)
         handles = self._actors(reservation, size, stack)
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
@@ -161,8 +164,8 @@ class FixedCrew:
         greetings = self._greetings(refs)
         alone = all(greeting.address == nodes.own_address() for greeting in greetings)
         placements = seated(greetings, alone)
-        server = stack.enter_context(KeyValueServer(secret, LOOPBACK if alone else "0.0.0.0"))
         address = LOOPBACK if alone else nodes.own_address()
+        server = stack.enter_context(KeyValueServer(secret, address))
         first = placements[0].seat
         self._group = Group()
         stack.callback(self._group.stop, 0.0)

@@ -26,14 +26,15 @@ class DriverLine:
 
     Args:
         secret: the job's secret; who does not hold it is not let in.
+        address: that of this node, where the driver calls.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, address: str) -> None:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._ray_files: dict[str, int] = {}
         self._reader: OutputReader | None = None
-        self._door = Door(secret, self._let_in)
+        self._door = Door(secret, self._let_in, address, unread_s=_STALLED_S)
         #: Where the driver calls.
         self.port = self._door.port
 
@@ -45,26 +46,27 @@ class DriverLine:
                 channel.send(pickle.dumps(message))
                 return
             except (OSError, AuthenticationError):
-                self._channel = None
+                with self._lock:
+                    if self._channel is channel:  # else the driver has called again
+                        self._channel = None
+                channel.close()
         if isinstance(message, Lines) and message.stream in self._ray_files:
             with contextlib.suppress(OSError):
                 os.write(self._ray_files[message.stream], "".join(f"{text}\n" for text in message.texts).encode())
 
     def catch_up(self) -> None:
         """Return when everything that this process has written by now was sent."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # the user has closed or replaced it
-                stream.flush()
+        _flush()
         if self._reader is not None:
             self._reader.catch_up()()
 
     def _let_in(self, _hello: object, channel: Channel) -> bool:
-        """The driver has called."""
+        """The driver has called, for the first time or because its connection broke."""
+        channel.settimeout(_STALLED_S)
         with self._lock:
-            if self._channel is not None:
-                return False
-            channel.settimeout(_STALLED_S)
-            self._channel = channel
+            before, self._channel = self._channel, channel
+        if before is not None:
+            before.close()
         if self._reader is None:
             self._capture()
         # To the driver: this is the line that it wants, and from here on nothing is lost.
@@ -73,8 +75,7 @@ class DriverLine:
 
     def _capture(self) -> None:
         """Put pipes in place of Ray's log files; native code and child processes write to them too."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush()
         pipes = {}
         for stream, descriptor in _STREAMS.items():
             self._ray_files[stream] = os.dup(descriptor)
@@ -87,3 +88,10 @@ class DriverLine:
         texts = [text for text in texts if not text.startswith(_OF_RAYS_OWN)]
         if texts:
             self.tell(Lines(stream, texts))
+
+
+def _flush() -> None:
+    """Flush what takes the user's prints, if it can be."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the user has closed it, or put an object of any kind in its place
+            stream.flush()

@@ -8,7 +8,7 @@ from typing import Any
 
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.group import Worker
-from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.hosts import LOOPBACK, Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import OnEvent, ignore_event
@@ -73,7 +73,7 @@ class NodeFleet(Fleet):
     def open(self, *, others: bool) -> None:
         """Start the rendezvous for all nodes."""
         if self._server is None:
-            self._server = self._stack.enter_context(KeyValueServer(self.secret, "0.0.0.0"))
+            self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
 
     def add(self, host: Host) -> str:
         """Take in a node, by its id, its address or its name."""
@@ -109,7 +109,8 @@ class NodeFleet(Fleet):
         return ""
 
     def rendezvous(self, name: str) -> str:
-        return join_address(nodes.own_address(), self.server.port)
+        address = nodes.own_address()
+        return join_address(address, self.server.port_at(address))
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
         self.has_world = True
@@ -146,9 +147,11 @@ class NodeFleet(Fleet):
         """The bundle for one more worker on a node; None where workers are in none."""
         if self._group is None:
             return None
-        here = [bundle for bundle in bundles_of(self._group) if bundle.node_id == node_id]
-        with_room = [b for b in here if self._resources.slots(b.resources) > self.num_in_bundle(b.index)]
-        return next((bundle.index for bundle in [*with_room, *here]), None)
+        here = [(b, self.num_in_bundle(b.index)) for b in bundles_of(self._group) if b.node_id == node_id]
+        # Other executors may use some; Ray's count of what is free lags a second behind.
+        free = [bundle for bundle, num_own in here if bundle.slots(self._resources, num_own) > num_own]
+        large = [bundle for bundle, num_own in here if self._resources.slots(bundle.resources) > num_own]
+        return next((bundle.index for bundle in [*free, *large, *(bundle for bundle, _ in here)]), None)
 
     def start(
         self,

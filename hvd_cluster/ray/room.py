@@ -1,4 +1,4 @@
-"""How many workers find room now?"""
+"""How many workers find room now, and do so many ever?"""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ def num_workers_that_fit(
             "to wait for room"
         )
     return room
+
+
+def require_room(
+    num_workers: int,
+    cpus_per_worker: float = 1,
+    use_gpu: bool = False,
+    gpus_per_worker: float | None = None,
+    use_current_placement_group: bool = True,
+) -> None:
+    """Raise where there will never be room: a cluster may grow, the placement group of the program does not.
+
+    Raises:
+        NotEnoughSlotsError: that group is too small.
+    """
+    resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+    PGStrategy(num_workers, resources, group_to_use(use_current_placement_group)).check()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.errors import NotEnoughSlotsError, StartTimeoutError
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.bundles import bundles_of, described, in_bundle
+from hvd_cluster.ray.bundles import Bundle, bundles_of, described, in_bundle
 from hvd_cluster.ray.resources import WorkerResources, listed, shortage
 from hvd_cluster.ray.session import load_ray
 
@@ -45,23 +45,65 @@ class Reservation:
 
 
 class Strategy(ABC):
-    """How many workers, and where."""
+    """How many workers, and where.
 
-    resources: WorkerResources
+    Args:
+        resources: what each takes.
+        placement_group: the one to use, which this program is in; None makes one.
+    """
+
+    def __init__(self, resources: WorkerResources, placement_group: Any = None) -> None:
+        self.resources = resources
+        self._group = placement_group
 
     @property
     @abstractmethod
     def num_workers(self) -> int:
         """How many workers there will be."""
 
-    @abstractmethod
     def reserve(self, timeout_s: float) -> Reservation:
         """Room for all workers.
 
         Raises:
-            StartTimeoutError: the cluster has none within ``timeout_s`` seconds; the text says what is missing.
+            StartTimeoutError: there is none within ``timeout_s`` seconds; the text says what is missing.
             NotEnoughSlotsError: the placement group that the program is in is too small.
         """
+        if self._group is None:
+            return self._make_group(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while not (seats := self._seats(lambda bundle: bundle.slots(self.resources))):
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise in_use(self._group, self.resources, self._needed(), timeout_s)
+            time.sleep(_LOOK_S)
+        return Reservation(self._group, seats, self.resources, is_own=False)
+
+    def check(self) -> None:
+        """Raise where there will never be room, whoever else uses it now.
+
+        Raises:
+            NotEnoughSlotsError: the placement group that the program is in is too small.
+        """
+        if self._group is not None and not self._seats(lambda bundle: self.resources.slots(bundle.resources)):
+            raise too_small(self._group, self.resources, self._needed())
+
+    @abstractmethod
+    def _make_group(self, timeout_s: float) -> Reservation:
+        """Room in a placement group of their own."""
+
+    @abstractmethod
+    def _seats(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+        """For each worker its bundle in the group; empty where there are too few.
+
+        (Older releases of Ray, told to put a worker into any bundle, would put it into one without room for it.)
+
+        Args:
+            room: how many workers a bundle takes.
+        """
+
+    @abstractmethod
+    def _needed(self) -> str:
+        """What they need, as the end of a sentence about what the group has."""
 
 
 class PGStrategy(Strategy):
@@ -74,36 +116,25 @@ class PGStrategy(Strategy):
     """
 
     def __init__(self, num_workers: int | None, resources: WorkerResources, placement_group: Any = None) -> None:
-        self.resources = resources
-        self._group = placement_group
+        super().__init__(resources, placement_group)
         self._num_workers = num_workers
 
     @property
     def num_workers(self) -> int:
-        return len(self._bundles()) if self._num_workers is None else self._num_workers
+        if self._num_workers is not None:
+            return self._num_workers
+        return sum(self.resources.slots(bundle.resources) for bundle in bundles_of(self._group))
 
-    def reserve(self, timeout_s: float) -> Reservation:
-        if self._group is None:
-            group, _ = create_placement_group(self.resources.bundle(), self.num_workers, timeout_s, "PACK")
-            return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
-        bundles = self._bundles()[: self._num_workers]
-        if not bundles or len(bundles) < (self._num_workers or 0):
-            raise too_small(self._group, self.resources, f"{self._num_workers or 'some'} are needed")
-        return Reservation(self._group, tuple(bundles), self.resources, is_own=False)
+    def _make_group(self, timeout_s: float) -> Reservation:
+        group, _ = create_placement_group(self.resources.bundle(), self.num_workers, timeout_s, "PACK")
+        return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
 
-    def _bundles(self) -> list[int]:
-        """A bundle for each worker that finds room in the group beside the program itself.
+    def _seats(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+        seats = tuple(bundle.index for bundle in bundles_of(self._group) for _ in range(room(bundle)))
+        return seats[: self.num_workers] if len(seats) >= self.num_workers else ()
 
-        Those come last that others use now, such as another executor. (Older releases of Ray, told to put a worker into
-        any bundle, would put it into one that has no room for it.)
-        """
-        unused: list[int] = []
-        used: list[int] = []
-        for bundle in bundles_of(self._group):
-            num_unused = bundle.slots(self.resources)
-            unused += [bundle.index] * num_unused
-            used += [bundle.index] * (self.resources.slots(bundle.resources) - num_unused)
-        return unused + used
+    def _needed(self) -> str:
+        return f"{self._num_workers or 'some'} {'is' if self._num_workers == 1 else 'are'} needed"
 
 
 class ColocatedStrategy(Strategy):
@@ -119,44 +150,58 @@ class ColocatedStrategy(Strategy):
     def __init__(
         self, num_hosts: int, num_workers_per_host: int, resources: WorkerResources, placement_group: Any = None
     ) -> None:
-        self.resources = resources
+        super().__init__(resources, placement_group)
         self._num_hosts = num_hosts
         self._per_host = num_workers_per_host
-        self._group = placement_group
 
     @property
     def num_workers(self) -> int:
         return self._num_hosts * self._per_host
 
-    def reserve(self, timeout_s: float) -> Reservation:
-        if self._group is not None:
-            return Reservation(self._group, self._bundles(), self.resources, is_own=False)
+    def _make_group(self, timeout_s: float) -> Reservation:
         bundle = self.resources.bundle(self._per_host)
         group, _ = create_placement_group(bundle, self._num_hosts, timeout_s, "STRICT_SPREAD")
         bundles = tuple(host for host in range(self._num_hosts) for _ in range(self._per_host))
         return Reservation(group, bundles, self.resources, is_own=True)
 
-    def _bundles(self) -> tuple[int, ...]:
-        """For each worker its bundle in the group: the first nodes that have room for all of theirs."""
-        seats: dict[str, list[int]] = {}  # node -> the bundle of each place there
+    def _seats(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+        fit = self._fit(room)
+        return (
+            tuple(index for on_node in fit[: self._num_hosts] for index in on_node)
+            if len(fit) >= self._num_hosts
+            else ()
+        )
+
+    def _fit(self, room: Callable[[Bundle], int]) -> list[list[int]]:
+        """The nodes that have room for all of theirs: of each the bundle of each place there."""
+        seats: dict[str, list[int]] = {}
         for bundle in bundles_of(self._group):
             if bundle.node_id:
-                seats.setdefault(bundle.node_id, []).extend([bundle.index] * self.resources.slots(bundle.resources))
-        fit = [on_node[: self._per_host] for on_node in seats.values() if len(on_node) >= self._per_host]
-        if len(fit) < self._num_hosts:
-            raise too_small(
-                self._group,
-                self.resources,
-                f"{self._per_host} on each of {self._num_hosts} nodes are needed, and {len(fit)} of its nodes have "
-                "room for that many",
-            )
-        return tuple(index for on_node in fit[: self._num_hosts] for index in on_node)
+                seats.setdefault(bundle.node_id, []).extend([bundle.index] * room(bundle))
+        return [on_node[: self._per_host] for on_node in seats.values() if len(on_node) >= self._per_host]
+
+    def _needed(self) -> str:
+        fit = self._fit(lambda bundle: self.resources.slots(bundle.resources))
+        return (
+            f"{self._per_host} on each of {self._num_hosts} nodes are needed, and {len(fit)} of its nodes have "
+            "room for that many"
+        )
 
 
 def too_small(group: Any, resources: WorkerResources, needed: str) -> NotEnoughSlotsError:
     """The error of a program whose placement group has no room for the workers."""
     return NotEnoughSlotsError(
         f"{described(group, resources)}, but {needed}. Give it more bundles, or pass use_current_placement_group=False."
+    )
+
+
+def in_use(group: Any, resources: WorkerResources, needed: str, timeout_s: float) -> StartTimeoutError:
+    """The error of a program in whose placement group others take the room, such as another executor."""
+    free = sum(bundle.slots(resources) for bundle in bundles_of(group))
+    return StartTimeoutError(
+        f"{described(group, resources)}. Others use it: there is room for {free} after {timeout_s:g} s, but {needed}. "
+        "End what else runs there, give it more bundles, or pass use_current_placement_group=False; "
+        "create_settings(placement_group_timeout_s=...) says how long to wait."
     )
 
 

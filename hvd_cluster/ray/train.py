@@ -25,6 +25,7 @@ from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.oldpaths.carry import carries, carry
 from hvd_cluster.ray.resources import device_env
 from hvd_cluster.ray.settings import nics_to_env_var
+from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, export, inherited, join_address
@@ -66,8 +67,8 @@ class HorovodBackend(Backend):
         size = len(worker_group)
         where = worker_group.execute(_where)
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
-        store_port, master_port = worker_group.execute_single(0, _serve, secret)
         addresses = [address for _, address, _ in where]
+        store_port, master_port = worker_group.execute_single(0, _serve, secret, addresses[0])
         seats = [Seat(rank, node, address, gpus) for rank, (node, address, gpus) in enumerate(where)]
         # Ray Train has given out its ranks already: they stay, in whatever order it went over the nodes.
         for on_node in _by_node(seats):
@@ -108,10 +109,10 @@ def _where() -> tuple[str, str, tuple[str, ...]]:
     return context.get_node_id(), ray.util.get_node_ip_address(), tuple(context.get_accelerator_ids().get("GPU", ()))
 
 
-def _serve(secret: bytes) -> tuple[int, int]:
-    """In rank 0: open the job's store; its port, and one for torch.distributed."""
+def _serve(secret: bytes, address: str) -> tuple[int, int]:
+    """In rank 0: open the job's store at its node's address; its port, and one for torch.distributed."""
     _stop_serving()
-    _held[:] = [KeyValueServer(secret, "0.0.0.0"), ReservedPort("0.0.0.0")]
+    _held[:] = [KeyValueServer(secret, address), ReservedPort(ANY)]
     server, master = _held
     return server.port, master.port
 

@@ -18,7 +18,8 @@ from hvd_cluster.oldpaths.carry import carry
 from hvd_cluster.ray import ray_logger
 from hvd_cluster.ray.line import DriverLine
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Logged
-from hvd_cluster.topology import Topology, export, inherited
+from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class BaseHorovodWorker:
             }
         )
         self._line: DriverLine | None = None
+        self._topology: Topology | None = None
         self._master: ReservedPort | None = None
 
     # --- Horovod's own methods ---------------------------------------------------------------------------------------
@@ -98,11 +100,12 @@ class BaseHorovodWorker:
         """Who and where this actor is; from now on it waits for a driver that holds the job's ``secret``."""
         import ray
 
-        self._line = self._line or DriverLine(secret)
-        self._master = self._master or ReservedPort("0.0.0.0")
+        address = str(ray.util.get_node_ip_address())
+        self._line = self._line or DriverLine(secret, address)
+        self._master = self._master or ReservedPort(ANY)
         return Greeting(
             node_id=self.node_id(),
-            address=str(ray.util.get_node_ip_address()),
+            address=address,
             hostname=self.hostname(),
             pid=os.getpid(),
             gpus=tuple(self.get_gpu_ids()),
@@ -113,7 +116,8 @@ class BaseHorovodWorker:
 
     def settle(self, settlement: Settlement) -> None:
         """Become the worker that ``settlement`` describes. It has greeted before."""
-        foreign = {name: None for name in inherited() if name.startswith("TORCHELASTIC_")}
+        foreign = {name: None for name in inherited() if is_of_one_job(name)}
+        self._topology = settlement.topology  # not read back later: the environment is the user's too
         export({**foreign, **settlement.topology.to_env(), **settlement.env})
         if settlement.as_horovod:
             import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
@@ -138,7 +142,7 @@ class BaseHorovodWorker:
         if executable is not None and not (made := self._make(executable)).ok:
             return self._finished(made)
         more = (self.executable,) if with_executable else ()
-        return self._finished(perform(call, Topology.from_env(), *more))
+        return self._finished(perform(call, self._place(), *more))
 
     def call(self, call: bytes) -> Any:
         """Run a packed call; what it returns and raises is Ray's to bring."""
@@ -152,11 +156,18 @@ class BaseHorovodWorker:
         def keep(made: Any) -> None:
             self.executable = made
 
-        return perform(executable, Topology.from_env(), keep=keep)
+        return perform(executable, self._place(), keep=keep)
+
+    def _place(self) -> Topology:
+        topology = self._topology
+        assert topology is not None
+        return topology
 
     def _finished(self, outcome: Outcome) -> Outcome:
         """``outcome``, when the driver has been sent all output, and told that there is something to fetch."""
         if self._line is not None:
-            self._line.catch_up()
-            self._line.tell(Finished())
+            try:
+                self._line.catch_up()
+            finally:
+                self._line.tell(Finished())
         return outcome

@@ -7,6 +7,7 @@ import hashlib
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import Slots
+
+#: The names of what each session's server has been brought: it would take an upload whole before it refuses the name.
+_brought: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_bring_lock = threading.Lock()
 
 
 class ConnectSession(Session):
@@ -50,6 +55,14 @@ class ConnectSession(Session):
         # Plans are limited to 128 MB and kept whole in the server's heap; artifacts go in chunks. The name carries
         # the content's hash, because the server refuses a second upload of a name.
         name = f"hvd_call_{hashlib.sha256(call).hexdigest()[:32]}"
+        with _bring_lock:
+            known = _brought.setdefault(self.spark, set())
+            if name not in known:
+                self._bring(name, call)
+                known.add(name)
+        return name, nothing_to_free
+
+    def _bring(self, name: str, call: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="hvd_call_") as folder:
             path = Path(folder) / name
             path.write_bytes(call)
@@ -58,7 +71,6 @@ class ConnectSession(Session):
             except Exception as error:  # whichever class: the text names the condition, others are raised
                 if "ARTIFACT_ALREADY_EXISTS" not in str(error):
                     raise
-        return name, nothing_to_free
 
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
         outer_tags = set(self.spark.getTags())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray_clusters import TestCluster
 
-from hvd_cluster.errors import NotEnoughSlotsError
+from hvd_cluster.errors import NotEnoughSlotsError, StartTimeoutError
 from hvd_cluster.ray import RayExecutor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -52,6 +52,62 @@ def places(**arguments: Any) -> tuple[list[tuple[str, int]], int]:
         return found, sum(one["state"] == "CREATED" for one in placement_group_table().values())
 
 
+def side_by_side(executors: list[dict[str, Any]], extra: dict[str, Any]) -> tuple[list[int], str, float]:
+    """In the program: the bundle of the one worker of each of several executors, and how one more is refused, and when.
+
+    Those before the last one keep their workers while the next one looks for room.
+    """
+    import threading
+    import time
+    from contextlib import ExitStack
+
+    import ray
+
+    def where() -> int:
+        ids = ray._private.worker.global_worker.core_worker.resource_ids()
+        return next(int(name.split("_")[2]) for name in ids if name.startswith("CPU_group_") and name.count("_") == 3)
+
+    def keep(folder: str) -> int:
+        """In an elastic job, whose workers live as long as a call."""
+        from pathlib import Path
+
+        Path(folder, "bundle").write_text(str(where()))
+        while not Path(folder, "over").exists():
+            time.sleep(0.1)
+        return where()
+
+    def settings() -> Any:
+        return RayExecutor.create_settings(timeout_s=30, placement_group_timeout_s=3)
+
+    import tempfile
+    from pathlib import Path
+
+    found: list[int] = []
+    with ExitStack() as stack:
+        for arguments in executors:
+            executor = stack.enter_context(RayExecutor(settings(), **arguments))
+            if "min_workers" not in arguments:
+                found += executor.run(where)
+                continue
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            thread = threading.Thread(target=executor.run, args=(keep, [folder]))
+            thread.start()  # Ray tells no thread but the program's own in which group that is
+            stack.callback(thread.join)
+            stack.callback(Path(folder, "over").touch)
+            deadline_s = time.monotonic() + 60
+            while not Path(folder, "bundle").exists():
+                assert time.monotonic() < deadline_s
+                time.sleep(0.1)
+            time.sleep(0.5)  # it is being written
+            found.append(int(Path(folder, "bundle").read_text()))
+        began_s = time.monotonic()
+        try:
+            RayExecutor(settings(), **extra).start()
+        except StartTimeoutError as error:
+            return found, str(error), time.monotonic() - began_s
+    return found, "", 0.0
+
+
 def refusal(**arguments: Any) -> str:
     try:
         RayExecutor(RayExecutor.create_settings(timeout_s=100), **arguments).start()
@@ -88,6 +144,23 @@ def test_an_elastic_job_takes_bundles_of_the_group_and_no_more(group: Any) -> No
     assert sorted(bundle for _, bundle in found) == [0, 1, 2]
     assert num_groups == 1
     assert "but min_workers=4 are needed" in inside(group, 1, lambda: refusal_here(min_workers=4))
+
+
+@pytest.mark.parametrize(
+    "executors",
+    [
+        [{"num_hosts": 1}] * 3,
+        [{"num_workers": 1}, {"min_workers": 1, "max_workers": 1}, {"num_hosts": 1}],
+    ],
+)
+def test_executors_in_one_group_take_what_the_others_leave(group: Any, executors: list[dict[str, Any]]) -> None:
+    run = local(side_by_side)
+    for extra in ({"num_workers": 1}, {"min_workers": 1}):
+        found, text, wait_s = inside(group, 1, lambda extra=extra: run(executors=executors, extra=extra))
+        assert sorted(found) == [0, 1, 2]
+        assert "with room for 3 workers of 1 CPU each beside itself. Others use it: there is room for 0" in text
+        assert "placement_group_timeout_s" in text
+        assert 3 <= wait_s < 20
 
 
 def test_outside_of_the_group_where_the_program_says_so(group: Any, ray_cluster: TestCluster) -> None:

@@ -158,11 +158,11 @@ def test_an_elastic_executor_with_a_discovery_of_its_own(ray_cluster: TestCluste
     )
     executor = ElasticRayExecutor(settings, override_discovery=False, env_vars={"ADDED": "yes"})
     executor.start()
-    job = Job(lambda callbacks: executor.run(lambda: train(str(tmp_path), 150), callbacks), tmp_path)
+    job = Job(lambda callbacks: executor.run(lambda: train(str(tmp_path), 600), callbacks), tmp_path)
     for expected in (4, 2, 4):  # a node leaves and comes back; the first world may already lack it
         job.wait_for(lambda workers, expected=expected: any(size == expected for _, _, size in workers.values()))
     results = job.end()
-    assert all(result["mean"] == sum(range(150)) for result in results)
+    assert all(result["mean"] == sum(range(600)) for result in results)
     assert {2, 4} == set(results[0]["sizes"])
     assert len(changes(results[0]["sizes"])) >= 3
 
@@ -194,10 +194,23 @@ def test_a_function_that_raises_ends_the_job_with_its_traceback(ray_cluster: Tes
         import hvd_cluster.torch as hvd
 
         hvd.init()
+        time.sleep(hvd.rank())  # the first failure has a newcomer started on the other node
         raise ValueError("always")
 
-    with pytest.raises((WorkerFailedError, LaunchError), match="ValueError: always"):
+    with pytest.raises(WorkerFailedError, match="ValueError: always") as raised:
         executor_of(min_workers=2, max_workers=2).run(fail)
+    assert str(raised.value).startswith("Traceback")
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert not raised.value.died
+
+
+def test_a_reset_limit_ends_the_job(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    executor = executor_of(min_workers=1, max_workers=2, reset_limit=0)
+    job = Job(lambda callbacks: executor.run(train, args=[str(tmp_path), 2000], callbacks=callbacks), tmp_path)
+    job.wait_for(lambda workers: sum(step >= 3 for step, _, _ in workers.values()) == 2)
+    os.kill(next(pid for pid, (_, rank, _) in job.workers().items() if rank == 1), signal.SIGKILL)
+    with pytest.raises(LaunchError, match="number of resets during elastic job exceeded limit: 0"):
+        job.end()
 
 
 def test_one_that_raises_before_there_is_a_world_is_not_tried_elsewhere(ray_cluster: TestCluster) -> None:

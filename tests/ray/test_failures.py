@@ -15,7 +15,7 @@ import pytest
 from ray_clusters import TestCluster, await_nothing_left, left_on_ray
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
-from hvd_cluster.ray import RayExecutor
+from hvd_cluster.ray import RayExecutor, fixed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -155,6 +155,125 @@ def test_two_executors_at_once_are_two_worlds(ray_cluster: TestCluster) -> None:
         for thread in threads:
             thread.join()
     assert found == {1.0: [(2.0, 2)] * 2, 10.0: [(20.0, 2)] * 2}
+
+
+def spoil_what_the_worker_stands_on() -> str:
+    """Spoil the stream that is flushed behind the call, and the environment that says which rank this is."""
+    sys.stdout = type("Tee", (), {"write": lambda self, text: None})()  # type: ignore[assignment]
+    os.environ["HOROVOD_SIZE"] = "spoiled"
+    return "done"
+
+
+@pytest.mark.parametrize("arguments", [{"num_workers": 2}, {"min_workers": 2, "max_workers": 2}])
+def test_a_function_that_spoils_its_worker_still_comes_back(
+    ray_cluster: TestCluster, arguments: dict[str, int]
+) -> None:
+    with RayExecutor(RayExecutor.create_settings(timeout_s=100), **arguments) as executor:
+        for _ in range(2):
+            assert executor.run(spoil_what_the_worker_stands_on) == ["done"] * 2
+
+
+def test_a_call_whose_end_the_worker_cannot_tell_ends_with_ray_s_word(ray_cluster: TestCluster) -> None:
+    def lose_the_thread_of_output() -> None:
+        import gc
+
+        from hvd_cluster.ray.line import DriverLine
+
+        next(each for each in gc.get_objects() if isinstance(each, DriverLine)).__dict__.clear()
+
+    with executor_of(1) as executor, pytest.raises(WorkerFailedError, match="AttributeError"):
+        executor.run(lose_the_thread_of_output)
+
+
+def cut_the_line(pause_s: float) -> int:
+    """Close this worker's connection to the driver, go on for a while, and print."""
+    import gc
+
+    from hvd_cluster.ray.line import DriverLine
+
+    line = next(each for each in gc.get_objects() if isinstance(each, DriverLine))
+    assert line._channel is not None
+    line._channel.close()
+    time.sleep(pause_s)
+    print("after the cut", flush=True)
+    return os.getpid()
+
+
+def test_a_connection_that_breaks_costs_output_and_not_the_worker(
+    ray_cluster: TestCluster, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with executor_of(2) as executor:
+        pids = executor.run(os.getpid)
+        for pause_s in (0.0, 5.0):  # the call is over before Ray is asked, or later
+            assert executor.run(cut_the_line, args=[pause_s]) == pids
+        assert executor.run(os.getpid) == pids
+    assert "is there again" in caplog.text
+    assert "[1]<stdout>:after the cut" in capfd.readouterr().out
+    with RayExecutor(RayExecutor.create_settings(timeout_s=100), min_workers=1, max_workers=1) as executor:
+        assert len(executor.run(cut_the_line, args=[5.0])) == 1
+
+
+def test_a_worker_that_dies_between_two_calls_has_not_answered_the_second(
+    ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_of(2)
+    executor.start()
+    pids = executor.run(os.getpid)
+    share = fixed.shared
+
+    def slow(order: Any) -> Any:
+        """As it is with large arguments: the death becomes known meanwhile."""
+        os.kill(pids[1], signal.SIGKILL)
+        time.sleep(5)
+        return share(order)
+
+    monkeypatch.setattr(fixed, "shared", slow)
+    with pytest.raises(WorkerFailedError, match="was killed") as raised:
+        executor.run(os.getpid)
+    assert raised.value.rank == 1
+
+
+PAUSED = """\
+import sys, time
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+from hvd_cluster.ray import RayExecutor
+def work(folder):
+    import os
+    open(os.path.join(folder, str(os.environ["RANK"])), "w").write(str(os.getpid()))
+    for number in range(200):
+        print("x" * 100_000, flush=True)
+        time.sleep(0.1)
+    return "done"
+with RayExecutor(RayExecutor.create_settings(timeout_s=100), ARGUMENTS) as executor:
+    found = executor.run(work, args=[sys.argv[2]])
+sys.stderr.write(f"results {found}")
+"""
+
+
+@pytest.mark.parametrize("arguments", ["num_workers=2", "min_workers=2, max_workers=2"])
+def test_a_driver_that_is_paused_while_its_workers_write_loses_nothing(
+    ray_cluster: TestCluster, tmp_path: Path, arguments: str
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(PAUSED.replace("ARGUMENTS", arguments))
+    driver = subprocess.Popen(
+        [sys.executable, script, ray_cluster.address, str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        await_files(tmp_path, 2)
+        driver.send_signal(signal.SIGSTOP)
+        time.sleep(20)  # twice as long as a machine may be silent before it counts as gone
+        driver.send_signal(signal.SIGCONT)
+        _, errors = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert "results ['done', 'done']" in errors
+    assert driver.returncode == 0
 
 
 def test_results_that_overflow_the_object_store_still_arrive(ray_cluster: TestCluster) -> None:

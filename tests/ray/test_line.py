@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from hvd_cluster.ray.messages import Finished, Lines
 from hvd_cluster.rendezvous.channel import Channel
 
@@ -15,7 +17,7 @@ WORKER = """\
 import os, sys, time
 from hvd_cluster.ray.line import DriverLine
 from hvd_cluster.ray.messages import Finished
-line = DriverLine(b"s" * 32)
+line = DriverLine(b"s" * 32, "127.0.0.1")
 print(line.port, flush=True)
 sys.stdin.readline()
 print(":actor_name:Somebody")
@@ -59,3 +61,40 @@ def test_the_driver_gets_in_past_strangers_and_hears_every_line_before_the_end_o
     rest, _ = worker.communicate("end\n", timeout=30)
     assert worker.returncode == 0
     assert "after the driver's end" in rest  # to where it went before there was a driver
+
+
+TALKER = """\
+import sys, threading, time
+from hvd_cluster.ray.line import DriverLine
+line = DriverLine(b"s" * 32, "127.0.0.1")
+print(line.port, flush=True)
+until = threading.Thread(target=sys.stdin.readline)
+until.start()
+while until.is_alive():
+    print("still here", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_driver_that_calls_again_hears_on_and_its_first_connection_ends() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", TALKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    address = ("127.0.0.1", int(worker.stdout.readline()))
+    with socket.create_connection(address) as first, socket.create_connection(address) as second:
+        channels = []
+        for sock in (first, second):
+            channel = Channel.connect(sock, SECRET)
+            channel.send(pickle.dumps("the driver"))
+            channel.settimeout(30)
+            while not pickle.loads(channel.recv()).texts:
+                pass
+            channels.append(channel)
+        with pytest.raises(EOFError):
+            list(iter(channels[0].recv, b""))
+        assert "still here" in pickle.loads(channels[1].recv()).texts
+        for channel in channels:
+            channel.close()
+    worker.communicate("end\n", timeout=30)
+    assert worker.returncode == 0

@@ -103,6 +103,7 @@ def test_rows_may_take_longer_than_tasks_may_take_to_start(spark: Any) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_workers_without_room_are_given_up_though_there_was_room_to_make_their_rows(
     spark: Any, spark_slots: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

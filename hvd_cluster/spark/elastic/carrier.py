@@ -33,6 +33,8 @@ class Offer:
     driver_addresses: tuple[str, ...]
     #: Those of the driver.
     versions: Versions
+    #: Names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
+    interfaces: tuple[str, ...] = ()
 
 
 def perform(context: Any, versions: dict[str, str], offer: bytes, slot: int) -> list[tuple[int, str, bytes]]:
@@ -71,5 +73,5 @@ def perform(context: Any, versions: dict[str, str], offer: bytes, slot: int) -> 
     ):
         # Another attempt of this task is another host: what is known of this one does not hold for it.
         name = f"{here}/task-{slot}-{secrets.token_hex(3)}"
-        Agent(channel, {**env, **variables}, owns_devices=bool(gpus)).serve(name, job.secret)
+        Agent(channel, {**env, **variables}, owns_devices=bool(gpus)).serve(name, job.secret, job.interfaces)
     return []

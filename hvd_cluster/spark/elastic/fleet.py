@@ -32,10 +32,9 @@ class TaskFleet(Fleet):
         self._roster = roster
 
     def open(self, *, others: bool) -> None:
-        """Start the rendezvous, for the whole network where there are ``others``."""
+        """Start the rendezvous."""
         if self._server is None:
-            address = machine.ANY if others else machine.LOOPBACK
-            self._server = self._stack.enter_context(KeyValueServer(self.secret, address))
+            self._server = self._stack.enter_context(KeyValueServer(self.secret, machine.LOOPBACK))
 
     def add(self, host: Host) -> str:
         """Take in a task that has called."""

@@ -92,7 +92,7 @@ def run_elastic(
         WorkerFailedError: all workers that held the state were lost, or ``spark.task.maxFailures`` of them raised; the
             text begins with the user's own traceback.
         LaunchError: too few workers for too long, too many resets, no session, an argument that cannot be pickled,
-            executors without this package, or ones that cannot reach this process.
+            tasks that Spark refuses, executors without this package, or ones that cannot reach this process.
     """
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
@@ -132,7 +132,8 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
     if encrypted and not session.is_local:
         logger.warning("if torch has no TLS for Gloo, as its wheels have none: %s", encryption.OPEN_TENSORS_TEXT)
     secret = new_secret(encrypted=encrypted)
-    failures = Failures(int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES))
+    max_failures = int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES)
+    failures = Failures(max_failures)
     rings: list[Callable[[], None]] = []
 
     def on_change() -> None:
@@ -140,7 +141,8 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
             ring()
 
     with contextlib.ExitStack() as stack:
-        roster = Roster(session, spec.max_num_proc or spec.num_proc, secret, profile, on_change)
+        most = spec.max_num_proc or spec.num_proc
+        roster = Roster(session, most, secret, profile, on_change, spec.interfaces, max_failures)
         stack.callback(roster.close)
         roster.start()
         roster.wait_for(spec.num_proc, start_timeout_s)
@@ -149,9 +151,9 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
         driver = ElasticDriver(
             spec, fleet, on_line, ignore_event, lambda outcome: failures.judge(outcome, time.monotonic())
         )
-        stack.callback(driver.close)
         hosts = HostManager(roster, fleet, None, spec.discovery_interval_s, driver.ring.set)
         stack.callback(hosts.close)
+        stack.callback(driver.close)  # first: whatever a look at the hosts waits for, the workers end now
         rings.append(driver.ring.set)
         hosts.start()
         return driver.run(hosts)

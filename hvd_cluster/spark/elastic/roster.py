@@ -21,6 +21,7 @@ from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.spark import preflight, task
 from hvd_cluster.spark.elastic.carrier import Offer
+from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES
 from hvd_cluster.spark.plan import Versions
 from hvd_cluster.spark.progress import short_reason
 from hvd_cluster.spark.session import Session
@@ -52,27 +53,42 @@ class Roster(HostDiscovery):
         secret: the job's secret.
         profile: their resource profile; None for what the session's settings say.
         on_change: called, from another thread, when a task has come or gone.
+        interfaces: names, or beginnings of names, of the network interfaces that the tasks are to use.
+        max_failures: so many tasks of a slot that end at once, before any has called, will not do better later.
     """
 
     def __init__(
-        self, session: Session, num_tasks: int, secret: bytes, profile: Any, on_change: Callable[[], None]
+        self,
+        session: Session,
+        num_tasks: int,
+        secret: bytes,
+        profile: Any,
+        on_change: Callable[[], None],
+        interfaces: tuple[str, ...] = (),
+        max_failures: int = DEFAULT_MAX_FAILURES,
     ) -> None:
         self._session = session
         self._num_tasks = num_tasks
         self._profile = profile
+        self._max_failures = max_failures
         self._on_change = on_change
         self._tag = f"horovod.spark.run.{uuid.uuid4().hex[:12]}"
         self._changed = threading.Condition()
         self._remotes: dict[str, RemoteHost] = {}
         self._gone: list[RemoteHost] = []
         self._problems: list[str] = []
+        self._has_called = False
+        #: Why Spark has lost a task, the last time.
+        self._reason = ""
         self._closing = threading.Event()
         self._num_threads = 0
         bind, hosts = session.driver_hosts()
         self._door = Door(secret, self._let_in, bind)
         addresses = tuple(join_address(host, self._door.port) for host in hosts)
         self._versions = Versions.here()
-        self._offer = pickle.dumps(Offer(secret=secret, driver_addresses=addresses, versions=self._versions))
+        self._offer = pickle.dumps(
+            Offer(secret=secret, driver_addresses=addresses, versions=self._versions, interfaces=interfaces)
+        )
 
     def start(self) -> None:
         """Put the tasks on offer."""
@@ -154,12 +170,15 @@ class Roster(HostDiscovery):
         function = task.task_for(
             "hvd_cluster.spark.elastic.carrier", (asdict(self._versions), self._offer, slot), barrier=False
         )
-        pause_s = 0.0
+        pause_s, num_vain = 0.0, 0
         try:
             while not self._closing.wait(pause_s):
                 began_s = time.monotonic()
                 problem = self._run_one(function)
                 is_vain = bool(problem) and time.monotonic() - began_s < _LIVED_S
+                num_vain = num_vain + 1 if is_vain else 0
+                if num_vain == self._max_failures:
+                    self._give_up()
                 pause_s = min(2 * max(pause_s, _AGAIN_S), _LONGEST_PAUSE_S) if is_vain else _AGAIN_S
         finally:
             with self._changed:
@@ -173,7 +192,10 @@ class Roster(HostDiscovery):
         except Exception as error:  # noqa: BLE001  whatever Spark raises: it has lost the task, and gets another chance
             if self._closing.is_set():
                 return ""
-            logger.warning("a task of the elastic job was lost: %s", short_reason(error))
+            reason = short_reason(error)
+            logger.warning("a task of the elastic job was lost: %s", reason)
+            with self._changed:
+                self._reason = reason
             return "lost"
         if problems and not self._closing.is_set():
             logger.warning("a task of the elastic job is of no use: %s", "; ".join(problems))
@@ -182,6 +204,16 @@ class Roster(HostDiscovery):
                 self._changed.notify_all()
         return "; ".join(problems)
 
+    def _give_up(self) -> None:
+        """Tasks of a slot have ended at once too often: before any other has done better, none will."""
+        with self._changed:
+            if self._reason and not self._has_called:
+                self._problems.append(
+                    f"Spark could not run {self._max_failures} tasks in a row (spark.task.maxFailures). Spark says: "
+                    f"{self._reason}"
+                )
+                self._changed.notify_all()
+
     def _let_in(self, hello: Hello, channel: Channel) -> bool:
         """Runs in a thread of the door: a task has called."""
         remote = RemoteHost(Host(hello.name, 1), self._notice)
@@ -189,6 +221,7 @@ class Roster(HostDiscovery):
             if self._closing.is_set():
                 return False
             self._remotes[hello.name] = remote
+            self._has_called = True
         remote.attach(hello, channel)
         logger.info("a task on %s offers itself", hello.hostname)
         return True
@@ -203,5 +236,6 @@ class Roster(HostDiscovery):
 
     def _waits_for(self, count: int) -> str:
         with self._changed:
-            present = len(self._remotes)
-        return f"{self._session.slots(self._profile).describe(count)}; {present} of {count} tasks have reported"
+            present, reason = len(self._remotes), self._reason
+        lost = f"; a task was lost, and Spark says: {reason}" if reason else ""
+        return f"{self._session.slots(self._profile).describe(count)}; {present} of {count} tasks have reported{lost}"

@@ -249,6 +249,19 @@ def test_more_workers_than_the_session_can_have_are_refused_before_anything_star
         hvd_cluster.spark.run_elastic(lambda: 1, num_proc=8, start_timeout=5)
 
 
+@pytest.mark.spark("local")
+@pytest.mark.slow
+def test_what_spark_refuses_is_told_before_the_wait_is_over(spark: Any) -> None:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+    said = "resource_profile needs Spark 4.0" if spark.version < "4" else "Spark says: .*Profiles are only supported"
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=said):
+        hvd_cluster.spark.run_elastic(lambda: 1, num_proc=1, resource_profile=profile)
+    assert time.monotonic() - began < 60
+
+
 @pytest.mark.spark("local", "connect")
 @pytest.mark.slow
 def test_reset_limit_bounds_how_often_the_workers_change(spark: Any, tmp_path: Path) -> None:
