@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 SPARK_KINDS := local local-cluster connect standalone
-MATRIX := petastorm spark35 ray240 mxnet py310 py312 py313
+MATRIX := petastorm spark35 ray240 tf216 mxnet py310 py312 py313
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
@@ -44,7 +44,7 @@ wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls dist
 
-test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, Spark 3.5, Ray 2.40, mxnet beside its own numpy, other Pythons
+test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own pyarrow, Spark 3.5, Ray 2.40, TensorFlow 2.16, mxnet beside its own numpy, other Pythons
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
@@ -68,8 +68,12 @@ matrix-ray240: .venv-ray240/.ready
 		--ignore=tests/ray/test_ray_start.py $(RAY240) \
 		--deselect tests/ray/test_full_store.py::test_a_dataset_larger_than_the_store_streams_through_it_and_past_the_driver
 
+matrix-tf216: .venv-tf216/.ready
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-tf216/bin/python -m pytest tests/tensorflow tests/keras -m "not slow"
+
 matrix-mxnet: .venv-mxnet/.ready
-	@OMP_NUM_THREADS=1 .venv-mxnet/bin/python -m pytest tests/mxnet
+	@OMP_NUM_THREADS=1 .venv-mxnet/bin/python -m pytest tests/mxnet tests/api/test_public_api.py \
+		"tests/docs/test_code_blocks.py::test_blocks_run[mxnet.md]"
 
 # Other Pythons: the wheel, and the tests that need no torch. `pytest` and not `python -m pytest`, which would import the
 # checkout instead.

@@ -7,7 +7,8 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 
 RECORD = Path(__file__).with_name("horovod-0.28.1.txt")
 #: What a namespace needs to be imported.
-NEEDS = {"tensorflow": "tensorflow", "keras": "keras", "spark": "pyspark"}
+NEEDS = {"tensorflow": "tensorflow", "keras": "keras", "spark": "pyspark", "ray": "ray", "mxnet": "mxnet"}
+NEEDS |= {"compute_service": "tensorflow", "sparkdl": "pyspark"}
 
 # Prints the arguments of every path that it is given: name, default as source text ("" for none), and its kind.
 DESCRIBE = """
@@ -38,11 +40,12 @@ def value_of(path):
 def arguments_of(path):
     found = value_of(path)
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):
-        return []
+        return None
+    parameters = parameters[1:] if parameters and parameters[0].name == "self" else parameters
     return [
-        [p.name, "" if p.default is inspect.Parameter.empty else repr(p.default), str(p.kind)] for p in parameters
+        [p.name, "" if p.default is inspect.Parameter.empty else repr(p.default), p.kind.name] for p in parameters
     ]
 
 answers = {}
@@ -55,8 +58,27 @@ print(json.dumps(answers))
 """
 
 
-def recorded() -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
-    """Each old path, with its arguments and the source of their defaults; None where only the name is recorded."""
+@dataclass(frozen=True)
+class Arguments:
+    """What a call may give: names with the source of their defaults, "" where there is none."""
+
+    positional: list[tuple[str, str]]
+    keyword_only: list[tuple[str, str]]
+
+    @classmethod
+    def parse(cls, text: str) -> Arguments:
+        """The arguments of ``(a, b=1, *, c=None)``."""
+        function = ast.parse(f"def f{text}: pass").body[0]
+        assert isinstance(function, ast.FunctionDef)
+        given = function.args
+        defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults
+        sources = [[ast.unparse(each) if each else "" for each in part] for part in (defaults, given.kw_defaults)]
+        names = [[each.arg for each in part] for part in (given.args, given.kwonlyargs)]
+        return cls(*(list(zip(n, s, strict=True)) for n, s in zip(names, sources, strict=True)))
+
+
+def recorded() -> Iterator[tuple[str, Arguments | None]]:
+    """Each old path, with its arguments; None where only the name is recorded."""
     prefixes = [""]
     for line in RECORD.read_text().splitlines():
         if not line or line.startswith("#"):
@@ -64,42 +86,41 @@ def recorded() -> Iterator[tuple[str, list[tuple[str, str]] | None]]:
         if line.startswith("["):
             prefixes = [f"horovod.{name.strip()}." for name in line.strip("[]").split(",")]
             continue
-        name, has_arguments, _ = line.partition("(")
-        arguments = None
-        if has_arguments:
-            function = ast.parse(f"def f{line[len(name) :]}: pass").body[0]
-            assert isinstance(function, ast.FunctionDef)
-            given = function.args
-            defaults = [""] * (len(given.args) - len(given.defaults)) + [ast.unparse(each) for each in given.defaults]
-            arguments = list(zip([each.arg for each in given.args], defaults, strict=True))
+        name, bracket, rest = line.partition("(")
+        arguments = Arguments.parse(bracket + rest) if bracket else None
         for prefix in prefixes:
-            yield f"{prefix}{name}", arguments
+            for each in name.split() or [""]:
+                yield f"{prefix}{each}".removesuffix("."), arguments
 
 
-def differences(expected: list[tuple[str, str]], ours: list[list[str]]) -> list[str]:
+def differences(expected: Arguments, ours: list[list[str]] | None) -> list[str]:
     """What a call in Horovod's spelling would stumble over."""
+    if ours is None:
+        return ["it has no signature"]
     positional = [name for name, _, kind in ours if kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")]
-    positional = positional or [name for name, _, kind in ours if "positional" in kind.lower()]
+    by_name = {name: default for name, default, kind in ours if not kind.startswith("VAR")}
     found = []
-    names = [name for name, _ in expected]
+    names = [name for name, _ in expected.positional]
     if positional[: len(names)] != names:
         found.append(f"arguments are {positional[: len(names)]}")
-    by_name = {name: default for name, default, _ in ours}
-    for name, default in expected:
-        ours_default = by_name.get(name, "")
-        if default and default != "..." and ours_default != default:
-            found.append(f"{name}={ours_default or 'required'}")
-        if not default and ours_default:
-            continue  # more may be left out here
-    has_extras = [name for name, default, kind in ours if name not in names and not default and "VAR" not in kind]
-    return found + [f"{name} is required" for name in has_extras if "*" not in name and name in positional]
+    recorded_defaults = dict(expected.positional + expected.keyword_only)
+    for name, default in recorded_defaults.items():
+        if name not in by_name:
+            found.append(f"there is no {name}")
+        elif default and not by_name[name]:
+            found.append(f"{name} is required")
+        elif default not in ("", "...") and by_name[name] != default:
+            found.append(f"{name}={by_name[name]}")
+        # Where none is recorded, more may be left out here.
+    further = [name for name, default in by_name.items() if not default and name not in recorded_defaults]
+    return found + [f"{name} is required" for name in further]
 
 
 def test_names_and_arguments_are_horovods() -> None:
     rows = [
         (path, arguments)
         for path, arguments in recorded()
-        if all(find_spec(needed) for name, needed in NEEDS.items() if f".{name}." in path)
+        if all(find_spec(needed) for name, needed in NEEDS.items() if name in path.split("."))
     ]
     done = subprocess.run(
         [sys.executable, "-c", DESCRIBE],
@@ -110,27 +131,38 @@ def test_names_and_arguments_are_horovods() -> None:
     )
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    wrong = {}
+    wrong = []
     for path, arguments in rows:
         answer = answers[path]
         if isinstance(answer, str):
-            wrong[path] = [answer]
-        elif arguments and (found := differences(arguments, answer)):
-            wrong[path] = found
-    assert wrong == {}
+            wrong.append(f"{path}: {answer}")
+        elif arguments is not None:
+            wrong += [f"{path}: {found}" for found in differences(arguments, answer)]
+    assert wrong == []
+
+
+def described(function: Callable[..., Any]) -> list[list[str]]:
+    return [
+        [p.name, "" if p.default is inspect.Parameter.empty else repr(p.default), p.kind.name]
+        for p in inspect.signature(function).parameters.values()
+    ]
 
 
 def test_the_comparison_sees_what_differs() -> None:
-    def changed(tensor: Any, name: Any = "x", *, op: Any = None) -> None: ...
+    def changed(tensor: Any, name: Any = "x", *, op: Any, factor: Any = 2, **others: Any) -> None: ...
 
-    ours = [
-        [p.name, "" if p.default is inspect.Parameter.empty else repr(p.default), str(p.kind)]
-        for p in inspect.signature(changed).parameters.values()
-    ]
-    assert differences([("tensor", ""), ("name", "None"), ("op", "None")], ours) == [
+    assert differences(Arguments.parse("(tensor, name=None)"), described(changed)) == ["name='x'", "op is required"]
+    assert differences(Arguments.parse("(tensor, name='x', op=...)"), described(changed)) == [
         "arguments are ['tensor', 'name']",
-        "name='x'",
+        "op is required",
     ]
+    assert differences(Arguments.parse("(tensor, *, op, factor=1, others=None)"), described(changed)) == [
+        "factor=2",
+        "there is no others",
+    ]
+    assert differences(Arguments.parse("()"), described(changed)) == ["tensor is required", "op is required"]
+    assert differences(Arguments.parse("(tensor, *, op, factor=...)"), described(changed)) == []
+    assert differences(Arguments.parse("()"), None) == ["it has no signature"]
 
 
 @pytest.mark.parametrize("name", ["torch", "tensorflow", "keras"])

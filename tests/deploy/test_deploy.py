@@ -10,12 +10,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from hosts import Machines
 
 from hvd_cluster.launch.cli.main import parse_args
 from hvd_cluster.launch.hosts import Host, parse_hostfile
@@ -92,6 +94,40 @@ def test_docker_and_apptainer_install_the_same() -> None:
     assert docker == pip_lines((DEPLOY / "apptainer.def").read_text())
     assert docker[0][-1] == "/src"
     assert copied() == ["pyproject.toml", "README.md", "LICENSE", "hvd_cluster"]
+
+
+def ssh_lines() -> list[str]:
+    """The Dockerfile's commands that set up ssh."""
+    return re.findall(r"(printf \S.* > /etc/ssh/\S+)", (DEPLOY / "Dockerfile").read_text())
+
+
+def test_the_image_lets_sshd_take_keys_from_a_mounted_folder() -> None:
+    assert r"printf 'StrictModes no\n' > /etc/ssh/sshd_config.d/hvd.conf" in ssh_lines()
+
+
+@pytest.mark.slow
+def test_the_images_sshd_takes_the_keys_of_a_secret(hosts: Callable[[int], Machines]) -> None:
+    made = hosts(1)
+    # Debian's configuration and the image's; then the keys as the MPI Operator mounts them: 0600 in a folder of 1777.
+    image = f"""
+        set -e
+        cp /etc/ssh/ssh_config {made.folder}
+        mount -t tmpfs tmpfs /etc/ssh
+        cp /usr/share/openssh/sshd_config {made.folder}/ssh_config /etc/ssh
+        mkdir /etc/ssh/sshd_config.d /etc/ssh/ssh_config.d
+        {chr(10).join(ssh_lines())}
+        mount -t tmpfs -o mode=700 tmpfs /root
+        mkdir /root/.ssh
+        chmod 1777 /root/.ssh
+        install -m 600 {made.key} /root/.ssh/id_ed25519
+        install -m 600 {made.key}.pub /root/.ssh/authorized_keys
+    """
+    made[0].shell(image)
+    options = f"-p 2222 -h {made.folder}/host_key -E {made.folder}/image.log"
+    made[0].shell(f"/usr/sbin/sshd {options}")  # it goes to the background, listening
+    connect = "ssh -F /etc/ssh/ssh_config -i /root/.ssh/id_ed25519 -o BatchMode=yes -p 2222 127.0.0.1 echo in"
+    said = made[0].shell(connect, check=False)
+    assert said == "in\n", (made.folder / "image.log").read_text()
 
 
 def copied() -> list[str]:

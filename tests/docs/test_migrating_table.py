@@ -10,7 +10,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvd_cluster.oldpaths.table import TABLE, Row
+import pytest
+
+from hvd_cluster.estimators.keras.params import KERAS_ROWS
+from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
+from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS
+from hvd_cluster.oldpaths.forwarder import Forwarder
+from hvd_cluster.oldpaths.table import TABLE, Row, row_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 HEAD = "| `horovod.` | now |\n|---|---|\n"
@@ -32,6 +38,34 @@ def served(row: Row) -> str:
 
 def test_the_guide_has_the_whole_table() -> None:
     assert expected(TABLE) in PAGE.read_text(), "run python tests/docs/test_migrating_table.py"
+
+
+def missing_names() -> list[str]:
+    """The names below ``horovod`` of the table of what is not here, in the first column, braces expanded."""
+    table = PAGE.read_text().partition("| not here | instead |\n|---|---|\n")[2].partition("\n\n")[0]
+    names = []
+    for quoted in re.findall(r"`horovod\.([^`]+)`", "\n".join(row.split("|")[1] for row in table.splitlines())):
+        parts = [part.split(",") for part in re.split(r"[{}]", quoted)]
+        names += ["".join(choice) for choice in itertools.product(*parts)]
+    return names
+
+
+@pytest.mark.parametrize("name", missing_names())
+def test_what_the_guide_calls_missing_is_missing(name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    row = row_of(parent)
+    assert row_of(name) is None
+    assert row is None or not hasattr(Forwarder(f"horovod.{parent}", parent, row), last)
+
+
+def test_there_are_missing_names() -> None:
+    assert {"_HorovodArgs", "runner.common.util", "spark.keras.remote"} <= set(missing_names())
+
+
+def test_params_without_effect_are_listed() -> None:
+    listed = re.findall(r"^\| `(\w+)` of (?:estimators|`LightningEstimator`) \|", PAGE.read_text(), re.MULTILINE)
+    rows = (*ESTIMATOR_ROWS, *TORCH_ROWS, *KERAS_ROWS, *LIGHTNING_ROWS)
+    assert sorted(listed) == sorted(row.name for row in rows if row.doc.startswith("no effect"))
 
 
 if __name__ == "__main__":

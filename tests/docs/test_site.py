@@ -1,7 +1,9 @@
-"""The guides as HTML: no broken link, no page that is missing from the navigation."""
+"""The guides as HTML: no broken link, no page outside the navigation, no public name outside the reference."""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,16 +11,57 @@ from pathlib import Path
 
 import pytest
 
+from hvd_cluster.estimators import params
+from hvd_cluster.estimators.keras.params import KERAS_ROWS
+from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
+
 ROOT = Path(__file__).parents[2]
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra docs: make docs installs it"),
+]
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra docs: make docs installs it")
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The pages of the API reference, by name."""
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
-    page = (tmp_path / "site" / "api" / "torch.html").read_text()
-    assert "DistributedOptimizer" in page
-    assert "backward_passes_per_step" in page
+    return {page.stem: page.read_text() for page in (site / "api").glob("*.html")}
+
+
+def imported_by_the_guides() -> set[str]:
+    """Dotted names below hvd_cluster that the guides' programs import."""
+    found = set()
+    for page in (ROOT / "docs").glob("*.md"):
+        for code in re.findall(r"^```python[^\n]*\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("hvd_cluster.")}
+
+
+def test_functions_have_their_arguments(reference: dict[str, str]) -> None:
+    assert "DistributedOptimizer" in reference["torch"]
+    assert "backward_passes_per_step" in reference["torch"]
+
+
+def test_every_name_that_a_guide_imports_is_in_the_reference(reference: dict[str, str]) -> None:
+    anchors = {anchor for page in reference.values() for anchor in re.findall(r'id="(hvd_cluster\.[\w.]+)"', page)}
+    assert {"hvd_cluster.torch.elastic.ElasticSampler", "hvd_cluster.ray.train.HorovodTrainer"} <= anchors
+    assert {"hvd_cluster.keras.callbacks.MetricAverageCallback", "hvd_cluster.keras.elastic.KerasState"} <= anchors
+    assert sorted(imported_by_the_guides() - anchors) == []
+
+
+def test_every_param_of_an_estimator_is_in_the_reference(reference: dict[str, str]) -> None:
+    tables = (params.ESTIMATOR_ROWS, params.TORCH_ROWS, params.MODEL_ROWS, KERAS_ROWS, LIGHTNING_ROWS)
+    names = {row.name for table in tables for row in table}
+    assert {"partitions_per_process", "mp_start_method"} <= names
+    assert sorted(name for name in names if f"<td><code>{name}</code></td>" not in reference["estimators"]) == []
+    assert "fit_on_parquet(params=None, dataset_idx=None)" in reference["estimators"]

@@ -1,0 +1,64 @@
+"""benchmarks/README.md is what ``make bench`` writes, and the modules that it and the guide name are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import NAMES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "benchmarks" / "README.md").read_text()
+#: What a launcher puts before a line of a worker, the dates and levels of logs, a traceback.
+LOG = re.compile(
+    r"\[\d+\]<std|\d\d/\d\d/\d\d \d\d:|\d{4}-\d\d-\d\d \d\d:|(?:WARN(?:ING)?|INFO|ERROR|[IWE]\d{4})\b"
+    r"|Traceback|Using Spark|Setting default|To adjust"
+)
+
+
+def described(name: str) -> str:
+    """What the page says below the tables of a module."""
+    docstring = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text()), clean=False)
+    assert docstring is not None
+    return f"\n`benchmarks/{name}.py`: {docstring.strip()}\n"
+
+
+def test_the_page_says_of_each_module_what_its_docstring_says() -> None:
+    assert re.findall(r"^`benchmarks/(\w+)\.py`: ", PAGE, re.MULTILINE) == NAMES
+    assert [name for name in NAMES if described(name) not in PAGE] == []
+
+
+def test_the_page_holds_no_line_of_a_log() -> None:
+    assert [line for line in PAGE.splitlines() if LOG.match(line)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[0]<stderr>:WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "26/11/21 02:35:01 WARN NativeCodeLoader: Unable to load native-hadoop library",
+        "WARNING: Using incubator modules: jdk.incubator.vector",
+        'Setting default log level to "WARN".',
+    ],
+)
+def test_a_line_of_a_log_is_known(line: str) -> None:
+    assert LOG.match(line)
+
+
+def test_the_guide_names_every_module() -> None:
+    table = (ROOT / "docs" / "benchmarks.md").read_text().partition("| module |")[2].partition("\n\n")[0]
+    first_column = "".join(row.split("|")[1] for row in table.splitlines()[2:])
+    assert sorted(re.findall(r"`(\w+)`", first_column)) == sorted(NAMES)
+
+
+def test_a_name_that_is_no_benchmark_is_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks", "hosts"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no benchmark 'hosts'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,179 @@
+"""The extras bring what the notebooks, examples and guides import, and pip can resolve them under the pins."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+#: What the tests have in place of what a user gets: the same modules.
+STANDS_FOR = {"tensorflow": "tensorflow-cpu"}
+#: The extras that a guide's programs need; the others need none.
+GUIDES = {
+    "data.md": ["data"],
+    "estimators.md": ["data"],
+    "getting-started.md": ["data"],
+    "hyperparameter-search.md": ["spark", "ray"],
+    "inference.md": ["tensorflow"],
+    "keras-estimator.md": ["data", "tensorflow"],
+    "keras.md": ["tensorflow"],
+    "lightning.md": ["lightning"],
+    "ray.md": ["ray"],
+    "spark.md": ["spark"],
+    "tensorflow.md": ["tensorflow"],
+}
+#: Modules of this checkout and of hvd_cluster.compat, and one that has an environment of its own.
+OURS = {"hvd_cluster", "horovod", "sparkdl", "petastorm", "benchmarks", "mxnet"}
+
+
+@functools.cache
+def brought_by(*extras: str) -> dict[str, set[str]]:
+    """Distribution -> its extras that are asked for, of all that pip installs for ``.[extras]``."""
+    found: dict[str, set[str]] = {}
+    waiting = [Requirement(text) for text in PROJECT["dependencies"]]
+    waiting.append(Requirement(f"hvd-cluster[{','.join(extras)}]"))
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found and requirement.extras <= found[name]:
+            continue
+        found.setdefault(name, set()).update(requirement.extras)
+        if name == "hvd-cluster":
+            waiting += [Requirement(text) for extra in requirement.extras for text in EXTRAS[extra]]
+            continue
+        try:
+            requires = distribution(STANDS_FOR.get(name, name)).requires or []
+        except PackageNotFoundError:
+            continue
+        for each in map(Requirement, requires):
+            if each.marker is None or any(each.marker.evaluate({"extra": e}) for e in (*requirement.extras, "")):
+                waiting.append(each)
+    return found
+
+
+def imported(code: str) -> set[str]:
+    """Dotted names that a program imports."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.partition(".")[0] not in {*sys.stdlib_module_names, *OURS}}
+
+
+@functools.cache
+def homes_of_modules() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def not_brought(names: set[str], extras: list[str]) -> Iterator[str]:
+    """The names among those imported that ``.[extras]`` does not bring."""
+    brought = brought_by(*extras)
+    homes = homes_of_modules()
+    stand_ins = {stand_in: name for name, stand_in in STANDS_FOR.items()}
+    for name in sorted(names):
+        package, _, below = name.partition(".")
+        dists = [canonicalize_name(dist) for dist in homes.get(package, [package])]
+        dists = [stand_ins.get(dist, dist) for dist in dists]
+        asked = [brought[dist] for dist in dists if dist in brought]
+        own_extras = distribution(dists[0]).metadata.get_all("Provides-Extra") if dists == ["ray"] else []
+        # Ray's parts need their extras: a plain `ray` has no pydantic, without which `ray.train` is no module.
+        part = below.partition(".")[0]
+        if not asked or (part in (own_extras or []) and not any(part in extra for extra in asked)):
+            yield name
+
+
+def code_of(notebook: Path) -> str:
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    lines = "".join("".join([*cell["source"], "\n"]) for cell in cells).splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("examples/**/*.py")]), ids=lambda p: p.name
+)
+def test_all_brings_what_notebooks_and_examples_import(path: Path) -> None:
+    code = code_of(path) if path.suffix == ".ipynb" else path.read_text()
+    assert list(not_brought(imported(code), ["all"])) == []
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in (ROOT / "docs").glob("*.md")))
+def test_a_guides_extras_bring_what_its_programs_import(page: str) -> None:
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    names = {name for block in blocks for name in imported(block)}
+    assert list(not_brought(names, GUIDES.get(page, []))) == []
+
+
+@pytest.mark.parametrize("extra", ["spark", "ray", "lightning"])
+def test_an_extra_brings_what_the_package_of_its_name_imports(extra: str) -> None:
+    files = [*(ROOT / "hvd_cluster" / extra).rglob("*.py"), *(ROOT / "hvd_cluster/estimators" / extra).rglob("*.py")]
+    names = {name for file in files for name in imported(file.read_text())}
+    # What stands beside them where a user has it.
+    assert list(not_brought(names - {"keras", "IPython.display"}, [extra])) == []
+
+
+def test_what_no_extra_brings_is_found() -> None:
+    assert list(not_brought({"torch.nn", "sklearn.datasets", "ray.tune", "ray.train.RunConfig"}, ["spark"])) == [
+        "ray.train.RunConfig",
+        "ray.tune",
+        "sklearn.datasets",
+    ]
+
+
+def test_pins_say_which_of_them_have_left_python_3_10() -> None:
+    known = 0
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        try:
+            python = distribution(pin.name).metadata.get("Requires-Python")
+        except PackageNotFoundError:
+            continue
+        known += 1
+        assert pin.marker is not None or SpecifierSet(python or "").contains("3.10.12"), line
+    assert known > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("extra", sorted(EXTRAS))
+def test_pip_resolves_an_extra_under_the_pins(extra: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hvd_cluster/__init__.py"):  # a build leaves files behind
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+    done = subprocess.run(
+        [*pip, "--report", str(report), "-c", str(ROOT / "constraints.txt"), f".[{extra}]"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "does not provide the extra" not in done.stderr
+    names = {canonicalize_name(each["metadata"]["name"]) for each in json.loads(report.read_text())["install"]}
+    assert {canonicalize_name(Requirement(text).name) for text in EXTRAS[extra]} <= names
