@@ -65,6 +65,9 @@ class Channel:
             raise AuthenticationError(
                 f"the peer did not prove within {timeout_s:g} s that it holds the secret"
             ) from None
+        except AuthenticationError:
+            channel._reject()
+            raise
         sock.settimeout(None)
         return channel
 
@@ -119,6 +122,12 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _reject(self) -> None:
+        """Tell the peer: it may have proved itself in the same packet, and would wait for our proof."""
+        with contextlib.suppress(OSError):
+            self._flush()  # with our own proof it can say what is wrong
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _flush(self) -> None:
         if outgoing := self._take_outgoing():
