@@ -1,9 +1,12 @@
 """What a recorder keeps: spans with their lanes, a bounded number of events and of lanes."""
 
+import itertools
 import json
 import threading
 import time
 from typing import Any
+
+import pytest
 
 from hvd_cluster.engine.timeline import Recorder
 
@@ -29,6 +32,26 @@ def test_spans_carry_their_lane_and_length() -> None:
     assert abs(negotiated["ts"] / 1e6 - time.time()) < 5
     assert sum(e["name"] == "MEMCPY_IN_FUSION_BUFFER" for e in events) == 2
     assert recorder.take() == []
+
+
+def test_a_rank_that_has_to_wait_between_its_clocks_stands_where_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_of(recorder: Recorder) -> int:
+        recorder.start()
+        recorder.span("x", "X", 1.0, 2.0)
+        (start_us,) = [e["ts"] for e in taken(recorder) if e["name"] == "X"]
+        return int(start_us)
+
+    usual_us = start_of(Recorder(0, "h"))
+    clock, readings = time.time_ns, itertools.count()
+
+    def slow_clock() -> int:
+        wall_ns = clock()
+        if next(readings) != 5:
+            time.sleep(0.02)  # the thread loses its core
+        return wall_ns
+
+    monkeypatch.setattr(time, "time_ns", slow_clock)
+    assert abs(start_of(Recorder(1, "h")) - usual_us) < 1000
 
 
 def test_a_recorder_that_was_not_started_or_was_stopped_records_nothing() -> None:
