@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 SECRET_VARIABLE = "_HOROVOD_SECRET_KEY"
 
@@ -159,7 +160,12 @@ def export(
 
 def is_of_one_job(name: str) -> bool:
     """Whether the variable ``name`` tells a worker its place in a job; workers of another job are not to have it."""
-    return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in Topology()._variables()
+    return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in _own_variables()
+
+
+@cache
+def _own_variables() -> frozenset[str]:
+    return frozenset(Topology()._variables())
 
 
 def inherited() -> dict[str, str]:

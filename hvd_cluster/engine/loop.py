@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import queue
 import select
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import torch
 
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
-from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
 from hvd_cluster.engine.mailbox import Mailbox
@@ -35,8 +33,6 @@ logger = logging.getLogger(__name__)
 _NEWS_S = 0.5
 #: How long the engine waits at the end for the ranks below it.
 FAREWELL_S = 10.0
-#: How often a driver that waits for transports looks whether the other ranks still live.
-_CHECK_PERIOD_S = 0.05
 #: How soon to try again when the log of the host is full.
 _RETRY_S = 0.001
 #: A driver looks so often for the other ranks' news before it sleeps: about 50 us.
@@ -115,7 +111,7 @@ class Loop:
             send_up=lambda message: self._neighbours.send_up(("up", message)),
             send_down=lambda entries, is_last: self._neighbours.send_down(("close" if is_last else "log", entries)),
         )
-        self._queues = Queues(process_sets, self._work_done, self.transports.remove)
+        self._queues = Queues(process_sets, mailbox.ring, self._neighbours.check, self.transports.remove)
         self._next_process_set_id = len(process_sets)
         self._stall = StallInspector(
             self._rank,
@@ -126,7 +122,6 @@ class Loop:
             send_down=lambda message: self._neighbours.send_down(("stall", message)),
             abort=self._abort,
         )
-        self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
         self._is_cycle_over = False
         self._most_looks = _MOST_LOOKS if spares_cores(world.topology.size) else 0
         self._usual_looks = 0
@@ -161,8 +156,8 @@ class Loop:
         if self._mailbox.has_submitted and (is_waited_for or self._is_cycle_over or self._mailbox.is_urgent):
             self._negotiate()
         self._is_cycle_over = False
-        if not self._finished.empty():
-            self._take_finished()
+        if self._queues.has_finished:
+            self._queues.advance()
         self._agreement.settle(self._carry_out)
         if self.recorder.enabled:
             self._timeline.flush()
@@ -183,7 +178,7 @@ class Loop:
 
     def may_sleep(self) -> bool:
         """False if there is something to do; True promises that the poll will report what comes."""
-        if self._neighbours.has_message or not self._finished.empty():
+        if self._neighbours.has_message or self._queues.has_finished:
             return False
         return self._ballot is None or self._ballot.may_sleep()
 
@@ -287,17 +282,6 @@ class Loop:
             self._stall.note(requests[-1].name)
             self._agreement.submit(requests)
 
-    def _take_finished(self) -> None:
-        finished = []
-        while not self._finished.empty():
-            finished.append(self._finished.get())
-        self._queues.advance(finished)
-
-    def _work_done(self, execution: Execution, step: Step) -> None:
-        """Called by the transports' threads."""
-        self._finished.put((execution, step))
-        self._mailbox.ring()
-
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def _carry_out(self, decision: Decision) -> None:
@@ -341,10 +325,10 @@ class Loop:
         inputs = requests[0].inputs
         device = inputs[0].device if inputs else _CPU
         if (process_set_id, device) not in self.transports:
-            self._finish_exclusive()
+            self._queues.finish_exclusive()
         transport = self.transports[process_set_id, device]
         if transport.is_exclusive:
-            self._finish_exclusive(but=process_set_id)
+            self._queues.finish_exclusive(but=process_set_id)
         buckets = self._queues[process_set_id]
         observe = None if self._tuner is None else self._observe
         decided_s = 0.0 if observe is None else time.monotonic()
@@ -353,19 +337,6 @@ class Loop:
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())
         self._deciding = []
-
-    def _finish_exclusive(self, but: int | None = None) -> None:
-        """Before what waits for other ranks: end the buckets in whose middle some of them may stand still.
-
-        The ranks of a host that do not lead wait in the middle of a bucket for the rank that leads. If that went on to
-        wait for them in what the log has next, as it may if the process set is another one, both would wait for ever.
-        So each rank waits only for the oldest of what is not done, and that one can always go on. Buckets of the
-        process set ``but`` are left alone: its own queue keeps them in order.
-        """
-        while self._queues.is_exclusive(but):
-            with suppress(queue.Empty):
-                self._queues.advance([self._finished.get(timeout=_CHECK_PERIOD_S)])
-            self._neighbours.check()
 
     def _observe(self, requests: list[Request], decided_s: float, done_s: float) -> None:
         """At the root, while autotune searches: a bucket was carried out."""
@@ -386,7 +357,7 @@ class Loop:
             self._negotiator.add_process_set(id, frozenset(signature.ranks))
             self._process_sets[id] = signature.ranks
             self._queues.add(id)
-            self._finish_exclusive()
+            self._queues.finish_exclusive()
             self.transports.build(id)
         else:
             id = next(id for id, ranks in self._process_sets.items() if ranks == signature.ranks)

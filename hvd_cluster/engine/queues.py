@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from hvd_cluster.engine.collectives.step import Step
-from hvd_cluster.engine.execution import Execution, ExecutionQueue, Notify
+from hvd_cluster.engine.execution import Execution, ExecutionQueue
+
+#: How often whoever waits for transports looks whether the other ranks still live.
+_CHECK_PERIOD_S = 0.05
 
 
 class Queues:
@@ -13,14 +18,24 @@ class Queues:
 
     Args:
         process_set_ids: the sets that there are.
-        notify: called by the transports' threads when the work of a step is done.
+        ring: called by the transports' threads when :meth:`advance` has something to do.
+        check: called while :meth:`finish_exclusive` waits; raises if another rank has died.
         on_drained: called with the id of a removed set when nothing of it is under way any more.
     """
 
-    def __init__(self, process_set_ids: Iterable[int], notify: Notify, on_drained: Callable[[int], None]) -> None:
-        self._notify = notify
+    def __init__(
+        self,
+        process_set_ids: Iterable[int],
+        ring: Callable[[], None],
+        check: Callable[[], None],
+        on_drained: Callable[[int], None],
+    ) -> None:
+        self._ring = ring
+        self._check = check
         self._on_drained = on_drained
-        self._queues = {id: ExecutionQueue(notify) for id in process_set_ids}
+        #: Steps whose work is done, from the transports' threads.
+        self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
+        self._queues = {id: ExecutionQueue(self._note) for id in process_set_ids}
         #: Those of removed sets: what was decided before the removal is still carried out.
         self._draining: dict[int, ExecutionQueue] = {}
 
@@ -30,35 +45,60 @@ class Queues:
     def __getitem__(self, process_set_id: int) -> ExecutionQueue:
         return self._queues[process_set_id]
 
-    def is_exclusive(self, but: int | None = None) -> bool:
-        """A bucket of a process set other than ``but``, that ranks of this host may stand still in, is not done yet."""
-        mine = None if but is None else self._queues[but]
-        return any(queue.is_exclusive for queue in self._all() if queue is not mine)
+    @property
+    def has_finished(self) -> bool:
+        """The work of a step is done: :meth:`advance` has something to do."""
+        return not self._finished.empty()
 
     def add(self, process_set_id: int) -> None:
         """A process set was added."""
-        self._queues[process_set_id] = ExecutionQueue(self._notify)
+        self._queues[process_set_id] = ExecutionQueue(self._note)
 
     def remove(self, process_set_id: int) -> None:
         """A process set was removed."""
         self._draining[process_set_id] = self._queues.pop(process_set_id)
         self._let_go()
 
-    def advance(self, finished: Sequence[tuple[Execution, Step]]) -> None:
+    def advance(self) -> None:
         """Go on with the executions whose step is done."""
-        for queue in self._all():
-            queue.advance(finished)
-        self._let_go()
+        finished = []
+        while not self._finished.empty():
+            finished.append(self._finished.get())
+        self._go_on(finished)
+
+    def finish_exclusive(self, but: int | None = None) -> None:
+        """Before what waits for other ranks: end the buckets in whose middle some of them may stand still.
+
+        The ranks of a host that do not lead wait in the middle of a bucket for the rank that leads. If that went on to
+        wait for them in what the log has next, as it may if the process set is another one, both would wait for ever.
+        So each rank waits only for the oldest of what is not done, and that one can always go on. Buckets of the
+        process set ``but`` are left alone: its own queue keeps them in order.
+        """
+        mine = None if but is None else self._queues[but]
+        while any(other.is_exclusive for other in self._all() if other is not mine):
+            with suppress(queue.Empty):
+                self._go_on([self._finished.get(timeout=_CHECK_PERIOD_S)])
+            self._check()
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """Fail everything; the transports were aborted."""
-        for queue in self._all():
-            queue.fail(error)
+        for executions in self._all():
+            executions.fail(error)
+
+    def _note(self, execution: Execution, step: Step) -> None:
+        """Called by the transports' threads."""
+        self._finished.put((execution, step))
+        self._ring()
+
+    def _go_on(self, finished: Sequence[tuple[Execution, Step]]) -> None:
+        for executions in self._all():
+            executions.advance(finished)
+        self._let_go()
 
     def _all(self) -> list[ExecutionQueue]:
         return [*self._queues.values(), *self._draining.values()]
 
     def _let_go(self) -> None:
-        for id in [id for id, queue in self._draining.items() if not queue]:
+        for id in [id for id, executions in self._draining.items() if not executions]:
             del self._draining[id]
             self._on_drained(id)

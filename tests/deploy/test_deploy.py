@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -108,6 +109,7 @@ def test_the_image_lets_sshd_take_keys_from_a_mounted_folder() -> None:
 @pytest.mark.slow
 def test_the_images_sshd_takes_the_keys_of_a_secret(hosts: Callable[[int], Machines]) -> None:
     made = hosts(1)
+    home = pwd.getpwuid(0).pw_dir
     # Debian's configuration and the image's; then the keys as the MPI Operator mounts them: 0600 in a folder of 1777.
     image = f"""
         set -e
@@ -116,16 +118,16 @@ def test_the_images_sshd_takes_the_keys_of_a_secret(hosts: Callable[[int], Machi
         cp /usr/share/openssh/sshd_config {made.folder}/ssh_config /etc/ssh
         mkdir /etc/ssh/sshd_config.d /etc/ssh/ssh_config.d
         {chr(10).join(ssh_lines())}
-        mount -t tmpfs -o mode=700 tmpfs /root
-        mkdir /root/.ssh
-        chmod 1777 /root/.ssh
-        install -m 600 {made.key} /root/.ssh/id_ed25519
-        install -m 600 {made.key}.pub /root/.ssh/authorized_keys
+        mount -t tmpfs -o mode=700 tmpfs {home}
+        mkdir {home}/.ssh
+        chmod 1777 {home}/.ssh
+        install -m 600 {made.key} {home}/.ssh/id_ed25519
+        install -m 600 {made.key}.pub {home}/.ssh/authorized_keys
     """
     made[0].shell(image)
     options = f"-p 2222 -h {made.folder}/host_key -E {made.folder}/image.log"
     made[0].shell(f"/usr/sbin/sshd {options}")  # it goes to the background, listening
-    connect = "ssh -F /etc/ssh/ssh_config -i /root/.ssh/id_ed25519 -o BatchMode=yes -p 2222 127.0.0.1 echo in"
+    connect = f"ssh -F /etc/ssh/ssh_config -i {home}/.ssh/id_ed25519 -o BatchMode=yes -p 2222 127.0.0.1 echo in"
     said = made[0].shell(connect, check=False)
     assert said == "in\n", (made.folder / "image.log").read_text()
 
