@@ -28,6 +28,7 @@ from hvd_cluster.launch.agent_message import (
     END,
     Call,
     Event,
+    Heard,
     Hello,
     Line,
     NotStarted,
@@ -36,6 +37,7 @@ from hvd_cluster.launch.agent_message import (
     Start,
     Status,
 )
+from hvd_cluster.launch.credit import Credit
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.group import STOP_GRACE_S, Worker
 from hvd_cluster.launch.interfaces import listening_addresses, outward_interfaces
@@ -68,6 +70,7 @@ class Agent:
         self._env = dict(env or {})
         self._owns_devices = owns_devices
         self._workers: dict[int, Worker] = {}
+        self._credit = Credit()
         self._secret = b""
 
     def serve(self, name: str, secret: bytes, interfaces: Sequence[str] = ()) -> None:
@@ -100,10 +103,13 @@ class Agent:
                     else:
                         self._obey(order)
             finally:
+                self._credit.end()
                 self._stop_all()
 
-    def _obey(self, order: Call | Start | Signal) -> None:
-        if isinstance(order, Call):
+    def _obey(self, order: Call | Start | Signal | Heard) -> None:
+        if isinstance(order, Heard):
+            self._credit.restore(order.num_bytes)
+        elif isinstance(order, Call):
             # In a thread: a signal for a worker must not wait until an address that leads nowhere is given up.
             threading.Thread(target=self._call, args=(order,), name="hvd-reach", daemon=True).start()
         elif isinstance(order, Start):
@@ -121,7 +127,9 @@ class Agent:
                 self._send(Status(order.key, worker.ready, worker.reported, worker.outcome))
 
         def on_line(_rank: int, stream: str, text: str) -> None:
-            self._send(Line(order.key, stream, text))
+            line = pickle.dumps(Line(order.key, stream, text))
+            self._credit.spend(len(line))
+            self._send_pickled(line)
 
         def on_event(_rank: int, event: dict[str, Any]) -> None:
             self._send(Event(order.key, json.dumps(event)))
@@ -136,8 +144,11 @@ class Agent:
         on_change()  # what happened before the worker was in the table
 
     def _send(self, message: object) -> None:
+        self._send_pickled(pickle.dumps(message))
+
+    def _send_pickled(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # the launcher has gone: the receiving side notices and ends everything
-            self._channel.send(pickle.dumps(message))
+            self._channel.send(message)
 
     def _stop_all(self) -> None:
         for worker in self._workers.values():

@@ -83,6 +83,13 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """To the agent: so much of the workers' output was passed on; see :mod:`hvd_cluster.launch.credit`."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Event:
     """To the launcher: a worker's progress, as JSON text."""
 

@@ -17,6 +17,7 @@ from hvd_cluster.launch.agent_message import (
     END,
     Call,
     Event,
+    Heard,
     Hello,
     Line,
     NotStarted,
@@ -25,6 +26,7 @@ from hvd_cluster.launch.agent_message import (
     Start,
     Status,
 )
+from hvd_cluster.launch.credit import RECEIVE_BUFFER_BYTES, Taken
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
@@ -158,6 +160,7 @@ class RemoteHost:
     def attach(self, hello: Hello, channel: Channel) -> None:
         """The agent has called back."""
         self.launcher_address = channel.local_host
+        channel.set_receive_buffer(RECEIVE_BUFFER_BYTES)
         self._channel = channel
         self.hello = hello
         self._reader = threading.Thread(target=self._read, args=(channel,), name=f"hvd-{self.host.name}", daemon=True)
@@ -219,9 +222,13 @@ class RemoteHost:
 
     def _read(self, channel: Channel) -> None:
         why = "the connection to its agent ended"
+        taken = Taken()
         try:
             while True:
-                self._hear(pickle.loads(channel.recv()))
+                message = channel.recv()
+                self._hear(heard := pickle.loads(message))
+                if isinstance(heard, Line) and (num_bytes := taken.add(len(message))):
+                    self.send(Heard(num_bytes))
         except AuthenticationError as error:
             why = f"its agent sent a message without the job's signature: {error}"
         except EOFError:

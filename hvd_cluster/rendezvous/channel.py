@@ -113,6 +113,10 @@ class Channel:
         """Let :meth:`recv` and :meth:`send` raise ``TimeoutError`` after ``timeout_s`` seconds of silence."""
         self._socket.settimeout(timeout_s)
 
+    def set_receive_buffer(self, num_bytes: int) -> None:
+        """Let the kernel take in so many bytes, or as many as it may, while nobody receives."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
+
     def fileno(self) -> int:
         """The descriptor, for a selector, which cannot see the messages that have arrived behind the one received."""
         return self._socket.fileno()

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from hosts import Machines
 
+from hvd_cluster.rendezvous.vanishing import VANISHED_S
+
 HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
 MakeHosts = Callable[[int], Machines]
 
@@ -199,6 +201,33 @@ def test_while_a_job_runs_it_listens_on_no_address_that_it_does_not_use(
     finally:
         launcher.kill()
         launcher.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["pager", "stopped"])
+def test_a_launcher_that_takes_no_output_for_a_while_loses_no_host_and_no_line(hosts: MakeHosts, how: str) -> None:
+    made = hosts(2)
+    flood = "i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); echo line $i; done"
+    line = [*HVDRUN, "-i", made.key, "-np", "2", "-H", made.hosts(1), "sh", "-c", flood]
+    launcher = subprocess.Popen(
+        line, env=made.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    try:
+        assert launcher.stdout is not None
+        said = [launcher.stdout.readline()]
+        if how == "stopped":
+            launcher.send_signal(signal.SIGSTOP)
+        time.sleep(VANISHED_S + 5)
+        launcher.send_signal(signal.SIGCONT)
+        rest, errors = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 0, errors
+    said += rest.splitlines(keepends=True)
+    for rank in range(2):
+        mine = [text for text in said if text.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}]<stdout>:line {i}\n" for i in range(1, 40001)]
 
 
 @pytest.mark.slow

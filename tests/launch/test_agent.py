@@ -1,0 +1,97 @@
+"""An agent whose launcher is played by the test."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_cluster.launch.agent import Agent
+from hvd_cluster.launch.agent_message import END, Heard, Hello, Line, Signal, Start, Status
+from hvd_cluster.launch.credit import WINDOW_BYTES
+from hvd_cluster.launch.task import Task
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.topology import Topology
+
+SECRET = new_secret()
+NUM_LINES = 1500
+FLOOD = ("sh", "-c", f"i=0; while [ $i -lt {NUM_LINES} ]; do i=$((i + 1)); echo $i; done; echo {'x' * 60_000}")
+
+
+@pytest.fixture
+def launcher() -> Iterator[Channel]:
+    """The launcher's end of a conversation with an agent."""
+    near, far = socket.socketpair()
+
+    def serve() -> None:
+        with contextlib.suppress(EOFError, OSError), contextlib.closing(Channel.connect(far, SECRET)) as channel:
+            Agent(channel).serve("here", SECRET)
+
+    agent = threading.Thread(target=serve)
+    agent.start()
+    channel = Channel.accept(near, SECRET)
+    assert isinstance(pickle.loads(channel.recv()), Hello)
+    yield channel
+    with contextlib.suppress(OSError):
+        channel.send(END)
+    agent.join(60)
+    channel.close()
+    assert not agent.is_alive()
+
+
+def start(launcher: Channel, *command: str) -> None:
+    order = Start(0, Task(command=command), Topology(secret=SECRET), {})
+    launcher.send(pickle.dumps(order))
+
+
+def heard_until_silence(launcher: Channel) -> list[bytes]:
+    """What the agent says before it is silent for a second, or its worker has ended."""
+    messages: list[bytes] = []
+    launcher.settimeout(1.0)
+    with contextlib.suppress(TimeoutError):
+        while not messages or not has_ended(messages[-1]):
+            messages.append(launcher.recv())
+    launcher.settimeout(None)
+    return messages
+
+
+def has_ended(message: bytes) -> bool:
+    status = pickle.loads(message)
+    return isinstance(status, Status) and status.outcome is not None
+
+
+def lines_of(messages: list[bytes]) -> list[bytes]:
+    return [message for message in messages if isinstance(pickle.loads(message), Line)]
+
+
+def test_a_launcher_that_takes_no_output_is_sent_one_window_of_it_and_the_rest_when_it_does(launcher: Channel) -> None:
+    start(launcher, *FLOOD)
+    messages: list[bytes] = []
+    while not messages or not has_ended(messages[-1]):
+        news = heard_until_silence(launcher)
+        lines = lines_of(news)
+        under_way = sum(map(len, lines))
+        assert under_way <= WINDOW_BYTES or len(lines) == 1
+        launcher.send(pickle.dumps(Heard(under_way)))
+        messages += news
+    assert pickle.loads(messages[-1]).outcome.ok
+    assert [pickle.loads(line).text for line in lines_of(messages)] == [
+        *map(str, range(1, NUM_LINES + 1)),
+        "x" * 60_000,
+    ]
+
+
+def test_a_worker_whose_output_nobody_takes_can_be_ended(launcher: Channel) -> None:
+    start(launcher, sys.executable, "-c", "while True: print('flood')")
+    assert sum(map(len, lines_of(heard_until_silence(launcher)))) <= WINDOW_BYTES
+    launcher.send(pickle.dumps(Signal(0, kill=True)))
+    launcher.send(END)
+    while not has_ended(message := launcher.recv()):
+        pass
+    assert pickle.loads(message).outcome.stopped
