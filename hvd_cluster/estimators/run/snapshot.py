@@ -1,4 +1,4 @@
-"""A run's state after an epoch, where a framework has a file format of its own for model and optimizer."""
+"""A run's state after or within an epoch, where a framework has a file format of its own for model and optimizer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,41 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
 
-_BODY, _RUN = "state", "run.json"
+_BODY, _RUN, _RANK = "state", "run.json", "rank."
+
+
+@dataclass(frozen=True)
+class Running:
+    """How far an epoch has come, for a snapshot within it."""
+
+    #: Rows of the epoch that all ranks together have trained on.
+    rows: int
+    #: By rank, what that one alone holds, such as its random generators, in the framework's own format.
+    ranks: list[bytes] = field(repr=False)
+
+    @classmethod
+    def after(cls, done: int, spec: FitSpec, hvd: Any, mine: bytes) -> Running:
+        """After ``done`` steps of an epoch; every rank takes part."""
+        return cls(
+            rows=done * spec.batch_size * hvd.size(),
+            ranks=hvd.allgather_object(mine, name="hvd_cluster.running"),
+        )
+
+    def steps(self, spec: FitSpec, size: int) -> int:
+        """Steps that ``size`` ranks have made: another number of them goes on at the global batch in which they end."""
+        return self.rows // (spec.batch_size * size)
+
+    def of(self, rank: int, size: int) -> bytes | None:
+        """What rank ``rank`` of ``size`` held; None where that was another number of ranks."""
+        return self.ranks[rank] if len(self.ranks) == size else None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What resuming takes; in the store an uncompressed zip file of two members, ``state`` and ``run.json``."""
+    """What resuming takes; in the store an uncompressed zip file.
+
+    Its members are ``state`` and ``run.json``; within an epoch, also ``rank.0``, ``rank.1``, ...
+    """
 
     #: The framework's own file.
     body: bytes = field(repr=False)
@@ -31,6 +60,8 @@ class Snapshot:
     trained_on: Fingerprint
     #: The epochs that were asked for, where a callback ended the fit; None where none did.
     stopped_of: int | None = None
+    #: Where the next epoch stands; None at its beginning, when random generators are seeded anew.
+    running: Running | None = None
 
     @property
     def epochs(self) -> int:
@@ -59,11 +90,14 @@ class Snapshot:
             "size": self.size,
             "trained_on": self.trained_on.to_dict(),
             "stopped_of": self.stopped_of,
+            "running_rows": self.running and self.running.rows,
         }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(_BODY, self.body)
             archive.writestr(_RUN, json.dumps(run))
+            for rank, mine in enumerate(self.running.ranks if self.running is not None else []):
+                archive.writestr(f"{_RANK}{rank}", mine)
         return buffer.getvalue()
 
     @classmethod
@@ -76,7 +110,11 @@ class Snapshot:
         try:
             with zipfile.ZipFile(io.BytesIO(blob)) as archive:
                 body, run = archive.read(_BODY), json.loads(archive.read(_RUN))
-            return cls(body, run["history"], run["size"], Fingerprint(**run["trained_on"]), run.get("stopped_of"))
+                running = None
+                if (rows := run.get("running_rows")) is not None:
+                    running = Running(rows, [archive.read(f"{_RANK}{rank}") for rank in range(run["size"])])
+            trained_on = Fingerprint(**run["trained_on"])
+            return cls(body, run["history"], run["size"], trained_on, run.get("stopped_of"), running)
         except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{origin} is not a checkpoint of this run ({error}): delete it, or choose another run_id"

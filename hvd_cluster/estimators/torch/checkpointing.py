@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +32,6 @@ class Checkpointing:
         self._files = RunFiles.of(self.spec)
         #: The best epoch's checkpoint on rank 0, where it will be returned.
         self._best: bytes | None = None
-
-    def is_due_within(self, done: int, steps: int) -> bool:
-        """Whether to save after ``done`` of ``steps`` steps: not amid a group of batches, nor at the epoch's end."""
-        every = self.spec.checkpoint_every_steps
-        if every is None or done >= steps or not self._files.are_kept:
-            return False
-        return done % math.lcm(every, self.spec.backward_passes_per_step) == 0
 
     def save_within(self, history: list[dict[str, Any]], done: int, means: Means) -> None:
         """Save amid an epoch, of which ``done`` steps have been made; every rank takes part."""

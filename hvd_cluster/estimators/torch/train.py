@@ -14,6 +14,7 @@ from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.scalars import scalar_log
+from hvd_cluster.estimators.run.schedule import is_due_within
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
@@ -86,7 +87,7 @@ def _epochs(worker: Worker, saving: Checkpointing, found: Checkpoint | None) -> 
             running = None
 
             def after_step(done: int, means: Means) -> None:
-                if saving.is_due_within(done, worker.readers.train_steps):
+                if is_due_within(spec, done, worker.readers.train_steps):
                     saving.save_within(history, done, means)
 
             record = {"epoch": epoch, **worker.train_epoch(epoch, done, sums, after_step)}
