@@ -10,7 +10,16 @@ import keras
 import numpy as np
 
 _KINDS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
-_NUMBERS = ("wait", "stopped_epoch", "best", "best_epoch", "cooldown_counter")
+_NUMBERS = (
+    "wait",
+    "stopped_epoch",
+    "best",
+    "best_epoch",
+    "cooldown_counter",
+    # Of batches, for a file that is written every so many of them.
+    "_last_batch_seen",
+    "_batches_seen_since_last_saving",
+)
 _WEIGHTS = "best_weights"
 
 

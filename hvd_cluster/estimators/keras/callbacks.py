@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import numpy as np
 
+from hvd_cluster.estimators.keras import rank_state
 from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.callback_states import CallbackStates
 from hvd_cluster.estimators.keras.data import KerasBatches
 from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.keras.state import capture
+from hvd_cluster.estimators.keras.state import capture, is_amid_passes
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.run.schedule import is_due_within
+from hvd_cluster.estimators.run.snapshot import Running, Snapshot
 from hvd_cluster.estimators.run.watch import Watch
-from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.keras.values import broadcast_variables
 
 
@@ -39,6 +39,21 @@ class Course:
     watch: Watch = field(default_factory=Watch)
     #: The best epoch's file, on rank 0; None where none is wanted.
     best: BestFile | None = None
+    #: Steps of the running epoch that were made before this fit.
+    done: int = 0
+    #: What this rank held after them; None where another number of ranks made them.
+    rank_state: bytes | None = None
+
+    def go_on(self, running: Running) -> None:
+        """Begin amid an epoch.
+
+        Another number of ranks goes on at the global batch in which the rows end. It draws other random numbers, and
+        the epoch's numbers are those of the rest: metrics of any kind cannot be divided among other ranks.
+        """
+        rank, size = self.hvd.rank(), self.hvd.size()
+        # With so many steps an epoch, it may have had its rows already; Keras makes at least one.
+        self.done = min(running.steps(self.spec, size), self.batches.readers.train_steps - 1)
+        self.rank_state = running.of(rank, size)
 
 
 class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -58,21 +73,20 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
 
         Not before: what Keras draws when it makes its iterator, at the beginning of a fit, is no part of an epoch.
         """
-        if batch > 0:
-            return
         course = self._course
-        epoch = len(course.history)
-        random_state.seed_all(course.spec.seed, epoch, course.hvd.rank())
-        for index, generator in enumerate(seed_generators(self.model)):
-            words = np.random.SeedSequence([course.spec.seed, epoch, course.hvd.rank(), index]).generate_state(2)
-            generator.state.assign(keras.ops.convert_to_tensor(words >> 1, dtype=generator.state.dtype))
+        if batch > course.done:
+            return
+        rank_state.seed(self.model, course.spec.seed, len(course.history), course.hvd.rank())
+        if course.rank_state is not None:
+            rank_state.restore(self.model, course.rank_state)
+            course.rank_state = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report now and then."""
         course, spec = self._course, self._course.spec
         steps = course.batches.readers.train_steps
         # Several steps may be executed at once, and then ``batch`` is the last of them.
-        course.watch.rows = (batch + 1) * spec.batch_size
+        course.watch.rows = (batch + 1 - course.done) * spec.batch_size
         if self._reports.is_due(last=batch + 1 == steps):
             numbers = {name: float(value) for name, value in (logs or {}).items()}
             self._reports.step(
@@ -90,9 +104,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         """Average the training's numbers, and validate rank 0's model."""
         logs = {} if logs is None else logs
         model, course = self.model, self._course
-        if hasattr(model, "jax_state_sync"):
-            model.jax_state_sync()
-        broadcast_variables(model.non_trainable_weights, root_rank=0)
+        _share_buffers(model)
         logs.update(_means([(1, numbers) for numbers in self._gathered({k: float(v) for k, v in logs.items()})]))
         if course.spec.validation_is_there:
             found = _means(self._gathered(self._validated()))
@@ -130,10 +142,35 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._reports = Reports(course.spec, course.hvd.rank())
         self._trained_on = Fingerprint.of(course.spec.dataset, course.spec.inputs)
         self._log = log
+        #: The batch with which a step or several began, and whether a checkpoint within the epoch is due.
+        self._first = 0
+        self._is_due = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """The user's callbacks have begun: let them go on where the run stands."""
         self._course.states.restore()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remember which it is."""
+        self._first = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save within the epoch where it is time; every rank takes part."""
+        course, spec, done = self._course, self._course.spec, batch + 1
+        steps = course.batches.readers.train_steps
+        # Several steps may be executed at once. Epochs need not end with a group of passes, so groups are not counted
+        # from an epoch's beginning: one that is due amid a group is saved behind it.
+        made = range(self._first + 1, done + 1)
+        self._is_due = (self._is_due or any(is_due_within(spec, step, steps) for step in made)) and done < steps
+        if not self._is_due:
+            return
+        model = self.model
+        # A run that is about to be stopped is saved when its epoch has ended.
+        if model.stop_training or is_amid_passes(model, spec.backward_passes_per_step):
+            return
+        self._is_due = False
+        _share_buffers(model)
+        self._save(Running.after(done, spec, course.hvd, rank_state.capture(model)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Close the record of the epoch."""
@@ -159,22 +196,31 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         is_stopped = bool(self.model.stop_training)
         is_last = is_stopped or len(course.history) == spec.epochs
         files = RunFiles.of(spec)
-        if hvd.rank() == 0 and files.are_kept and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
-            body = capture(self.model, course.rate_factor, course.states.capture())
-            stopped_of = spec.epochs if is_stopped else None
-            files.save(Snapshot(body, course.history, hvd.size(), self._trained_on, stopped_of).to_bytes())
+        if files.are_kept and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
+            self._save(stopped_of=spec.epochs if is_stopped else None)
         self._reports.epoch(record)
         if self._log is not None:
             self._log(record)
 
+    def _save(self, running: Running | None = None, stopped_of: int | None = None) -> None:
+        """Save the run, on rank 0."""
+        course = self._course
+        if course.hvd.rank() != 0:
+            return
+        body = capture(self.model, course.rate_factor, course.states.capture())
+        snapshot = Snapshot(body, course.history, course.hvd.size(), self._trained_on, stopped_of, running)
+        RunFiles.of(course.spec).save(snapshot.to_bytes())
 
-def seed_generators(model: Any) -> list[Any]:
-    """The generators of a model's random layers, in the order of the layers."""
-    found = {}
-    for layer in model._flatten_layers():
-        held = [*getattr(layer, "_seed_generators", []), *vars(layer).values()]
-        found.update({id(one): one for one in held if isinstance(one, keras.random.SeedGenerator)})
-    return list(found.values())
+
+def _share_buffers(model: Any) -> None:
+    """Give all ranks what rank 0 has besides its trained weights, such as running means.
+
+    The model that is saved and returned is rank 0's: so that one is validated, and a resumed run starts as this one
+    goes on.
+    """
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+    broadcast_variables(model.non_trainable_weights, root_rank=0)
 
 
 def _part(numbers: Mapping[str, float]) -> dict[str, Any]:

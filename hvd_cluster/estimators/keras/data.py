@@ -76,10 +76,10 @@ class KerasBatches:
     #: Of the epoch that is being read; tf.data may be a little ahead of the model.
     watch: Watch = dataclasses.field(default_factory=Watch)
 
-    def training(self, first_epoch: int, epochs: int) -> Iterator[tuple[Any, ...]]:
-        """Items of the epochs from ``first_epoch`` on."""
+    def training(self, first_epoch: int, epochs: int, done: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Items of the epochs from ``first_epoch`` on, but for the first ``done`` of that one."""
         for epoch in range(first_epoch, epochs):
-            batches = self.readers.train_batches(epoch)
+            batches = self.readers.train_batches(epoch, done if epoch == first_epoch else 0)
             while True:
                 with self.watch.waiting():  # by the clock of now: Keras takes the first batches before an epoch begins
                     batch = next(batches, None)

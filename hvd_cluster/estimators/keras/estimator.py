@@ -63,8 +63,6 @@ class KerasEstimator(KerasStage, DistributedEstimator):
         labels = value("label_cols") or []
         counted = {name: value(name) for name in ("loss", "loss_weights", "label_shapes")}
         wrong += wrong_counts(counted, len(labels), "label columns") if labels else []
-        if value("checkpoint_every_steps") is not None:
-            wrong.append("checkpoint_every_steps: a Keras run is saved after epochs; use checkpoint_every_epochs")
         if value("backward_passes_per_step") > 1 and not wrong and _backend() == "jax":
             wrong.append(
                 "backward_passes_per_step is not available on Keras's JAX backend: use the optimizer's own "

@@ -78,6 +78,12 @@ def is_rate(variable: Any) -> bool:
     return bool(variable.path.rpartition("/")[2] == "learning_rate")
 
 
+def is_amid_passes(model: Any, per_step: int) -> bool:
+    """Whether gradients of passes that make no step yet are held, by each rank its own."""
+    counters = [variable for variable in _optimizer(model).variables if variable.path.endswith("hvd_passes")]
+    return any(int(as_array(counter)) % per_step for counter in counters)
+
+
 def as_array(variable: Any) -> Any:
     """The value of a variable or tensor of Keras, as NumPy has it in files."""
     import keras

@@ -44,7 +44,7 @@ class Extras:
 def train(spec: KerasSpec) -> TrainResult:
     """Train the model on this worker's shard with ``model.fit``, together with the other workers of the job.
 
-    Where the run has a checkpoint, go on after its last epoch.
+    Where the run has a checkpoint, go on from it.
 
     Raises:
         RuntimeError: some ranks have a GPU and some have none; or Keras was imported on another backend here.
@@ -80,6 +80,8 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor, states)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
         course.best = BestFile.of(spec, keeper, folder, course.history)
+        if found is not None and found.running is not None:
+            course.go_on(found.running)
         if found is not None and found.is_over(spec):
             states.end(model)
         else:
@@ -95,13 +97,17 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
 
 
 def _fit(model: Any, course: Any, callbacks: list[Any]) -> None:
+    from hvd_cluster.estimators.keras.callback_list import StepsOfEpoch
+
     spec, batches = course.spec, course.batches
     first_epoch = len(course.history)
-    data: Any = batches.training(first_epoch, spec.epochs)
+    data: Any = batches.training(first_epoch, spec.epochs, course.done)
     if spec.model.backend == "tensorflow":
         from hvd_cluster.data.tf_dataset import of_batches
 
         example = next(data)  # the first batch, which a data module gives only once
+        if course.rank_state is not None:
+            model.test_on_batch(*example)  # makes the metrics, of which the epoch has values; elsewhere fit does
         # Iterated once: the steps of an epoch are given.
         data = of_batches(functools.partial(itertools.chain, [example], data), example, prefetch=spec.prefetch)
     model.fit(
@@ -109,7 +115,7 @@ def _fit(model: Any, course: Any, callbacks: list[Any]) -> None:
         steps_per_epoch=batches.readers.train_steps,
         initial_epoch=first_epoch,
         epochs=spec.epochs,
-        callbacks=callbacks,
+        callbacks=StepsOfEpoch(callbacks, course, model),
         verbose=0,
     )
 
