@@ -38,9 +38,10 @@ class KerasEstimator(KerasStage, DistributedEstimator):
 
     ``callbacks`` are Keras's, and run on every rank; an epoch's numbers are the means over all ranks by then, and those
     of the validation are over all its rows. With a ``checkpoint_callback`` that saves the best only, the weights of
-    that epoch are returned; its file is in the run's folder of the store. After each epoch rank 0 writes a checkpoint
-    to the store; a fit with the same ``run_id`` goes on from it. ``EarlyStopping``,
-    ``ReduceLROnPlateau`` and ``ModelCheckpoint`` go on where they were; callbacks of other classes begin anew.
+    that epoch are returned; its file is in the run's folder of the store. After each epoch, and within epochs where
+    ``checkpoint_every_steps`` says so, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` goes on
+    from it. ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint`` go on where they were; callbacks of other
+    classes begin anew.
 
     Raises (from fit, before any worker starts):
         ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.

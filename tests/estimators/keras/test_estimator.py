@@ -4,86 +4,15 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import Any
 
 import cloudpickle
 import pytest
-
-from hvd_cluster.launch.local import Executor
+from keras_driver import ENVIRONMENT
 
 if find_spec("keras") is None:
     pytest.skip("needs keras", allow_module_level=True)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "OMP_NUM_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "CUDA_VISIBLE_DEVICES": "-1",
-}
-
-
-def in_driver(env: dict[str, str], fn: Any, args: tuple[Any, ...]) -> Any:
-    """Call ``fn(workers, *args)`` in a process that keeps workers for its fits: a driver has one backend of Keras."""
-    import sys
-    import types
-
-    from hvd_cluster.estimators import Backend
-    from hvd_cluster.launch.local import Executor
-
-    kept = sys.modules.setdefault("kept_by_the_tests_of_keras", types.ModuleType("kept_by_the_tests_of_keras"))
-
-    class Kept(Backend):
-        def __init__(self, num_proc: int) -> None:
-            self._num_proc = num_proc
-            self.executor = Executor(num_proc, env=env, verbose=0)
-            self.runs = 0
-
-        def run(self, fn, args=(), kwargs=None, env=None):
-            self.runs += 1
-            return self.executor.run(fn, args, kwargs)
-
-        def num_processes(self):
-            return self._num_proc
-
-    def workers(num_proc: int) -> Backend:
-        name = f"workers_{num_proc}"
-        if not hasattr(kept, name):
-            setattr(kept, name, Kept(num_proc))
-        return getattr(kept, name)
-
-    return fn(workers, *args)
-
-
-@pytest.fixture(
-    scope="session",
-    params=[
-        "torch",
-        pytest.param("tensorflow", marks=pytest.mark.slow),
-        pytest.param("jax", marks=pytest.mark.slow),
-    ],
-)
-def backend(request):
-    """A backend of Keras."""
-    if find_spec(request.param) is None:
-        pytest.skip(f"needs {request.param}")
-    return request.param
-
-
-@pytest.fixture(scope="session")
-def driver(backend):
-    """Call ``driver(fn, *args)``: runs ``fn(workers, *args)`` in a process whose Keras has that backend."""
-    env = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    with Executor(1, env=env) as executor:
-
-        def driver(fn, *args):
-            return executor.run(in_driver, (env, fn, args))[0]
-
-        driver(lambda workers: [workers(number).executor.start() for number in (1, 2)] and None)
-        yield driver
-        driver(lambda workers: [workers(number).executor.close() for number in (1, 2)] and None)
 
 
 def dense(lr=0.05, dropout=0.0, outputs=1, compile=True):
@@ -542,7 +471,6 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
             lambda: fit(workers(2), label_cols=["y", "w"]),
             lambda: fit(workers(2), feature_cols=["a", "x"]),
             lambda: fit(workers(2), loss=lambda y, p: keras.ops.zeros((3, 4, 5)) + y),
-            lambda: fit(workers(2), checkpoint_every_steps=3),
         ):
             try:
                 act().fit(frame)
@@ -551,7 +479,7 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
         return texts, workers(2).runs - runs
 
     texts, runs = driver(fn, frame)
-    model, compiled, outputs, swapped, loss, steps = texts
+    model, compiled, outputs, swapped, loss = texts
     assert "Model parameter is required: give a keras.Model" in model
     assert "optimizer is required" in compiled
     assert "loss is required" in compiled
@@ -559,7 +487,6 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
     assert "the model does not take the feature columns" in swapped
     assert "feature 'a': batch of shape (rows)" in swapped
     assert "the loss or a metric does not take its output and label" in loss
-    assert "use checkpoint_every_epochs" in steps
     assert runs == 0
 
 
