@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ def capture(model: Any, rate_factor: float = 1.0, more: Mapping[str, Any] | None
     """
     arrays = {**(more or {})}
     arrays |= {f"weight.{index}": as_array(variable) for index, variable in enumerate(_weights(model))}
-    for index, variable in enumerate(_optimizer(model).variables):
+    for index, variable in enumerate(_variables(_optimizer(model))):
         value = as_array(variable)
         arrays[f"optimizer.{index}"] = value / rate_factor if is_rate(variable) else value
         if is_rate(variable):
@@ -45,7 +46,7 @@ def restore(model: Any, state: bytes, run_id: str, rate_factor: float = 1.0) -> 
         weights = _weights(model)
         pairs = [(variable, arrays.get(f"weight.{index}")) for index, variable in enumerate(weights)]
         same_factor = float(arrays["rate_factor"]) == rate_factor
-        for index, variable in enumerate(optimizer.variables):
+        for index, variable in enumerate(_variables(optimizer)):
             value = arrays.get(f"optimizer.{index}")
             if is_rate(variable) and value is not None:
                 value = arrays[f"exact.{index}"] if same_factor else value * rate_factor
@@ -71,6 +72,13 @@ def _weights(model: Any) -> list[Any]:
 
 def _optimizer(model: Any) -> Any:
     return model.optimizer
+
+
+def _variables(optimizer: Any) -> list[Any]:
+    """Those of the optimizer that was wrapped: sums of passes are each rank's own, and no model that is returned's."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    with getattr(inner, "sums_hidden", contextlib.nullcontext)():
+        return list(optimizer.variables)
 
 
 def is_rate(variable: Any) -> bool:
