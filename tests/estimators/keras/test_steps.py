@@ -251,6 +251,7 @@ def test_a_file_that_is_written_every_so_many_batches_is_written_behind_the_same
             path = f"{folder}/{{batch}}.weights.h5"
             callback = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=4)
             callback.set_model(model)
+            callback.on_epoch_begin(0)
             return callback
 
         before, after = writer(), writer()
