@@ -256,12 +256,12 @@ def test_a_file_that_is_written_every_so_many_batches_is_written_behind_the_same
 
         before, after = writer(), writer()
         for batch in range(6):
-            before.on_train_batch_end(batch)
+            before.on_train_batch_end(batch, {})
         body = io.BytesIO()
         np.savez(body, **CallbackStates([before], None).capture())
         CallbackStates([after], body.getvalue()).restore()
         for batch in range(6, 12):
-            after.on_train_batch_end(batch)
+            after.on_train_batch_end(batch, {})
 
     driver(fn, str(tmp_path))
     assert sorted(int(path.name.split(".")[0]) for path in tmp_path.glob("*.h5")) == [4, 8, 12]
