@@ -65,6 +65,11 @@ class Epochs(_callbacks.Checkpoint):
         """The number of the epoch that goes on."""
         return len(self.history)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run stands amid an epoch, and has not gone on yet."""
+        return self._running is not None
+
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The run goes on in another folder, perhaps."""
         self._best.bring_back(trainer, checkpoint)
@@ -73,6 +78,7 @@ class Epochs(_callbacks.Checkpoint):
         """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
         self._trainer = trainer
         if self._running is not None:
+            # Of a number of steps that is given, a smaller number of ranks may have none left.
             self.done = min(self._running.steps(self._spec, self._hvd.size()), trainer.num_training_batches - 1)
             trainer.fit_loop.restarting = False
             trainer.fit_loop.epoch_loop.restarting = False

@@ -58,7 +58,8 @@ class TrainBatches:
 class OwnBatches:
     """The training batches of a loader of the user's own; those that an earlier start has made are taken and dropped.
 
-    Its other attributes are the loader's: a Trainer tells samplers the epoch.
+    Its other attributes are the loader's, since a Trainer tells samplers the epoch; but for a state, with which it
+    would begin amid the epoch itself.
     """
 
     def __init__(self, loader: Any, standing: Standing) -> None:
@@ -66,6 +67,8 @@ class OwnBatches:
         self._standing = standing
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __len__(self) -> int:

@@ -81,7 +81,7 @@ def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]
     if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
         given = arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size()))
         module: Any = kind(**given, floating_dtype=spec.floating_dtype)
-        if spec.checkpoint_every_steps is not None:
+        if spec.checkpoint_every_steps is not None or epochs.is_interrupted:
             made = module.train_dataloader
             module.train_dataloader = lambda: _savable(made(), spec, epochs)
         yield {"datamodule": module}
