@@ -85,7 +85,7 @@ class Net(pl.LightningModule):
         schedulers = [{"scheduler": moving, "interval": "step"}]
         if self.plateau is not None:
             waiting = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0, threshold=0.5)
-            schedulers.append({"scheduler": waiting, "interval": self.plateau, "monitor": "val_loss"})
+            schedulers.append({"scheduler": waiting, "interval": self.plateau, "monitor": "val_loss", "strict": False})
         return [optimizer], schedulers
 
 
@@ -198,7 +198,6 @@ CASES = {
     "as it comes": {},
     "in the first epoch": {"epoch": 0, "batch": 4},
     "several batches in a step": {"backward_passes_per_step": 2, "at": 6},
-    "a process reads": {"reader_pool_type": "process"},
     "no logging": {"net": Net(is_logging=False)},
     "plateaus of epochs": {"net": Net(plateau="epoch"), "epoch": 2},
     "validation where it is saved": {
@@ -210,9 +209,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, pytest.param("a process reads", marks=pytest.mark.slow)])
 def test_a_fit_that_failed_amid_an_epoch_goes_on_as_if_it_had_not(frame, two_workers, tmp_path, case):
-    params = dict(CASES[case])
+    params = dict(CASES.get(case, {"reader_pool_type": "process"}))
     where = {"epoch": params.pop("epoch", 1), "batch": params.pop("batch", 8)}
     at = params.pop("at", where["batch"] // EVERY * EVERY)
     undisturbed = fitted(frame, tmp_path, "undisturbed", two_workers, **params)
