@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 #: glibc's sem_t has 32 bytes; each semaphore has a cache line of its own, so that posts do not disturb each other.
 STRIDE_BYTES = 64
+#: Where in its cache line a semaphore leaves room for a number.
+_COUNTER_OFFSET = 56
 
 
 class _Timespec(ctypes.Structure):
@@ -58,8 +60,8 @@ class Semaphores:
     def __init__(self, memory: mmap.mmap, offset: int, count: int, *, create: bool, most_tries: int = 0) -> None:
         # The view keeps the mapping from being closed under the addresses.
         self._view = (ctypes.c_char * (count * STRIDE_BYTES)).from_buffer(memory, offset)
-        base = ctypes.addressof(self._view)
-        self._addresses = [ctypes.c_void_p(base + index * STRIDE_BYTES) for index in range(count)]
+        self._base = ctypes.addressof(self._view)
+        self._addresses = [ctypes.c_void_p(self._base + index * STRIDE_BYTES) for index in range(count)]
         self._most_tries = most_tries
         self._usual_tries = 0
         if create:
@@ -98,6 +100,10 @@ class Semaphores:
             elif ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
+    def counter(self, index: int) -> ctypes.c_uint64:
+        """A number beside semaphore ``index``, zero at first, for one process to write; not to outlive this array."""
+        return ctypes.c_uint64.from_address(self._base + index * STRIDE_BYTES + _COUNTER_OFFSET)
+
     def release(self) -> None:
         """Let go of the mapping; no method may be called afterwards."""
         self._addresses.clear()
@@ -125,6 +131,10 @@ class Barrier:
             (first + k * num_ranks + (index + distance) % num_ranks, first + k * num_ranks + index)
             for k, distance in enumerate(distances)
         ]
+        self._index = index
+        #: How often each rank has come. In a pair it is known without who is late, and its rounds are gone through by
+        #: hand (see :class:`hvd_cluster.engine.transports.shm.ShmTransport`).
+        self._arrivals = [semaphores.counter(first + rank) for rank in range(num_ranks)] if num_ranks > 2 else []
 
     @staticmethod
     def num_semaphores(num_ranks: int) -> int:
@@ -133,6 +143,15 @@ class Barrier:
 
     def wait(self, on_delay: Callable[[], None], period_s: float) -> None:
         """Return once every rank has called this; see :meth:`Semaphores.wait` for the arguments."""
+        if self._arrivals:
+            self._arrivals[self._index].value += 1
         for tell, hear in self.rounds:
             self._semaphores.post(tell)
             self._semaphores.wait(hear, on_delay, period_s)
+
+    def late(self) -> list[int]:
+        """The ranks that have not come, while this one waits; none where one was held up after it had come."""
+        if not self._arrivals:
+            return [1 - self._index]
+        mine = self._arrivals[self._index].value
+        return [rank for rank, arrivals in enumerate(self._arrivals) if arrivals.value < mine]

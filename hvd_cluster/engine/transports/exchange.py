@@ -25,6 +25,7 @@ import torch
 
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, scatter
+from hvd_cluster.engine.transports.lateness import too_late
 
 #: Pieces on their way at once, each in a buffer of its own.
 NUM_BUFFERS = 8
@@ -44,7 +45,7 @@ class HostExchange:
     Args:
         memory: :meth:`num_bytes` zero bytes that all ranks of the host share; None for a host of one rank.
         index: this rank among those of the host; the one with index 0 leads.
-        num_ranks: how many they are.
+        ranks: their global ranks, by index.
         piece_bytes: the size of a piece, from :func:`piece_bytes_for`; the same on all hosts.
         check: called now and then while waiting; raises when the world is broken.
         timeout_s: how long a rank waits for the others to meet.
@@ -55,13 +56,14 @@ class HostExchange:
         memory: mmap.mmap | None,
         *,
         index: int,
-        num_ranks: int,
+        ranks: tuple[int, ...],
         piece_bytes: int,
         check: Callable[[], None],
         timeout_s: float,
     ) -> None:
         self.index = index
-        self.num_ranks = num_ranks
+        self.num_ranks = num_ranks = len(ranks)
+        self._ranks = ranks
         self._check = check
         self._timeout_s = timeout_s
         self.piece_bytes = piece_bytes
@@ -126,10 +128,13 @@ class HostExchange:
 
     def meet(self) -> None:
         """Wait for the other ranks of the host."""
-        if self._barrier is not None:
+        if (barrier := self._barrier) is not None:
             limit_s = self._timeout_s
-            text = f"the other ranks of this host did not come to a collective within {limit_s:g} s: one of them"
-            self._barrier.wait(self._look(limit_s, text), _CHECK_PERIOD_S)
+
+            def error() -> RuntimeError:
+                return too_late([self._ranks[index] for index in barrier.late()], limit_s)
+
+            barrier.wait(self._look(limit_s, error), _CHECK_PERIOD_S)
 
     def announce(self) -> None:
         """The leader's part: the next piece has arrived from the network."""
@@ -141,8 +146,11 @@ class HostExchange:
         """The others' part: wait until it has, longer than the leader itself would wait for the network."""
         if self._semaphores is not None:
             limit_s = 2 * self._timeout_s
-            text = f"the rank of this host that speaks to other hosts brought nothing within {limit_s:g} s: it"
-            self._semaphores.wait(self._news + self.index, self._look(limit_s, text), _CHECK_PERIOD_S)
+
+            def error() -> RuntimeError:
+                return too_late(self._ranks[:1], limit_s, "bring what other hosts have sent")
+
+            self._semaphores.wait(self._news + self.index, self._look(limit_s, error), _CHECK_PERIOD_S)
 
     def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
         """Copy what has arrived into this rank's tensors."""
@@ -150,15 +158,14 @@ class HostExchange:
         for target in chunk.targets:
             how.finish(target)
 
-    def _look(self, limit_s: float, text: str) -> Callable[[], None]:
-        """What to call now and then in a wait of at most ``limit_s``."""
+    def _look(self, limit_s: float, error: Callable[[], RuntimeError]) -> Callable[[], None]:
+        """What to call now and then in a wait of at most ``limit_s``; then it raises ``error()``."""
         deadline_s = time.monotonic() + limit_s
 
         def look() -> None:
             self._check()
             if time.monotonic() > deadline_s:
-                hint = "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
-                raise RuntimeError(f"{text} is stopped or overloaded. {hint}")
+                raise error()
 
         return look
 

@@ -150,14 +150,14 @@ class TransportTable:
         timeout_s = self._settings.gloo_timeout_s
         if len(ranks) == 1:
             return HostExchange(
-                None, index=0, num_ranks=1, piece_bytes=piece_bytes, check=self._check, timeout_s=timeout_s
+                None, index=0, ranks=ranks, piece_bytes=piece_bytes, check=self._check, timeout_s=timeout_s
             )
 
         def build(segment: Segment) -> HostExchange:
             exchange = HostExchange(
                 segment.memory,
                 index=segment.index,
-                num_ranks=len(ranks),
+                ranks=ranks,
                 piece_bytes=piece_bytes,
                 check=self._check,
                 timeout_s=timeout_s,

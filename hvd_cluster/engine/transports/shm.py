@@ -24,6 +24,7 @@ from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, chunks_of, scatter
+from hvd_cluster.engine.transports.lateness import too_late
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
 _PAGE_BYTES = 4096
@@ -377,10 +378,7 @@ class ShmTransport(Transport):
         if not self._deadline_s:
             self._deadline_s = now_s - _CHECK_PERIOD_S + self._timeout_s
         elif now_s > self._deadline_s:
-            raise RuntimeError(
-                f"the other ranks of this host did not come to a collective within {self._timeout_s:g} s: one of them "
-                "is stopped or overloaded. HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
-            )
+            raise too_late([self.ranks[index] for index in self._barrier.late()], self._timeout_s)
 
 
 def _slot_bytes(num_ranks: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tempfile
 from collections.abc import Mapping
@@ -10,14 +11,17 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.estimators.lightning import rank_part
 from hvd_cluster.estimators.lightning.best_file import BestFile
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.run.snapshot import Snapshot
+from hvd_cluster.estimators.run.schedule import is_due_within
+from hvd_cluster.estimators.run.snapshot import Running, Snapshot
 from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.torch.checkpointing import share_buffers
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.lightning.installed import submodule
 
@@ -25,14 +29,22 @@ _callbacks: Any = submodule("callbacks")
 
 
 class Epochs(_callbacks.Checkpoint):
-    """Keeps the history of a fit, reports it, and saves the run after each epoch.
+    """Keeps the history of a fit, reports it, and saves the run after and within epochs.
 
     A ``Checkpoint`` in Lightning's eyes, so that it comes last of all callbacks: what they keep is saved too.
+
+    Args:
+        spec: the run.
+        hvd: its world.
+        best: the file of its best epoch.
+        found: what an earlier start of the run has saved.
     """
 
-    def __init__(self, spec: LightningSpec, hvd: Any, best: BestFile, history: list[dict[str, Any]]) -> None:
+    def __init__(self, spec: LightningSpec, hvd: Any, best: BestFile, found: Snapshot | None) -> None:
         super().__init__()
-        self.history = history
+        self.history = found.history if found is not None else []
+        #: Batches of the epoch that an earlier start of the run has made.
+        self.done = 0
         #: Of the epoch that goes on.
         self.watch = Watch()
         #: Rows that an epoch goes through a second time; whoever makes the batches knows.
@@ -44,22 +56,72 @@ class Epochs(_callbacks.Checkpoint):
         self._trained_on = Fingerprint.of(spec.dataset, spec.inputs)
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
+        self._trainer: Any = None
+        #: Where the first epoch stands, until it goes on there.
+        self._running = found.running if found is not None else None
 
     @property
     def epoch(self) -> int:
         """The number of the epoch that goes on."""
         return len(self.history)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run stands amid an epoch, and has not gone on yet."""
+        return self._running is not None
+
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The run goes on in another folder, perhaps."""
         self._best.bring_back(trainer, checkpoint)
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
+        self._trainer = trainer
+        if self._running is not None:
+            # Of a number of steps that is given, a smaller number of ranks may have none left.
+            self.done = min(self._running.steps(self._spec, self._hvd.size()), trainer.num_training_batches - 1)
+            trainer.fit_loop.restarting = False
+            trainer.fit_loop.epoch_loop.restarting = False
+            self._begin(pl_module)  # the next hook may be left out
+
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Seed the rank, so that a resumed run draws what an undisturbed one draws."""
+        self._begin(pl_module)
+
+    def _begin(self, pl_module: Any) -> None:
         random_state.seed_all(self._spec.seed, self.epoch, self._hvd.rank())
         self.watch = Watch()
         self._means = Means([], pl_module.device)
         self._has_loss = False
+
+    def take_up(self) -> None:
+        """Before the first batch of an epoch: go on where it was interrupted, if it was.
+
+        Another number of ranks draws other random numbers, and what it records of the epoch is of the epoch's rest.
+        """
+        running, self._running = self._running, None
+        if running is None:
+            return
+        loop = self._trainer.fit_loop
+        batches = loop.epoch_loop.batch_progress.current
+        batches.ready = batches.started = batches.processed = batches.completed = self.done
+        loop._data_fetcher.fetched = self.done
+        mine = running.of(self._hvd.rank(), self._hvd.size())
+        if mine is not None:
+            part = torch.load(io.BytesIO(mine), map_location="cpu", weights_only=True)
+            self._means.take_up(part["means"])
+            self._has_loss = part["has_loss"]
+            rank_part.restore(part["lightning"], self._trainer, self._trainer.lightning_module)
+
+    def between_batches(self) -> None:
+        """Save the run within the epoch, where that is due; every rank takes part."""
+        trainer = self._trainer
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        done = batches.completed
+        if batches.ready != done or done % trainer.accumulate_grad_batches:
+            return  # amid a step
+        if is_due_within(self._spec, done, trainer.num_training_batches):
+            self._save(trainer, done)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add the loss up, and report now and then."""
@@ -105,6 +167,7 @@ class Epochs(_callbacks.Checkpoint):
         if self._spec.validation_is_there:
             record["validation"] = parts["validation"]
         self.history.append(record)
+        self.done = 0
         if len(self.history) % self._spec.checkpoint_every_epochs == 0 or self._is_last(trainer):
             self._save(trainer)
         self._reports.epoch(record)
@@ -117,18 +180,32 @@ class Epochs(_callbacks.Checkpoint):
         """Whether a callback ends the fit here; with ``min_epochs`` it may have asked for it too early."""
         return bool(trainer.should_stop) and getattr(trainer.fit_loop, "_can_stop_early", True)
 
-    def _save(self, trainer: Any) -> None:
+    def _save(self, trainer: Any, done: int | None = None) -> None:
+        """Save after an epoch, or after ``done`` batches of one; every rank takes part."""
         files = RunFiles.of(self._spec)
         if not files.are_kept:
             return
+        share_buffers(self._hvd, trainer.lightning_module)
         with tempfile.TemporaryDirectory(prefix="hvd-ckpt-") as folder:
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
+            running = None if done is None else Running.after(done, self._spec, self._hvd, self._mine(trainer))
             if self._hvd.rank() == 0:
                 stopped_of = self._spec.epochs if self._is_stopped(trainer) else None
                 body, size = path.read_bytes(), self._hvd.size()
                 self._best.keep(trainer)
-                files.save(Snapshot(body, self.history, size, self._trained_on, stopped_of).to_bytes())
+                files.save(Snapshot(body, self.history, size, self._trained_on, stopped_of, running).to_bytes())
+
+    def _mine(self, trainer: Any) -> bytes:
+        """What this rank alone holds."""
+        part = {
+            "means": self._means.sums,
+            "has_loss": self._has_loss,
+            "lightning": rank_part.captured(trainer, trainer.lightning_module),
+        }
+        buffer = io.BytesIO()
+        torch.save(part, buffer)
+        return buffer.getvalue()
 
 
 class TerminateOnNaN(_callbacks.Callback):

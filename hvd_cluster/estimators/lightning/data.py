@@ -1,10 +1,10 @@
-"""The batches of our readers, as the loaders that a Lightning Trainer goes through once for each epoch."""
+"""The batches of a fit, as the loaders that a Lightning Trainer goes through once for each epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +23,16 @@ class Standing(Protocol):
     def watch(self) -> Watch:
         """Its clock."""
 
+    @property
+    def done(self) -> int:
+        """Batches of the epoch that an earlier start of the run has made."""
+
+    def take_up(self) -> None:
+        """Before the first batch of an epoch: go on where it was interrupted, if it was."""
+
+    def between_batches(self) -> None:
+        """The Trainer is through with a batch, validation included, and asks for the next; every rank takes part."""
+
 
 @dataclass(frozen=True)
 class TrainBatches:
@@ -39,8 +49,40 @@ class TrainBatches:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         # Asked for when the first batch is: a Trainer makes its first iterator before it has begun.
         standing = self.standing
-        for batch in standing.watch.timed(self.readers.train_batches(standing.epoch)):
+        standing.take_up()
+        for batch in standing.watch.timed(self.readers.train_batches(standing.epoch, standing.done)):
             yield floating(batch, self.floating_dtype)
+            standing.between_batches()
+
+
+class OwnBatches:
+    """The training batches of a loader of the user's own; those that an earlier start has made are taken and dropped.
+
+    Its other attributes are the loader's, since a Trainer tells samplers the epoch; but for a state, with which it
+    would begin amid the epoch itself.
+    """
+
+    def __init__(self, loader: Any, standing: Standing) -> None:
+        self._loader = loader
+        self._standing = standing
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        for _ in range(self._standing.done):
+            next(batches, None)
+        # Only now: a loader may draw its order, and what it does to rows, from the same random generators.
+        self._standing.take_up()
+        for batch in self._standing.watch.timed(batches):
+            yield batch
+            self._standing.between_batches()
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ class LightningEstimator(ModuleEstimator):
     of the validation. The result's ``transform`` calls ``model(*feature columns)``.
 
     ``callbacks`` are Lightning's. With a ``ModelCheckpoint`` that monitors a metric, the weights that it found best are
-    returned; its files are in the run's folder of the store. After each epoch rank 0 writes a checkpoint to the store;
-    a fit with the same ``run_id`` goes on from it.
+    returned; its files are in the run's folder of the store. After each epoch, and within epochs with
+    ``checkpoint_every_steps``, rank 0 writes a checkpoint to the store; a fit with the same ``run_id`` goes on from it.
 
     A plain ``torch.nn.Module`` is trained too: then ``optimizer`` and ``loss`` are those of TorchEstimator.
 
@@ -74,8 +74,6 @@ class LightningEstimator(ModuleEstimator):
             ]
         else:
             wrong += self._objective_mistakes()
-        if value("checkpoint_every_steps") is not None:
-            wrong.append("checkpoint_every_steps: a Lightning run is saved after epochs; use checkpoint_every_epochs")
         return wrong + self._count_mistakes()
 
     def _is_lightning_module(self) -> bool:

@@ -8,13 +8,13 @@ import inspect
 import io
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hvd_cluster.estimators.lightning.data import TrainBatches, ValidationBatches
+from hvd_cluster.estimators.lightning.data import OwnBatches, TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 def train(spec: LightningSpec) -> TrainResult:
     """Train ``spec.model`` on this worker's shard with a Lightning Trainer, together with the other workers.
 
-    Where the run has a checkpoint, go on after its last epoch.
+    Where the run has a checkpoint, go on from there.
 
     Raises:
         RuntimeError: some ranks have a GPU and some have none.
@@ -54,7 +54,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
         found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
     best = BestFile(spec, folder)
-    epochs = Epochs(spec, hvd, best, found.history if found is not None else [])
+    epochs = Epochs(spec, hvd, best, found)
     trainer = _trainer(spec, hvd, folder, epochs, best)
     if found is not None and found.is_stopped(spec):
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
@@ -80,7 +80,11 @@ def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]
     kind = spec.data_module
     if isinstance(kind, type) and issubclass(kind, lightning().LightningDataModule):
         given = arguments(spec, hvd.rank(), hvd.size(), *steps_of(spec, hvd.size()))
-        yield {"datamodule": kind(**given, floating_dtype=spec.floating_dtype)}
+        module: Any = kind(**given, floating_dtype=spec.floating_dtype)
+        if spec.checkpoint_every_steps is not None or epochs.is_interrupted:
+            made = module.train_dataloader
+            module.train_dataloader = lambda: _savable(made(), spec, epochs)
+        yield {"datamodule": module}
         return
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
         epochs.padding_rows = readers.padding_rows
@@ -88,6 +92,25 @@ def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]
             "train_dataloaders": TrainBatches(readers, epochs, spec.floating_dtype),
             "val_dataloaders": ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None,
         }
+
+
+def _savable(loader: Any, spec: LightningSpec, epochs: Any) -> Any:
+    """A loader of the user's own as one that a run can be saved and resumed within; as it is where that cannot be."""
+    is_one = hasattr(loader, "__len__") and not isinstance(loader, (list, tuple, Mapping))
+    if is_one and not _is_combined(loader) and not spec.trainer_args.get("use_distributed_sampler"):
+        return OwnBatches(loader, epochs)
+    logger.warning(
+        "run %s is saved after epochs only: checkpoint_every_steps needs a train_dataloader() that returns one loader "
+        "with a length, and brings its own sampler",
+        spec.run_id,
+    )
+    return loader
+
+
+def _is_combined(loader: Any) -> bool:
+    from hvd_cluster.lightning.installed import submodule
+
+    return isinstance(loader, submodule("utilities.combined_loader").CombinedLoader)
 
 
 def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any) -> Any:

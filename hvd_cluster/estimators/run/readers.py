@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hvd_cluster.data.cache import MemoryCache
@@ -173,6 +174,7 @@ def one_pass(
         batch_size=None,
         num_workers=1,
         multiprocessing_context=start_method or "spawn",
+        generator=torch.Generator(),  # it draws a number, which the model would miss in a run that goes on amid a pass
     )
     return iter(beside)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 
 import pytest
@@ -80,3 +81,25 @@ def test_nobody_passes_a_barrier_before_the_last_one_has_come(num_ranks: int) ->
             assert all(other in (turn, turn + 1) for other in seen), (turn, seen)
 
     assert in_children(num_ranks, work) == [0] * num_ranks
+
+
+@pytest.mark.parametrize(("num_ranks", "late"), [(2, [0]), (3, [2]), (6, [2, 5])])
+def test_who_has_not_come_to_a_barrier_is_known(num_ranks: int, late: list[int]) -> None:
+    count = Barrier.num_semaphores(num_ranks)
+    memory = mmap.mmap(-1, mmap.PAGESIZE + count * STRIDE_BYTES)
+    semaphores = Semaphores(memory, 0, count, create=True)
+    barriers = [Barrier(semaphores, 0, index, num_ranks) for index in range(num_ranks)]
+    for _ in range(3):  # of those that have come before, too
+        threads = [threading.Thread(target=barrier.wait, args=(never, 10.0)) for barrier in barriers]
+        for index, thread in enumerate(threads):
+            if index not in late:
+                thread.start()
+        first = next(index for index in range(num_ranks) if index not in late)
+        deadline_s = time.monotonic() + 10
+        while barriers[first].late() != late and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert barriers[first].late() == late
+        for index in late:
+            threads[index].start()
+        for thread in threads:
+            thread.join()

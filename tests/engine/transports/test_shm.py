@@ -83,10 +83,14 @@ def test_bytes_are_gathered_broadcast_and_exchanged_over_many_chunks(num_ranks: 
     assert all(on_ranks(num_ranks, fn))
 
 
-def test_a_rank_that_waits_too_long_says_what_for() -> None:
-    segment = mmap.mmap(-1, segment_bytes(2))
-    alone = ShmTransport(segment, index=0, ranks=(0, 1), check=lambda: None, timeout_s=0.1)
-    with pytest.raises(RuntimeError, match=r"did not come to a collective within 0\.1 s"):
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [((0, 4), "rank 4 of this host did not"), ((0, 2, 5), "ranks 2, 5 of this host did not")],
+)
+def test_a_rank_that_waits_too_long_says_for_whom(ranks: tuple[int, ...], words: str) -> None:
+    segment = mmap.mmap(-1, segment_bytes(len(ranks)))
+    alone = ShmTransport(segment, index=0, ranks=ranks, check=lambda: None, timeout_s=0.1)
+    with pytest.raises(RuntimeError, match=rf"{words} come to a collective within 0\.1 s"):
         alone.allreduce(torch.ones(1), ReduceOp.SUM)
     alone.close()
 

@@ -1,0 +1,103 @@
+"""What one rank alone holds amid an epoch, and Lightning's checkpoint does not. Importing this needs Lightning.
+
+Sums of ``self.log(on_epoch=True)``, states of torchmetrics metrics, metrics that callbacks and schedulers monitor, and
+random generators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torchmetrics
+
+from hvd_cluster.estimators.torch import random_state
+from hvd_cluster.estimators.torch.checkpoint import on_cpu
+from hvd_cluster.lightning.installed import submodule
+
+_result: Any = submodule("trainer.connectors.logger_connector.result")
+
+#: What ``self.log(reduce_fx=)`` takes.
+_REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
+
+
+def captured(trainer: Any, module: Any) -> dict[str, Any]:
+    """This rank's part, between two batches, as tensors and plain values."""
+    logged = trainer.fit_loop.epoch_loop._results
+    part = {
+        "logged": {key: _entry(result) for key, result in logged.items() if _is_kept(result)},
+        "metrics": {
+            path: {"updates": metric._update_count, "state": metric.metric_state} for path, metric in _metrics(module)
+        },
+        "monitored": dict(trainer.callback_metrics),
+        "random": random_state.capture(),
+    }
+    found: dict[str, Any] = on_cpu(part)
+    return found
+
+
+def restore(part: dict[str, Any], trainer: Any, module: Any) -> None:
+    """Put back what :func:`captured` returned, before the next batch."""
+    for path, metric in _metrics(module):
+        if path in part["metrics"]:
+            kept = part["metrics"][path]
+            for name, value in kept["state"].items():
+                setattr(metric, name, _moved(value, module.device))
+            metric._update_count = kept["updates"]
+    logged = trainer.fit_loop.epoch_loop._results
+    for key, entry in part["logged"].items():
+        logged[key] = _result_of(entry, trainer, module)
+    # Lightning begins its sums anew in the first batch that it sees, unless an earlier one is over.
+    trainer._logger_connector._first_loop_iter = False
+    trainer.callback_metrics.update({name: value.to(module.device) for name, value in part["monitored"].items()})
+    random_state.restore(part["random"])
+
+
+def _metrics(module: torch.nn.Module) -> Iterator[tuple[str, torchmetrics.Metric]]:
+    for path, part in module.named_modules():
+        if isinstance(part, torchmetrics.MetricCollection):
+            part.items(copy_state=False)  # those that share a state see it as it is now
+        elif isinstance(part, torchmetrics.Metric):
+            yield path, part
+
+
+def _is_kept(result: Any) -> bool:
+    """Whether more will be added to what was logged: not where only steps are, and no sums over some ranks only."""
+    return result.meta.on_epoch and not result.has_reset and result.meta.sync.group is None
+
+
+def _entry(result: Any) -> dict[str, Any]:
+    meta, sync = result.meta, result.meta.sync
+    names = {field.name for field in dataclasses.fields(meta)} - {"_sync", "reduce_fx"}
+    return {
+        "meta": {name: getattr(meta, name) for name in names},
+        "reduction": _REDUCTIONS.index(meta.reduce_fx),
+        "is_synced": sync.should,
+        "rank_zero_only": sync.rank_zero_only,
+        # A metric's own state is kept with the module's metrics.
+        "value": result.value if result.is_tensor else None,
+        "rows": result.cumulated_batch_size if result.is_tensor and meta.is_mean_reduction else None,
+    }
+
+
+def _result_of(entry: dict[str, Any], trainer: Any, module: Any) -> Any:
+    meta = _result._Metadata(**entry["meta"], reduce_fx=_REDUCTIONS[entry["reduction"]])
+    meta.sync = _result._Sync(
+        _should=entry["is_synced"], fn=trainer.strategy.reduce, rank_zero_only=entry["rank_zero_only"]
+    )
+    result = _result._ResultMetric(meta, entry["value"] is not None)
+    if entry["value"] is None:
+        result.value = module.get_submodule(meta.metric_attribute)
+    else:
+        result.value = entry["value"].to(module.device)
+    if entry["rows"] is not None:
+        result.cumulated_batch_size = entry["rows"].to(module.device)
+    result._update_count = 1
+    return result
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A metric's state: a tensor, or a list of tensors."""
+    return [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
