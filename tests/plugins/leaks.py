@@ -223,13 +223,19 @@ def _foreign_file(path: str, spark: bool) -> bool:
 
 
 def _used_by_others(path: str) -> bool:
-    """A process outside this test session holds the file open or mapped: it is not ours."""
+    """A process outside this test session holds the file open or mapped, or it is gone: it is not ours."""
+    try:
+        # By its number: a semaphore is mapped under the name that it had for a moment.
+        number = str(Path(path).stat().st_ino)
+    except FileNotFoundError:
+        return True
     for process in psutil.process_iter():
         try:
             if process.environ().get(SESSION_VARIABLE) == os.environ[SESSION_VARIABLE]:
                 continue
             held = {os.path.realpath(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
-            if path in held or path in Path(f"/proc/{process.pid}/maps").read_text():
+            mapped = [line.split(maxsplit=5) for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()]
+            if path in held or any(line[4] == number and line[-1].startswith("/dev/shm/") for line in mapped):
                 return True
         except (psutil.Error, OSError):
             continue

@@ -16,9 +16,11 @@ OURS, THEIRS = b"o" * 32, b"t" * 32
 
 def prove(sock: socket.socket, peer: Session) -> None:
     while data := sock.recv(1 << 16):
-        peer.feed(data)
-        sock.sendall(peer.outgoing)
-        peer.outgoing.clear()
+        try:
+            peer.feed(data)
+        finally:  # its own proof, too, where it is the first to see that they differ
+            sock.sendall(peer.outgoing)
+            peer.outgoing.clear()
     pytest.fail("the accepter hung up without its proof")
 
 
