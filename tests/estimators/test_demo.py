@@ -35,6 +35,7 @@ def test_without_java_it_says_so_and_trains_over_pandas(tmp_path):
 
 
 @pytest.mark.spark("local")
+@pytest.mark.timeout(400)  # a Spark session and workers of its own, on any machine
 def test_with_java_it_trains_on_spark(tmp_path):
     # PYSPARK_* are this test run's own session's.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
