@@ -205,13 +205,15 @@ def test_while_a_job_runs_it_listens_on_no_address_that_it_does_not_use(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["pager", "stopped"])
-def test_a_launcher_that_takes_no_output_for_a_while_loses_no_host_and_no_line(hosts: MakeHosts, how: str) -> None:
+def test_a_launcher_that_takes_no_output_for_a_while_loses_no_host_and_no_line(
+    hosts: MakeHosts, how: str, tmp_path: Path
+) -> None:
     made = hosts(2)
+    errors = tmp_path / "stderr"
     flood = "i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); echo line $i; done"
     line = [*HVDRUN, "-i", made.key, "-np", "2", "-H", made.hosts(1), "sh", "-c", flood]
-    launcher = subprocess.Popen(
-        line, env=made.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
+    with errors.open("w") as stderr:
+        launcher = subprocess.Popen(line, env=made.environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert launcher.stdout is not None
         said = [launcher.stdout.readline()]
@@ -219,12 +221,12 @@ def test_a_launcher_that_takes_no_output_for_a_while_loses_no_host_and_no_line(h
             launcher.send_signal(signal.SIGSTOP)
         time.sleep(VANISHED_S + 5)
         launcher.send_signal(signal.SIGCONT)
-        rest, errors = launcher.communicate(timeout=60)
+        said += launcher.stdout.readlines()
+        launcher.wait(60)
     finally:
         launcher.kill()
-        launcher.wait()
-    assert launcher.returncode == 0, errors
-    said += rest.splitlines(keepends=True)
+        launcher.communicate()
+    assert launcher.returncode == 0, errors.read_text()
     for rank in range(2):
         mine = [text for text in said if text.startswith(f"[{rank}]")]
         assert mine == [f"[{rank}]<stdout>:line {i}\n" for i in range(1, 40001)]

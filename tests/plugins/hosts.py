@@ -133,9 +133,7 @@ def _build(count: int, tmp_path: Path, stack: contextlib.ExitStack) -> Machines:
     (folder / "bin/ssh").chmod(0o755)
     (folder / "sshd_config").write_text(_SSHD_CONFIG.format(folder=folder))
     Path("/run/sshd").mkdir(exist_ok=True)
-    net = (os.getpid() + next(_numbers)) % 250 + 1
-    bridge = f"hvdbr{net}"
-    _run("ip", "link", "add", bridge, "type", "bridge")
+    net, bridge = _bridge()
     stack.callback(_run, "ip", "link", "del", bridge)
     _run("ip", "addr", "add", f"10.77.{net}.254/24", "dev", bridge)
     _run("ip", "link", "set", bridge, "up")
@@ -145,6 +143,19 @@ def _build(count: int, tmp_path: Path, stack: contextlib.ExitStack) -> Machines:
     for machine in made.machines:
         _await_ssh(made, machine)
     return made
+
+
+def _bridge() -> tuple[int, str]:
+    """A wire with a network of its own, which no other tests of this machine use; the network's number and its name."""
+    while True:
+        net = (os.getpid() + next(_numbers)) % 250 + 1
+        bridge = f"hvdbr{net}"
+        done = subprocess.run(
+            ["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return net, bridge
+        assert "File exists" in done.stderr, done.stderr
 
 
 def _machine(made: Machines, net: int, index: int, stack: contextlib.ExitStack) -> Machine:
