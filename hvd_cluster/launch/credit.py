@@ -12,6 +12,8 @@ import threading
 
 #: Bytes of output that may be on their way.
 WINDOW_BYTES = 1 << 15
+#: The receiver tells of what it took in steps of this size, to spare messages: less may stay untold for ever.
+_STEP_BYTES = WINDOW_BYTES // 4
 #: What the launcher's kernel is to have room for, whatever the launcher does: in short lines, each of them a packet of
 #: its own, a window takes ten times its size there. Linux gives twice what is asked for, by default up to 416 KiB.
 RECEIVE_BUFFER_BYTES = 1 << 18
@@ -26,11 +28,10 @@ class Credit:
         self._changed = threading.Condition()
 
     def spend(self, num_bytes: int) -> None:
-        """Wait until ``num_bytes`` may be sent; a message larger than the window is sent alone."""
+        """Wait until ``num_bytes`` may be sent; a large message, until all is taken but for what may stay untold."""
+        room = max(_STEP_BYTES, WINDOW_BYTES - num_bytes)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_over or not self._under_way or self._under_way + num_bytes <= WINDOW_BYTES
-            )
+            self._changed.wait_for(lambda: self._is_over or self._under_way <= room)
             self._under_way += num_bytes
 
     def restore(self, num_bytes: int) -> None:
@@ -55,7 +56,7 @@ class Taken:
     def add(self, num_bytes: int) -> int:
         """So many were taken. Returns what to tell the sender now; 0 while it can wait, to spare messages."""
         self._num_bytes += num_bytes
-        if self._num_bytes < WINDOW_BYTES // 4:
+        if self._num_bytes < _STEP_BYTES:
             return 0
         told, self._num_bytes = self._num_bytes, 0
         return told
