@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 def is_due_within(spec: FitSpec, done: int, steps: int) -> bool:
     """Whether to save after ``done`` of an epoch's ``steps``: not amid a group of batches, nor at the epoch's end."""
     every = spec.checkpoint_every_steps
-    if every is None or done >= steps or not RunFiles.of(spec).are_kept:
+    if every is None or done >= steps or done % math.lcm(every, spec.backward_passes_per_step):
         return False
-    return done % math.lcm(every, spec.backward_passes_per_step) == 0
+    return RunFiles.of(spec).are_kept

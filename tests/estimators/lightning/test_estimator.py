@@ -51,19 +51,6 @@ class Net(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=self.gamma)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_mpi(two_workers, one_worker):
-    """Lightning looks for MPI, which would start Open MPI's daemon in the worker."""
-
-    def fn():
-        import sys
-
-        sys.modules["mpi4py.MPI"] = None
-
-    for workers in (two_workers, one_worker):
-        workers.run(fn)
-
-
 def estimator(backend, model=None, **params):
     given = {
         "model": Net() if model is None else model,

@@ -181,19 +181,6 @@ def counts(tmp_path, name):
     return json.loads((tmp_path / f"{name}.json").read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_mpi(two_workers, one_worker):
-    """Lightning looks for MPI, which would start Open MPI's daemon in the worker."""
-
-    def fn():
-        import sys
-
-        sys.modules["mpi4py.MPI"] = None
-
-    for workers in (two_workers, one_worker):
-        workers.run(fn)
-
-
 CASES = {
     "as it comes": {},
     "in the first epoch": {"epoch": 0, "batch": 4},
