@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,50 @@ def test_decoded_values_reach_the_transformation(tmp_path: Path) -> None:
         transformation_fn=lambda row: {"id": row["id"], "mean": row["image"].astype("f8").mean()},
     )
     assert np.allclose(batch["mean"], arrays.reshape(6, -1).mean(1))
+
+
+class LetDown:
+    """Fails on each value a few times, as np.load does where another thread parses Python text too (gh-106905)."""
+
+    def __init__(self, function: Any, failures: int, text: str = "AST constructor recursion depth mismatch") -> None:
+        self._function = function
+        self._failures = failures
+        self._text = text
+        self._of_thread = threading.local()  # the reader calls it in several; a value is tried again where it failed
+
+    def __call__(self, value: Any) -> Any:
+        self._of_thread.calls = calls = getattr(self._of_thread, "calls", 0) + 1
+        result = self._function(value)
+        if calls % (self._failures + 1):
+            raise SystemError(f"{self._text} (before=27, after=24)")
+        return result
+
+
+def test_functions_that_the_interpreter_lets_down_are_called_again(tmp_path: Path) -> None:
+    def doubled(row: dict[str, Any]) -> dict[str, Any]:
+        row["x"] *= 2  # in its own row: called again, it must find the row as it was
+        return {"x": row["x"], "name": row["name"]}
+
+    table = pa.table({"x": [[float(i), 1.0] for i in range(6)], "name": [str(i) for i in range(6)]})
+    decode, transform = LetDown(int, 2), LetDown(doubled, 2)
+    batch = one_batch(tmp_path, table, decode={"name": decode}, transformation_fn=transform)
+    assert batch["name"].tolist() == list(range(6))
+    assert batch["x"].tolist() == [[2.0 * i, 2.0] for i in range(6)]
+
+
+@pytest.mark.parametrize("decoded", [True, False])
+@pytest.mark.parametrize(
+    ("text", "calls"), [("AST constructor recursion depth mismatch", 3), ("error return without exception set", 1)]
+)
+def test_a_function_that_fails_each_time_is_not_called_for_ever(
+    tmp_path: Path, text: str, calls: int, decoded: bool
+) -> None:
+    called: list[Any] = []
+    function = LetDown(called.append, 1_000, text)
+    options: dict[str, Any] = {"decode": {"name": function}} if decoded else {"transformation_fn": function}
+    with pytest.raises(DataError, match=f"row 0 of .*SystemError: {text}"):
+        one_batch(tmp_path, pa.table({"name": ["1"]}), **options)
+    assert len(called) == calls
 
 
 def test_columns_of_any_type_can_be_decoded(tmp_path: Path) -> None:

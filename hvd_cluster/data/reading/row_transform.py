@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Takes one row as a dictionary (column name -> NumPy scalar, array, str or bytes) and returns the new row.
 RowTransform = Callable[[dict[str, Any]], Mapping[str, Any]]
+#: How often a function is called that the interpreter lets down.
+_TRIES = 3
 
 
 def rows(batch: pa.RecordBatch | pa.Table, schema: Schema) -> Iterator[dict[str, Any]]:
@@ -70,12 +73,8 @@ def apply(
         if stopped():
             break
         where = f"row {number} of {place}"
-        for name, function in (decode or {}).items():
-            row[name] = call_decode(function, row[name], name, where)
-        try:
-            result = transform(row)
-        except Exception as error:  # the user's own code, which may raise anything
-            raise DataError(f"transformation_fn failed on {where}: {type(error).__name__}: {error}") from error
+        unchanged = functools.partial(_row, batch, schema, count)
+        result = _call_transform(transform, row, decode or {}, where, unchanged)
         if not isinstance(result, Mapping):
             raise DataError(f"transformation_fn returned {type(result).__name__} for {where}: return a dict")
         if output is None:
@@ -90,14 +89,49 @@ def apply(
     return {name: torch.from_numpy(values[:count]) for name, values in made.items()}, output
 
 
-def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: str) -> Any:
+def _row(batch: pa.RecordBatch | pa.Table, schema: Schema, index: int) -> dict[str, Any]:
+    return next(rows(batch.slice(index, 1), schema))
+
+
+def _call_transform(
+    transform: RowTransform,
+    row: dict[str, Any],
+    decode: Mapping[str, Callable[[Any], Any]],
+    where: str,
+    unchanged: Callable[[], dict[str, Any]],
+    tries: int = _TRIES,
+) -> Any:
+    """What the transform makes of a decoded row. ``unchanged`` gives the row anew: the transform may write into it."""
+    for name, function in decode.items():
+        row[name] = call_decode(function, row[name], name, where)
+    try:
+        return transform(row)
+    except Exception as error:  # the user's own code, which may raise anything
+        if tries > 1 and _is_parser_race(error):
+            return _call_transform(transform, unchanged(), decode, where, unchanged, tries - 1)
+        raise DataError(f"transformation_fn failed on {where}: {type(error).__name__}: {error}") from error
+
+
+def call_decode(function: Callable[[Any], Any], value: Any, name: str, where: str, tries: int = _TRIES) -> Any:
     """What a decode function makes of a value; its exceptions become a DataError that names column and row."""
     try:
         return function(value)
     except Exception as error:  # the user's own code, which may raise anything
+        if tries > 1 and _is_parser_race(error):
+            return call_decode(function, value, name, where, tries - 1)
         raise DataError(
             f"the decode function of column {name!r} failed on {where}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _is_parser_race(error: Exception) -> bool:
+    """Whether the interpreter failed, and not the function.
+
+    Until 3.11.8 CPython counted the recursion depth of all threads that parse Python text together, and one of them
+    could get this error for nothing (github.com/python/cpython/issues/106905). ``np.load`` parses the header of each
+    array as Python text, and users' functions call it in several threads of the reader.
+    """
+    return isinstance(error, SystemError) and "AST constructor recursion depth mismatch" in str(error)
 
 
 def _checked(result: Mapping[str, Any], output: Schema, where: str) -> dict[str, npt.NDArray[Any]]:
