@@ -188,8 +188,8 @@ def measure(petastorm_python: Path = PETASTORM_PYTHON, turns: int = 5) -> Report
             path.unlink()
             if lost:
                 notes.append(
-                    f"petastorm gave too few rows of '{work.name}' in {len(lost)} passes, by "
-                    f"{', '.join(map(str, lost))} of {num_rows:,}; they are not counted."
+                    f"Passes of petastorm over '{work.name}' that gave too few rows and are not counted: {len(lost)}; "
+                    f"they lacked {', '.join(map(str, lost))} of {num_rows:,}."
                 )
             rows.append([work.name, *(_rate(rates[name]) for name in rates), *_ratios(rates)])
     columns = ["rows of", "ours, rows/s", "scan, rows/s", "petastorm, rows/s"]
@@ -208,7 +208,7 @@ def whole_pass(peer: Callable[[], dict[str, Any]], num_rows: int, lost: list[int
         if answer["rows"] == num_rows:
             return float(answer["seconds"])
         lost.append(num_rows - answer["rows"])
-    raise RuntimeError(f"petastorm gave too few rows five times: by {', '.join(map(str, lost))} of {num_rows:,}")
+    raise RuntimeError(f"petastorm gave too few rows five times in a row, at last {answer['rows']:,} of {num_rows:,}")
 
 
 def _seconds(run: Callable[[], object]) -> float:
