@@ -74,21 +74,22 @@ class Job:
         pid = next(pid for pid, (s, r, _) in self.workers().items() if r == rank and s >= from_step)
         os.kill(pid, signal.SIGKILL)
 
-    def kill_before(self, pid: int, last_step: int) -> bool:
-        """``kill -9`` to a worker that has steps before it; whether there was one.
+    def kill_unless_over(self, pid: int, last_step: int) -> bool:
+        """``kill -9`` to a worker, but not to rank 0 where no step is before it; whether it was killed.
 
-        The others cannot finish without it. Once one has finished, there is nobody to go on from, and a job that loses
-        its rank 0 then fails (docs/elastic.md). Stopped first, it takes no step between the question and the kill.
+        Once another has finished there is nobody to go on from, and a job that loses its rank 0 then fails
+        (docs/elastic.md); amid the steps the others need it. Stopped first, it takes none between question and kill.
         """
         try:
             os.kill(pid, signal.SIGSTOP)
             while psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
                 time.sleep(0.001)
-            has_steps = self.workers()[pid][0] < last_step
-            os.kill(pid, signal.SIGKILL if has_steps else signal.SIGCONT)
+            step, rank, _ = self.workers()[pid]
+            is_killed = rank != 0 or step < last_step
+            os.kill(pid, signal.SIGKILL if is_killed else signal.SIGCONT)
         except (ProcessLookupError, psutil.NoSuchProcess, KeyError):  # it has ended by itself
             return False
-        return has_steps
+        return is_killed
 
     def end(self, timeout_s: float = 90.0) -> dict[str, Any]:
         """The end of a job that succeeds."""
@@ -486,7 +487,7 @@ def test_fifty_runs_with_kills_at_random_moments_end_well(tmp_path: Path, undist
             living = sorted(job.workers().keys() - killed)
             if len(living) > 1:  # the state is with somebody else
                 victim = random.choice(living)
-                if job.kill_before(victim, num_steps):
+                if job.kill_unless_over(victim, num_steps):
                     killed.add(victim)
         end = job.end(150)
         assert end["weights"] == undisturbed["weights"], turn
