@@ -134,7 +134,7 @@ class Loop:
 
     def is_over(self) -> bool:
         """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
-        if self._mailbox.has_ended and self._closing_since_s is None:
+        if self._is_broken:
             return True
         if self._closing_since_s is None or self._queues:
             return False
@@ -151,6 +151,8 @@ class Loop:
         if self._neighbours.has_message:
             for rank, message in self._neighbours.take():
                 self._take_message(rank, message)
+        if self._is_broken:
+            return
         if self._mailbox.has_commands:
             self._take_commands()
         if self._mailbox.has_submitted and (is_waited_for or self._is_cycle_over or self._mailbox.is_urgent):
@@ -381,7 +383,7 @@ class Loop:
         try:
             self._neighbours.receive(rank)
         except NeighbourGone as gone:
-            if self._ballot is not None:
+            if self._ballot is not None and not self._is_broken:
                 self._agreement.settle(self._carry_out)  # the end may stand there
             # An end without a farewell, while something all had agreed on is under way, is no end in good order.
             is_expected = self._closing_since_s is not None and (
@@ -395,7 +397,8 @@ class Loop:
         if kind == "up":
             self._agreement.hear(rank, content)
         elif kind in ("log", "close"):
-            self._agreement.apply(content, self._carry_out)
+            if not self._is_broken:
+                self._agreement.apply(content, self._carry_out)
         elif kind == "bye":
             self._neighbours.note_bye(rank)
         elif kind == "events":
@@ -410,6 +413,14 @@ class Loop:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_broken(self) -> bool:
+        """After an abort. What was decided before is carried out no more.
+
+        It would wait for ranks that are gone, unnoticed: those that told of the abort have said farewell.
+        """
+        return self._mailbox.has_ended and self._closing_since_s is None
+
     def _close(self, close: Close) -> None:
         """The world ends in good order: what stands before in the log is finished, the rest fails."""
         self._closing_since_s = time.monotonic()
@@ -418,7 +429,7 @@ class Loop:
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: tell the neighbours, fail everything, wake what waits in the transports."""
-        if self._mailbox.has_ended and self._closing_since_s is None:
+        if self._is_broken:
             return
         self._closing_since_s = None
         self._neighbours.send_all(("abort", reason), but=source)

@@ -138,3 +138,54 @@ def test_kill_9_at_any_moment_is_an_error_on_every_survivor(tmp_path: Path, leng
             local.run(fn, (str(folder), 0.05 + 0.0137 * turn), num_proc=3, env=ENV)
         assert caught.value.rank == 1
         assert len(list(folder.glob("False.*"))) == 2
+
+
+def test_what_was_decided_before_an_abort_is_waited_for_no_more(tmp_path: Path) -> None:
+    """Rank 2 has voted. Before it reads that all have, rank 1 dies, and rank 0 tells of it and says farewell."""
+
+    def fn() -> None:
+        import select
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine.loop import Loop
+
+        def wait_for(name: str) -> None:
+            while not (tmp_path / name).exists():
+                time.sleep(0.01)
+
+        hvd.init()
+        rank, tensor = hvd.rank(), torch.ones(1)
+        for _ in range(3):
+            hvd.allreduce_(tensor, name="loop")
+        work, has_voted = Loop.work, False
+
+        def late(self: Loop, *, is_waited_for: bool) -> None:
+            nonlocal has_voted
+            if has_voted:
+                wait_for("told.0")
+                Loop.work = work  # type: ignore[method-assign]
+                self.hear([(descriptor, select.EPOLLIN) for descriptor in self._neighbours._ranks])
+            has_voted = has_voted or self._mailbox.has_submitted
+            work(self, is_waited_for=is_waited_for)
+            if has_voted:
+                (tmp_path / "voted").touch()
+
+        if rank == 0:
+            wait_for("voted")
+        elif rank == 1:
+            hvd.allreduce_async_(tensor, name="loop")
+            threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            time.sleep(60)
+        else:
+            Loop.work = late  # type: ignore[method-assign]
+        try:
+            hvd.allreduce_(tensor, name="loop")
+        except hvd.HorovodInternalError:
+            hvd.shutdown()
+            (tmp_path / f"told.{rank}").touch()
+            raise
+
+    with pytest.raises(WorkerFailedError) as caught:
+        local.run(fn, num_proc=3, env=ENV)
+    assert caught.value.rank == 1
+    assert sorted(path.name for path in tmp_path.glob("told.*")) == ["told.0", "told.2"]
