@@ -132,9 +132,10 @@ class Barrier:
             for k, distance in enumerate(distances)
         ]
         self._index = index
-        #: How often each rank has come. In a pair it is known without who is late, and its rounds are gone through by
+        self._distances = distances
+        #: How often each rank has posted. In a pair it is known without who is late, and its rounds are gone through by
         #: hand (see :class:`hvd_cluster.engine.transports.shm.ShmTransport`).
-        self._arrivals = [semaphores.counter(first + rank) for rank in range(num_ranks)] if num_ranks > 2 else []
+        self._posts = [semaphores.counter(first + rank) for rank in range(num_ranks)] if num_ranks > 2 else []
 
     @staticmethod
     def num_semaphores(num_ranks: int) -> int:
@@ -143,15 +144,28 @@ class Barrier:
 
     def wait(self, on_delay: Callable[[], None], period_s: float) -> None:
         """Return once every rank has called this; see :meth:`Semaphores.wait` for the arguments."""
-        if self._arrivals:
-            self._arrivals[self._index].value += 1
+        mine = self._posts[self._index] if self._posts else None
         for tell, hear in self.rounds:
+            if mine is not None:
+                mine.value += 1
             self._semaphores.post(tell)
             self._semaphores.wait(hear, on_delay, period_s)
 
     def late(self) -> list[int]:
-        """The ranks that have not come, while this one waits; none where one was held up after it had come."""
-        if not self._arrivals:
+        """The ranks that hold this one up, while it waits: they have not come, or stand still amid the barrier.
+
+        Not those that are held up themselves, in this barrier or the one before.
+        """
+        if not self._posts:
             return [1 - self._index]
-        mine = self._arrivals[self._index].value
-        return [rank for rank, arrivals in enumerate(self._arrivals) if arrivals.value < mine]
+        posts = [counter.value for counter in self._posts]
+        num_rounds, num_ranks = len(self._distances), len(posts)
+        end = -(-posts[self._index] // num_rounds) * num_rounds  # of this barrier, counted like the posts
+
+        def waits(rank: int) -> bool:
+            """It cannot go on: the post that it waits for, in the round of its last one, has not come."""
+            distance = self._distances[(posts[rank] - 1) % num_rounds]
+            return posts[(rank - distance) % num_ranks] < posts[rank]
+
+        others = (rank for rank in range(num_ranks) if rank != self._index)
+        return [rank for rank in others if posts[rank] < end and not waits(rank)]

@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -103,3 +104,39 @@ def test_who_has_not_come_to_a_barrier_is_known(num_ranks: int, late: list[int])
             threads[index].start()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize(("num_ranks", "posts"), [(3, 1), (3, 2), (3, 3), (4, 2), (6, 1), (6, 2), (6, 4)])
+def test_who_stands_still_amid_a_barrier_is_known_and_nobody_that_waits_for_it(num_ranks: int, posts: int) -> None:
+    goes_on = threading.Event()
+
+    class Standing(Semaphores):
+        def wait(self, index: int, on_delay: Callable[[], None], period_s: float) -> None:
+            self.waits += 1
+            if self.waits == posts:
+                goes_on.wait(20.0)
+            super().wait(index, on_delay, period_s)
+
+        waits = 0
+
+    count = Barrier.num_semaphores(num_ranks)
+    memory = mmap.mmap(-1, mmap.PAGESIZE + count * STRIDE_BYTES)
+    semaphores = Semaphores(memory, 0, count, create=True)
+    standing = Standing(memory, 0, count, create=False)
+    barriers = [Barrier(standing if rank == 1 else semaphores, 0, rank, num_ranks) for rank in range(num_ranks)]
+
+    def twice(barrier: Barrier) -> None:
+        for _ in range(2):
+            barrier.wait(never, 10.0)
+
+    threads = [threading.Thread(target=twice, args=(barrier,)) for barrier in barriers]
+    for thread in threads:
+        thread.start()
+    others = [barrier for rank, barrier in enumerate(barriers) if rank != 1]
+    deadline_s = time.monotonic() + 10
+    while any(barrier.late() != [1] for barrier in others) and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert [barrier.late() for barrier in others] == [[1]] * len(others)
+    goes_on.set()
+    for thread in threads:
+        thread.join()
