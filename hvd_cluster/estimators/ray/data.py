@@ -168,8 +168,11 @@ def plain(table: Any) -> Any:
 
 def _shape(arrow_type: Any) -> Sequence[int | None] | None:
     """The shape of a row of a tensor column, with None for what differs from row to row; None for other columns."""
+    if not hasattr(arrow_type, "storage_type"):
+        return None
     shape: Sequence[int | None] | None = getattr(arrow_type, "shape", None)
-    return shape if hasattr(arrow_type, "storage_type") else None
+    # Ray 2.40 tells of rows of several shapes no more than how many dimensions they have.
+    return [None] * arrow_type.ndim if shape is None and hasattr(arrow_type, "ndim") else shape
 
 
 def _refuse_varying(schema: Any) -> None:
