@@ -192,6 +192,9 @@ def cut_the_line(pause_s: float) -> int:
     from hvd_cluster.ray.line import DriverLine
 
     line = next(each for each in gc.get_objects() if isinstance(each, DriverLine))
+    deadline = time.monotonic() + 30
+    while line._channel is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # cut by the call before: the driver had its result first, and calls again
     assert line._channel is not None
     line._channel.close()
     time.sleep(pause_s)

@@ -298,14 +298,21 @@ def test_a_block_that_fails_ends_the_writing_of_the_others(ray_cluster: TestClus
     def on_part(part: int, batches: Any) -> dict[str, Any]:
         (tmp_path / f"begun-{part}").touch()
         if part == 0:
-            while not (tmp_path / "begun-1").exists():
-                time.sleep(0.05)
+            wait_for("begun-1")
+            (tmp_path / "failed").touch()
             raise ValueError("the disk is full")
-        time.sleep(3)
+        wait_for("failed")
+        time.sleep(8)  # by then the driver has heard of it, and ended this one
         (tmp_path / f"written-{part}").touch()
         return {}
 
+    def wait_for(name: str) -> None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / name).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     with pytest.raises(ValueError, match="the disk is full"):
         parts_of(dataset, ["id"]).each(on_part)
-    time.sleep(4)
+    assert (tmp_path / "begun-1").exists()
+    time.sleep(9)
     assert not list(tmp_path.glob("written-*"))
