@@ -24,11 +24,14 @@ def padding(length):
     return TransformSpec(pad, edit_fields=[("t", np.int32, (length,), False)])
 
 
-def read(path, batch_size, num_threads, ragged_length, shuffle_rows):
+def read(path, batch_size, num_threads, ragged_length, shuffle_rows, cache):
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
     options = {"transform_spec": padding(ragged_length)} if ragged_length else {}
+    if cache:
+        options |= {"cache_type": "local-disk", "cache_location": cache, "cache_size_limit": 1 << 30}
+        options |= {"cache_row_size_estimate": 128}
     start_s = time.perf_counter()
     rows = 0
     with make_batch_reader(

@@ -222,6 +222,34 @@ def test_nulls_in_vectors_and_lists_leave_out_the_row(tmp_path: Path) -> None:
 # --- decode functions -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize("size", [1, 2])
+def test_numbers_are_gathered_from_several_row_groups_as_they_are(
+    tmp_path: Path, files: int, size: int, cached: bool
+) -> None:
+    random = np.random.default_rng(0)
+    names = ["int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64"]
+    values = {name: random.integers(0, 100, 60).astype(name) for name in names}
+    columns = {"id": range(60), **values, "bool": values["int8"] > 50, "filled": [*[None, 1.0] * 30]}
+    for number in range(files):
+        part = pa.table(columns).slice(number * 60 // files, 60 // files)
+        pq.write_table(part, tmp_path / f"{number}.parquet", row_group_size=7)
+    cache = MemoryCache(1 << 20) if cached else None
+    seen = []
+    for rank in range(size):
+        options = {"rank": rank, "size": size, "remainder": "partial", "fill_nulls": {"filled": 0.0}}
+        reader = ParquetReader(tmp_path, batch_size=9, cache=cache, lanes=1, **options)
+        for batch in (batch for epoch in range(2) for batch in reader.epoch(epoch)):
+            ids = batch["id"].numpy().copy()
+            seen.append(ids)
+            for name, expected in {**values, "bool": columns["bool"], "filled": np.array([0.0, 1.0] * 30)}.items():
+                assert batch[name].numpy().dtype == expected.dtype
+                assert np.array_equal(batch[name].numpy(), expected[ids])
+                batch[name].zero_()  # nobody else's memory
+    assert sorted(np.concatenate(seen)) == sorted([*range(60)] * 2)
+
+
 def images(count: int) -> tuple[list[bytes], Any]:
     arrays = np.random.default_rng(0).integers(0, 256, (count, 4, 5, 3), dtype=np.uint8)
     packed = []

@@ -84,6 +84,13 @@ def is_list(types: Any, arrow_type: Any) -> bool:
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
+def stores_as_is(arrow_type: Any, column: Column) -> bool:
+    """Whether values of an Arrow type are numbers of the column's dtype, bit for bit."""
+    types = load_pyarrow("pyarrow.types")
+    numbers = types.is_integer(arrow_type) or types.is_floating(arrow_type)
+    return bool(numbers and arrow_type.to_pandas_dtype() == np.dtype(column.dtype))
+
+
 def list_depth(arrow_type: Any) -> int:
     """Levels of lists around the elements; 0 for scalars."""
     types = load_pyarrow("pyarrow.types")

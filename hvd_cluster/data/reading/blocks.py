@@ -77,10 +77,10 @@ class BlockReader:
         if self._transform is not None:
             self._put_transformed(assembly, chunk, self._transform, stopped)
             return
-        columns = self._reader.columns(chunk.ranges)
         if assembly.num_chunks == 1 and not self._decode:
-            self._put_whole(assembly, chunk, columns)
+            self._put_whole(assembly, chunk)
             return
+        columns = self._reader.columns(chunk.ranges)
         rows, positions = assembly.taken(chunk)
         for name in self._input.names:
             values = columns.pop(name)  # so that its memory goes once it has been put
@@ -92,18 +92,16 @@ class BlockReader:
                 values = values.index_select(0, torch.from_numpy(rows))
             assembly.put(chunk, positions, name, values)
 
-    def _put_whole(self, assembly: Assembly, chunk: Chunk, columns: Columns) -> None:
+    def _put_whole(self, assembly: Assembly, chunk: Chunk) -> None:
         """The block is this one chunk: gather its rows in order, or take them as they are."""
         block = assembly.block
-        if block.seeds is None and block.stride == 1:
-            shared = self._reader.shares_memory(chunk.ranges)
-            rows = slice(block.offset, block.offset + block.rows)
-            for name, values in columns.items():
-                assembly.tensors[name] = values[rows].clone() if shared else values[rows]
+        if block.seeds is not None or block.stride != 1:
+            assembly.tensors.update(self._reader.columns(chunk.ranges, block.order()))
             return
-        order = torch.from_numpy(block.order())
-        for name in self._input.names:
-            assembly.tensors[name] = columns.pop(name).index_select(0, order)
+        shared = self._reader.shares_memory(chunk.ranges)
+        rows = slice(block.offset, block.offset + block.rows)
+        for name, values in self._reader.columns(chunk.ranges).items():
+            assembly.tensors[name] = values[rows].clone() if shared else values[rows]
 
     def _put_transformed(
         self, assembly: Assembly, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]

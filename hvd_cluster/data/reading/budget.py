@@ -14,8 +14,10 @@ from hvd_cluster.data.reading.weave import SLAB_BYTES
 WINDOW_BYTES = 16 * 1024 * 1024
 WINDOW_ROWS = 4096
 MAX_WINDOW_BYTES = 128 * 1024 * 1024
-#: Rows that a thread reads at one go take so many bytes, or are one row group.
-CHUNK_BYTES = 16 * 1024 * 1024
+#: Rows that a thread reads at one go take so many bytes, or are one row group: a window of WINDOW_BYTES is read at one
+#: go, for which there is some room, as its row groups may be larger than the average one.
+_CHUNK_ROOM = 9 / 8
+CHUNK_BYTES = int(WINDOW_BYTES * _CHUNK_ROOM)
 #: Bytes of decoded rows that may wait for the consumer.
 PREFETCH_BYTES = 256 * 1024 * 1024
 #: What a thread's memory allocator holds back for later, as measured.
@@ -59,7 +61,7 @@ class Budget:
         return cls(
             row_bytes=row_bytes,
             window_rows=window_rows,
-            chunk_bytes=min(CHUNK_BYTES, window_rows * row_bytes),
+            chunk_bytes=min(CHUNK_BYTES, int(window_rows * row_bytes * _CHUNK_ROOM)),
             num_threads=num_threads,
             prefetch_bytes=prefetch_bytes,
         )

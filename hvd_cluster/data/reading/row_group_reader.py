@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from hvd_cluster.data.columns.arrays import stores_as_is
 from hvd_cluster.data.columns.column_rules import ColumnRules
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.batches import to_tensor
@@ -35,29 +39,39 @@ class RowGroupReader:
         self._schema = schema
         self._rules = rules
 
-    def columns(self, ranges: Sequence[RowRange]) -> Columns:
+    def columns(self, ranges: Sequence[RowRange], order: npt.NDArray[np.int64] | None = None) -> Columns:
         """The rows of ranges, one after the other.
+
+        Args:
+            ranges: what to read.
+            order: indices into all of these rows: which ones are wanted, and in which order; None for all as they are.
+                Not for columns that have to be decoded.
 
         Returns:
             Column name -> tensor of shape (rows, *column.shape), or ``pyarrow.ChunkedArray`` of n rows for a column
-            that has to be decoded. Nobody may write to the tensors where :meth:`shares_memory` says so.
+            that has to be decoded. Without an order nobody may write to the tensors where :meth:`shares_memory` says
+            so.
 
         Raises:
             DataError: a range cannot be read, or is not what the schema says.
         """
         runs: list[Columns] = []
         places: list[RowRange] = []
-        for _, run in itertools.groupby(ranges, key=lambda piece: piece.row_group.path):
-            pieces = list(run)
+        files = [list(run) for _, run in itertools.groupby(ranges, key=lambda piece: piece.row_group.path)]
+        gather = None if order is None else _Gather(order)
+        for pieces in files:
             try:
-                runs.append(self._run(pieces))
+                runs.append(self._run(pieces, gather if len(files) == 1 else None))
             except DataError:
                 if len(pieces) > 1:
                     for piece in pieces:  # to name the one that is at fault
                         self._run([piece])
                 raise
             places.append(pieces[0])
-        return {name: _joined([run.pop(name) for run in runs], name, places) for name in self._schema.names}
+        joined = {name: _joined([run.pop(name) for run in runs], name, places) for name in self._schema.names}
+        if gather is not None and len(files) > 1:
+            return {name: gather.of_tensor(joined.pop(name)) for name in self._schema.names}
+        return joined
 
     def table(self, piece: RowRange) -> Any:
         """The rows of one range as an Arrow table, with nulls filled and lists padded.
@@ -74,20 +88,27 @@ class RowGroupReader:
         """Whether tensors of these ranges may be memory that others read too."""
         return any(self._tables.shares_memory(piece.row_group.path) for piece in ranges)
 
-    def _run(self, pieces: Sequence[RowRange]) -> Columns:
+    def _run(self, pieces: Sequence[RowRange], gather: _Gather | None = None) -> Columns:
         """The rows of ranges of one file."""
-        # One chunk per column, so that what follows is one operation per column, not one per row group.
-        table = self._tables.read(pieces).combine_chunks()
+        table = self._tables.read(pieces)
+        arrays = dict(zip(table.column_names, table.columns, strict=True))
+        del table  # so that the memory of a column goes, or serves the next one, once its rows have been taken
         found: Batch = {}
         problems = []
         for column in self._schema:
             try:
-                array = self._prepared(table.column(column.name), column)
+                array = arrays.pop(column.name)
+                if gather is not None and (taken := gather.of_numbers(array, column)) is not None:
+                    found[column.name] = taken
+                    continue
+                # One chunk, so that what follows is one operation, not one per row group.
+                array = self._prepared(load_pyarrow().chunked_array([array.combine_chunks()], array.type), column)
                 if column.name in self._rules.decode:
                     found[column.name] = array
-                else:
-                    # Whoever shares this memory does not write to it: see `shares_memory`.
-                    found[column.name] = to_tensor(array, column, share_memory=True)
+                    continue
+                # Whoever shares this memory does not write to it: see `shares_memory`.
+                tensor = to_tensor(array, column, share_memory=True)
+                found[column.name] = tensor if gather is None else gather.of_tensor(tensor)
             except DataError as error:
                 problems.append(str(error))
         if problems:
@@ -100,6 +121,32 @@ class RowGroupReader:
         pyarrow = load_pyarrow()
         chunks = [self._rules.prepared(chunk, column) for chunk in array.chunks]
         return pyarrow.chunked_array(chunks) if chunks else array
+
+
+class _Gather:
+    """Takes rows in an order."""
+
+    def __init__(self, order: npt.NDArray[np.int64]) -> None:
+        self._order = order
+
+    def of_numbers(self, array: Any, column: Column) -> torch.Tensor | None:
+        """The rows of a column of numbers that are stored as they are wanted; None where there is more to do.
+
+        Arrow takes them out of several chunks, which need not be put together first, and with indices of 32 bits: half
+        the time of `index_select`.
+        """
+        if column.shape or array.null_count or len(array) >= 1 << 32 or not stores_as_is(array.type, column):
+            return None
+        taken = load_pyarrow("pyarrow.compute").take(array, self._indices, boundscheck=False)
+        return to_tensor(taken, column, share_memory=True)
+
+    def of_tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """The rows of a tensor of shape (n, ...)."""
+        return values.index_select(0, torch.from_numpy(self._order))
+
+    @functools.cached_property
+    def _indices(self) -> Any:
+        return load_pyarrow().array(self._order.astype(np.uint32))
 
 
 def _joined(parts: Sequence[Any], name: str, places: Sequence[RowRange]) -> Any:
