@@ -219,14 +219,11 @@ def test_nulls_in_vectors_and_lists_leave_out_the_row(tmp_path: Path) -> None:
     assert batch["v"].shape == (2, 2)
 
 
-# --- decode functions -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("files", [1, 2])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "shuffle"), [(1, True), (2, True), (2, False)])
 def test_numbers_are_gathered_from_several_row_groups_as_they_are(
-    tmp_path: Path, files: int, size: int, cached: bool
+    tmp_path: Path, files: int, size: int, shuffle: bool, cached: bool
 ) -> None:
     random = np.random.default_rng(0)
     names = ["int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64"]
@@ -239,7 +236,7 @@ def test_numbers_are_gathered_from_several_row_groups_as_they_are(
     seen = []
     for rank in range(size):
         options = {"rank": rank, "size": size, "remainder": "partial", "fill_nulls": {"filled": 0.0}}
-        reader = ParquetReader(tmp_path, batch_size=9, cache=cache, lanes=1, **options)
+        reader = ParquetReader(tmp_path, batch_size=9, cache=cache, lanes=1, shuffle=shuffle, **options)
         for batch in (batch for epoch in range(2) for batch in reader.epoch(epoch)):
             ids = batch["id"].numpy().copy()
             seen.append(ids)
@@ -248,6 +245,9 @@ def test_numbers_are_gathered_from_several_row_groups_as_they_are(
                 assert np.array_equal(batch[name].numpy(), expected[ids])
                 batch[name].zero_()  # nobody else's memory
     assert sorted(np.concatenate(seen)) == sorted([*range(60)] * 2)
+
+
+# --- decode functions -----------------------------------------------------------------------------------------------
 
 
 def images(count: int) -> tuple[list[bytes], Any]:
