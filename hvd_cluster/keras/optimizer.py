@@ -169,6 +169,14 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         base = super().apply
         self._hvd.passes.add(gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
 
+    def complete_passes(self) -> None:
+        """Take a step with the passes that make none yet, averaged over as many as there are if they are averaged.
+
+        For the end of an epoch, outside compiled functions; every rank takes part.
+        """
+        base, variables = super().apply, self._trainable_variables
+        self._hvd.passes.complete(variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
+
     def on_all_ranks(self, condition: Any) -> Any:
         """Whether ``condition``, a boolean tensor of shape (), holds on all ranks."""
         return self._hvd.reduction.on_all_ranks(condition)

@@ -27,7 +27,7 @@ class Passes:
 
     def __init__(self, per_step: int, *, average: bool) -> None:
         self.per_step = per_step
-        self._divisor = per_step if average else 1
+        self._average = average
         self._counter: Any = None
         self._sums: dict[int, Any] = {}
         #: Whether there has been any gradient at all.
@@ -73,17 +73,41 @@ class Passes:
                 self._sums[id(variable)].assign_add(_dense(gradient, reduction))
         self._counter.assign_add(1)
 
-        def step() -> None:
-            sums = [self._sums[id(variable)] for variable in variables]
-            # Without any gradient Keras says what is wrong.
-            means = [total.value / self._divisor if self._has_gradients else None for total in sums]
-            apply(reduction(means, variables))
-            for total in sums:
-                total.assign(keras.ops.zeros_like(total.value))
-
         is_step = keras.ops.equal(keras.ops.mod(self._counter.value, self.per_step), 0)
         everything = [*optimizer.variables, *variables]
-        reduction.choose(is_step, step, lambda: optimizer.iterations.assign_add(1), everything)
+        reduction.choose(
+            is_step,
+            lambda: self._step(self.per_step, variables, reduction, apply),
+            lambda: optimizer.iterations.assign_add(1),
+            everything,
+        )
+
+    def complete(
+        self, variables: Sequence[Any], optimizer: Any, reduction: Reduction, apply: Callable[[list[Any]], Any]
+    ) -> None:
+        """Take a step with the passes that there are, where they are too few for one; the next pass begins a group.
+
+        For the end of an epoch, outside compiled functions; every rank takes part. The arguments are those of
+        :meth:`add`.
+        """
+        count = 0 if self._counter is None else int(keras.ops.convert_to_numpy(self._counter)) % self.per_step
+        if not count:
+            return
+        optimizer.iterations.assign_sub(1)  # which the passes have been counted in
+        self._step(count, variables, reduction, apply)
+        self._counter.assign(0)
+
+    def _step(
+        self, passes: int, variables: Sequence[Any], reduction: Reduction, apply: Callable[[list[Any]], Any]
+    ) -> None:
+        """Reduce and apply the sums of so many passes."""
+        sums = [self._sums[id(variable)] for variable in variables]
+        divisor = passes if self._average else 1
+        # Without any gradient Keras says what is wrong.
+        means = [total.value / divisor if self._has_gradients else None for total in sums]
+        apply(reduction(means, variables))
+        for total in sums:
+            total.assign(keras.ops.zeros_like(total.value))
 
     @contextmanager
     def hidden(self) -> Iterator[None]:

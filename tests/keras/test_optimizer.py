@@ -80,6 +80,25 @@ def test_several_passes_make_one_step(two: Any) -> None:
     assert two(fn) == [[[1.0, -3.5, -3.5, -14.0], 4]] * 2
 
 
+def test_passes_that_are_left_make_a_step_of_their_own(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        import keras
+
+        w = keras.Variable([1.0])
+        options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+        seen = []
+        for values in [(1.0, 2.0, 3.0), (4.0, 1.0), (2.0,)]:
+            for value in values:
+                optimizer.apply([keras.ops.convert_to_tensor([value * (hvd.rank() + 1)])], [w])
+            optimizer.complete_passes()
+            seen.append(float(keras.ops.convert_to_numpy(w)[0]))
+        return [seen, int(keras.ops.convert_to_numpy(optimizer.iterations))]
+
+    # Means of two ranks: 2.25 and 4.5 from three passes, 3.75 from two, 3 from one.
+    assert two(fn) == [[[-5.75, -9.5, -12.5], 6]] * 2
+
+
 def test_passes_are_aggregated_in_a_compiled_fit(two: Any) -> None:
     train = trained
 

@@ -13,7 +13,7 @@ from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.callback_states import CallbackStates
 from hvd_cluster.estimators.keras.data import KerasBatches
 from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.keras.state import capture, is_amid_passes
+from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
@@ -101,9 +101,10 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average the training's numbers, and validate rank 0's model."""
+        """Make the last step, if its group of passes is short; average the numbers, and validate rank 0's model."""
         logs = {} if logs is None else logs
         model, course = self.model, self._course
+        complete_passes(model)
         _share_buffers(model)
         logs.update(_means([(1, numbers) for numbers in self._gathered({k: float(v) for k, v in logs.items()})]))
         if course.spec.validation_is_there:
@@ -158,8 +159,8 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         """Save within the epoch where it is time; every rank takes part."""
         course, spec, done = self._course, self._course.spec, batch + 1
         steps = course.batches.readers.train_steps
-        # Several steps may be executed at once. Epochs need not end with a group of passes, so groups are not counted
-        # from an epoch's beginning: one that is due amid a group is saved behind it.
+        # Several steps may be executed at once: what is due amid them is saved behind them, or behind the group of
+        # passes in which they end.
         made = range(self._first + 1, done + 1)
         self._is_due = (self._is_due or any(is_due_within(spec, step, steps) for step in made)) and done < steps
         if not self._is_due:

@@ -92,6 +92,12 @@ def is_amid_passes(model: Any, per_step: int) -> bool:
     return any(int(as_array(counter)) % per_step for counter in counters)
 
 
+def complete_passes(model: Any) -> None:
+    """Take a step with gradients of passes that make none yet; every rank takes part."""
+    optimizer = _optimizer(model)
+    getattr(optimizer, "inner_optimizer", optimizer).complete_passes()
+
+
 def as_array(variable: Any) -> Any:
     """The value of a variable or tensor of Keras, as NumPy has it in files."""
     import keras

@@ -116,8 +116,10 @@ def batches(path):
 #: Params, arguments of compile, steps of an epoch, those made at a checkpoint, and the batch that ends next behind it.
 VARIANTS = {
     "plainly": ({}, {}, 11, 6, 6),
-    # 11 steps an epoch are no whole groups of two: in the second epoch, groups end with odd numbers of steps.
-    "amid passes": ({"backward_passes_per_step": 2}, {}, 11, 7, 7),
+    # Not after 3 steps, amid a group of two.
+    "amid passes": ({"backward_passes_per_step": 2}, {}, 11, 6, 6),
+    # 11 steps an epoch are no whole groups of two.
+    "between epochs, amid passes": ({"backward_passes_per_step": 2}, {}, 11, 0, 0),
     "several steps at once": ({"train_steps_per_epoch": 12}, {"steps_per_execution": 2}, 12, 6, 7),
     "more steps at once than between checkpoints": (
         {"train_steps_per_epoch": 12},
@@ -125,6 +127,14 @@ VARIANTS = {
         12,
         8,
         11,
+    ),
+    # After 3 steps a checkpoint is due, and a group of two has begun.
+    "passes that end amid several steps at once": (
+        {"train_steps_per_epoch": 12, "backward_passes_per_step": 2, "checkpoint_every_steps": 2},
+        {"steps_per_execution": 3},
+        12,
+        6,
+        8,
     ),
 }
 
