@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -288,3 +290,14 @@ def test_numbers_that_make_no_sense_are_refused(dataset: Dataset) -> None:
 
 def _reader_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("hvd-reader")]
+
+
+def test_a_program_that_ends_amid_an_epoch_ends_quietly(tmp_path: Path) -> None:
+    columns = {f"x{index}": np.random.default_rng(index).standard_normal(300_000) for index in range(8)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=10_000)
+    program = Path(__file__).parent / "programs" / "exits_amid_epochs.py"
+    ended = subprocess.run(
+        [sys.executable, program, tmp_path / "a.parquet"], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert ended.stdout.split() == ["0"] * 12
+    assert ended.stderr == ""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+#: Seconds that the end of the interpreter waits for the pieces under way.
+_EXIT_S = 10.0
+#: All whose threads may run.
+_running: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
 
 #: Told to whoever asks for more.
 STOPPED = "the reader was stopped (its `with` block has ended): make another one"
@@ -52,6 +60,7 @@ class ReadAhead(Generic[T]):
         self._threads = [
             threading.Thread(target=self._run, name=f"hvd-reader-{index}", daemon=True) for index in range(num_threads)
         ]
+        _running.add(self)
         for thread in self._threads:
             thread.start()
 
@@ -83,16 +92,18 @@ class ReadAhead(Generic[T]):
                 raise self._errors.pop(index)
             return self._results.pop(index)
 
-    def close(self) -> None:
-        """Stop the threads and wait for them; at most the pieces under way are finished."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop the threads and wait for them, so long at most; at most the pieces under way are finished."""
         if not self.alive:
             return
         with self._changed:
             self._stop = True
             self._changed.notify_all()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        _running.discard(self)
         with self._changed:
             self._results.clear()
             self._errors.clear()
@@ -142,3 +153,13 @@ class ReadAhead(Generic[T]):
                 self._exhausted = True
                 self._changed.notify_all()
         return self._next_bytes
+
+
+@atexit.register
+def _close_all() -> None:
+    """End the threads while the interpreter is still there.
+
+    One that comes back from Arrow when it is no more is ended amid C++, which then ends the process by SIGABRT.
+    """
+    for ahead in list(_running):
+        ahead.close(_EXIT_S)
