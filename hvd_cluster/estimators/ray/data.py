@@ -124,7 +124,10 @@ def _ended(pending: list[Any]) -> Iterator[None]:
         yield
     except BaseException:  # raised again
         for task in pending:
-            ray.cancel(task)
+            # Those that are done, as the one that failed is, are left alone: Ray (2.60) ends the whole driver where it
+            # is told to cancel a task whose answer it is about to take in.
+            if not ray.wait([task], timeout=0)[0]:
+                ray.cancel(task)
         if pending:
             ray.wait(pending, num_returns=len(pending))
         raise
