@@ -161,5 +161,6 @@ def _close_all() -> None:
 
     One that comes back from Arrow when it is no more is ended amid C++, which then ends the process by SIGABRT.
     """
+    deadline = time.monotonic() + _EXIT_S  # of all of them together
     for ahead in list(_running):
-        ahead.close(_EXIT_S)
+        ahead.close(max(0.0, deadline - time.monotonic()))

@@ -74,10 +74,14 @@ def _optimizer(model: Any) -> Any:
     return model.optimizer
 
 
+def _unscaled(optimizer: Any) -> Any:
+    """The optimizer, or the one that is inside where it scales the loss."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def _variables(optimizer: Any) -> list[Any]:
     """Those of the optimizer that was wrapped: sums of passes are each rank's own, and no model that is returned's."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    with getattr(inner, "sums_hidden", contextlib.nullcontext)():
+    with getattr(_unscaled(optimizer), "sums_hidden", contextlib.nullcontext)():
         return list(optimizer.variables)
 
 
@@ -94,8 +98,7 @@ def is_amid_passes(model: Any, per_step: int) -> bool:
 
 def complete_passes(model: Any) -> None:
     """Take a step with gradients of passes that make none yet; every rank takes part."""
-    optimizer = _optimizer(model)
-    getattr(optimizer, "inner_optimizer", optimizer).complete_passes()
+    _unscaled(_optimizer(model)).complete_passes()
 
 
 def as_array(variable: Any) -> Any:
