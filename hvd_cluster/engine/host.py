@@ -63,7 +63,14 @@ def share_host(
 
     def build(segment: Segment) -> Host:
         ballot = Ballot(
-            segment.memory, 0, index=segment.index, bells=segment.bells, plan=plan, check=check, spins=spins
+            segment.memory,
+            0,
+            index=segment.index,
+            bells=segment.bells,
+            plan=plan,
+            check=check,
+            timeout_s=settings.gloo_timeout_s,
+            spins=spins,
         )
         arena = Arena(segment.memory, os.dup(segment.descriptor), fixed_bytes, region_bytes, segment.index)
         transport = ShmTransport(

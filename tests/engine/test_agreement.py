@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_host import JOIN, ODD, SUM, SimulatedHost, Step, fail, host
+from simulated_host import JOIN, ODD, SUM, SimulatedHost, Step, host
 
 from hvd_cluster.engine.messages import Close, Refuse
 from hvd_cluster.engine.shared_memory import ballot as ballot_module
@@ -126,18 +128,50 @@ def test_the_end_of_the_world_stands_in_the_log() -> None:
 
 
 def test_a_rank_that_died_with_the_lock_does_not_hang_the_others() -> None:
-    memory = mmap.mmap(-1, Ballot.num_bytes(2))
-
     def check() -> None:
         raise RuntimeError("rank 0 is gone")
 
+    with two_ballots(check, timeout_s=60) as (first, second):
+        first._acquire()  # and it dies here
+        with pytest.raises(RuntimeError, match="rank 0 is gone"):
+            second.cast([])
+
+
+def test_a_rank_that_is_stopped_with_the_lock_is_not_waited_for_longer_than_the_limit() -> None:
+    with two_ballots(lambda: None, timeout_s=0.2) as (first, second):
+        first._acquire()
+        first._give_back()
+        assert second.read() == []
+        first._acquire()  # and it is stopped here
+        with pytest.raises(RuntimeError, match=r"rank 0 of this host did not finish its vote within 0\.2 s"):
+            second.cast([])
+
+
+def test_a_rank_that_is_stopped_before_it_says_who_has_the_lock_is_not_waited_for_either() -> None:
+    with two_ballots(lambda: None, timeout_s=0.2) as (first, second):
+        first._lock.wait(0, first._patience)
+        with pytest.raises(RuntimeError, match="the other ranks of this host did not finish .* one of them is stopped"):
+            second.may_sleep()
+
+
+@contextmanager
+def two_ballots(check: Callable[[], None], timeout_s: float) -> Iterator[list[Ballot]]:
+    """Of the two ranks of a host."""
+    memory = mmap.mmap(-1, Ballot.num_bytes(2))
     ballots = [
-        Ballot(memory, 0, index=index, bells=[-1, -1], plan=lambda ids: (), check=check, spins=False)
+        Ballot(
+            memory,
+            0,
+            index=index,
+            bells=[-1, -1],
+            plan=lambda ids: (),
+            check=check,
+            timeout_s=timeout_s,
+            spins=False,
+        )
         for index in range(2)
     ]
-    ballots[0]._lock.wait(0, fail, 1.0)  # and it dies here
-    with pytest.raises(RuntimeError, match="rank 0 is gone"):
-        ballots[1].cast([])
+    yield ballots
     for ballot in ballots:
         ballot.release()
     memory.close()

@@ -19,11 +19,19 @@ ENV = {"OMP_NUM_THREADS": "1"}
 TRANSPORTS = pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
 
 
-@TRANSPORTS
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_for_longer_than_the_limits_ends_the_job(tmp_path: Path, shares: str) -> None:
-    def fn() -> None:
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("shm", "rank 1 of this host did not come to a collective within 5 s"),
+        ("ballot", "rank 1 of this host did not finish its vote within 5 s"),
+        ("gloo", "Timed out waiting 5000ms"),
+    ],
+)
+def test_a_rank_that_is_stopped_for_longer_than_the_limits_ends_the_job(tmp_path: Path, where: str, words: str) -> None:
+    def fn(where: str) -> None:
         import hvd_cluster.torch as hvd
+        from hvd_cluster.engine.shared_memory.ballot import Ballot
         from hvd_cluster.engine.transports.gloo import GlooTransport
         from hvd_cluster.engine.transports.shm import ShmTransport
 
@@ -31,9 +39,13 @@ def test_a_rank_that_is_stopped_for_longer_than_the_limits_ends_the_job(tmp_path
         tensor = torch.ones(200_000)
         hvd.allreduce_(tensor, name="warm")
         if hvd.rank() == 1:
-            # Amid a collective: between two of them it would be the stall inspector that speaks.
-            where = (ShmTransport, "_meet") if shares == "1" else (GlooTransport, "allreduce")
-            setattr(*where, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+            # Amid a collective, or a vote: between two of them it would be the stall inspector that speaks.
+            places = {
+                "shm": (ShmTransport, "_meet"),
+                "ballot": (Ballot, "_has_room"),
+                "gloo": (GlooTransport, "allreduce"),
+            }
+            setattr(*places[where], lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
         try:
             while True:
                 hvd.allreduce_(tensor, name="loop")
@@ -45,19 +57,53 @@ def test_a_rank_that_is_stopped_for_longer_than_the_limits_ends_the_job(tmp_path
     start_s = time.time()
     env = {
         **ENV,
-        "HOROVOD_SHARED_MEMORY": shares,
+        "HOROVOD_SHARED_MEMORY": "0" if where == "gloo" else "1",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "5",
     }
     with pytest.raises(WorkerFailedError):
-        local.run(fn, num_proc=3, env=env)
+        local.run(fn, (where,), num_proc=3, env=env)
     told = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("told.*")}
     assert {"told.0", "told.2"} <= set(told)
     for name in ("told.0", "told.2"):
         assert told[name]["at"] - start_s < 30
-        who = "rank 1 of this host did not come to a collective" if shares == "1" else "Timed out waiting 5000ms"
-        assert who in told[name]["text"]
+        assert words in told[name]["text"]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_suspended_as_a_whole_goes_on_afterwards(tmp_path: Path) -> None:
+    """As by Ctrl-Z and fg, for longer than a rank waits for the others."""
+
+    def fn() -> float:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        tensor = torch.ones(200_000)
+        (tmp_path / f"{os.getpid()}").touch()
+        is_over = torch.zeros(1)
+        while not is_over:
+            hvd.allreduce_(tensor, name="loop")
+            is_over = hvd.allreduce(torch.tensor([float((tmp_path / "resumed").exists())]), op=hvd.Max, name="over")
+        hvd.shutdown()
+        return tensor[-1].item()
+
+    def suspend_and_resume() -> None:
+        while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+            time.sleep(0.05)
+        for turn in range(5):
+            time.sleep(0.1 + 0.0137 * turn)  # wherever they are
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(3)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        (tmp_path / "resumed").touch()
+
+    suspending = threading.Thread(target=suspend_and_resume)
+    suspending.start()
+    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}) == [1.0, 1.0]
+    suspending.join()
 
 
 @TRANSPORTS

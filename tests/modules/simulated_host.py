@@ -103,7 +103,16 @@ class SimulatedHost:
         for place in plan(["here"] * size):
             rank = place.rank
             negotiator = Negotiator(place, self.sets, cache_capacity, lambda: 1 << 20)
-            ballot = Ballot(self.memory, 0, index=rank, bells=bells, plan=negotiator.plan, check=fail, spins=False)
+            ballot = Ballot(
+                self.memory,
+                0,
+                index=rank,
+                bells=bells,
+                plan=negotiator.plan,
+                check=fail,
+                timeout_s=20,
+                spins=False,
+            )
             node = SimulatedRank(rank, None, ballot, bells[rank], deque(programs[rank]), self.sets)  # type: ignore[arg-type]
             node.agreement = Agreement(
                 negotiator,

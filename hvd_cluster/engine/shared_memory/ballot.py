@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hvd_cluster.engine.messages import Close, Define, Entry, Forget, JoinDone, Recall, Run
+from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Semaphores
 
 #: Ids share a slot of the table when they differ by this; an id that finds its slot taken is reported, not voted for.
@@ -35,12 +36,11 @@ _RING_BYTES = 1 << 20
 _MOST_BYTES = _RING_BYTES // 8
 #: So many fit into the log at once.
 MOST_VOTES = _MOST_BYTES // 16
-_CHECK_PERIOD_S = 0.05
 #: How often the lock is tried before a rank blocks: it is held for a few microseconds.
 _LOCK_TRIES = 400
 
 # Words of the header, then two words for each rank.
-_TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _NUM_WORDS = range(5)
+_TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _HOLDER, _NUM_WORDS = range(6)
 _POSITION, _SLEEPS, _NUM_RANK_WORDS = range(3)
 
 # The first word of a message is its length in bytes times 8, plus one of these.
@@ -74,6 +74,7 @@ class Ballot:
         bells: an eventfd for each rank, by index.
         plan: makes the decision for ids whose counts have become complete together.
         check: called now and then while waiting for the lock; raises when the world is broken.
+        timeout_s: how long to wait for the lock; whoever holds it for so long was stopped in that moment.
         spins: a rank may try for the lock before it blocks; False where ranks outnumber cores.
     """
 
@@ -86,13 +87,13 @@ class Ballot:
         bells: Sequence[int],
         plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
         check: Callable[[], None],
+        timeout_s: float,
         spins: bool,
     ) -> None:
         num_ranks = len(bells)
         self._index = index
         self._bells = bells
         self._plan = plan
-        self._check = check
         self._lock = Semaphores(memory, offset, 1, create=index == 0, most_tries=_LOCK_TRIES if spins else 0)
         if index == 0:
             self._lock.post(0)
@@ -101,7 +102,12 @@ class Ballot:
         whole = memoryview(memory)
         words = whole[start : start + 8 * num_words].cast("q")
         self._wholes = (words, whole)
-        self._header = words[:_NUM_WORDS]
+        self._header = header = words[:_NUM_WORDS]
+
+        def holders() -> list[int]:
+            return [header[_HOLDER] - 1] if header[_HOLDER] else []
+
+        self._patience = Patience(check, timeout_s, holders, "finish its vote")
         self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]
         #: For each slot: the id plus one, or 0 where the slot is free, and the count.
         self._table = words[-2 * _NUM_SLOTS :]
@@ -129,7 +135,7 @@ class Ballot:
             votes: at most :data:`MOST_VOTES`.
         """
         sleepers: list[int] = []
-        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        self._acquire()
         try:
             # Whoever votes is awake, and reads before it sleeps.
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
@@ -154,7 +160,7 @@ class Ballot:
                 self._write(_RUN, self._encoded(tuple(complete)))
                 sleepers = self._take_sleepers()
         finally:
-            self._lock.post(0)
+            self._give_back()
         self._wake(sleepers)
         return Cast(epoch, refused)
 
@@ -164,7 +170,7 @@ class Ballot:
         Ids are forgotten only if nobody has voted for them since.
         """
         sleepers: list[int] = []
-        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        self._acquire()
         try:
             if not self._outgoing:
                 kept = tuple(entry for entry in entries if not (isinstance(entry, Forget) and self._count(entry.id)))
@@ -190,7 +196,7 @@ class Ballot:
                     self._header[_IS_CLOSED] = 1
             return True
         finally:
-            self._lock.post(0)
+            self._give_back()
             self._wake(sleepers)
 
     def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
@@ -201,7 +207,7 @@ class Ballot:
             suspend: nobody votes from here on until all ranks have joined.
         """
         sleepers: list[int] = []
-        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        self._acquire()
         try:
             entries = tuple(Forget(id) for id in ids)
             message = pickle.dumps((*entries, Recall(self._header[_EPOCH] + 1)), protocol=5)
@@ -217,7 +223,7 @@ class Ballot:
             sleepers = self._take_sleepers()
             return self._header[_EPOCH]
         finally:
-            self._lock.post(0)
+            self._give_back()
             self._wake(sleepers)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -234,17 +240,17 @@ class Ballot:
 
     def may_be_voted_for(self, id: int) -> bool:
         """Some rank may have voted for ``id``, or may do so."""
-        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        self._acquire()
         try:
             return not self._header[_IS_SUSPENDED] and self._table[2 * (id % _NUM_SLOTS)] == id + 1
         finally:
-            self._lock.post(0)
+            self._give_back()
 
     def read(self) -> list[tuple[Entry, ...]]:
         """The messages of the log that this rank has not read."""
         if self._header[_TAIL] == self._position:
             return []
-        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        self._acquire()
         try:
             tail = self._header[_TAIL]
             start, end = self._position % _RING_BYTES, tail % _RING_BYTES
@@ -253,27 +259,37 @@ class Ballot:
             self._ranks[_NUM_RANK_WORDS * self._index + _POSITION] = tail
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
         finally:
-            self._lock.post(0)
+            self._give_back()
         return list(self._parsed(data))
 
     def may_sleep(self) -> bool:
         """False if there is something to read; True promises that this rank's bell rings when there will be."""
         if self._header[_TAIL] != self._position:
             return False
-        self._lock.wait(0, self._check, _CHECK_PERIOD_S)
+        self._acquire()
         try:
             if self._header[_TAIL] != self._position:
                 return False
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 1
             return True
         finally:
-            self._lock.post(0)
+            self._give_back()
 
     def release(self) -> None:
         """Let go of the memory; no method may be called afterwards."""
         for view in (self._header, self._ranks, self._table, self._ring, *self._wholes):
             view.release()
         self._lock.release()
+
+    # ---- the lock ---------------------------------------------------------------------------------------------------
+
+    def _acquire(self) -> None:
+        self._lock.wait(0, self._patience)
+        self._header[_HOLDER] = self._index + 1
+
+    def _give_back(self) -> None:
+        self._header[_HOLDER] = 0
+        self._lock.post(0)
 
     # ---- inside, under the lock -------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Callable
+
+from hvd_cluster.engine.shared_memory.patience import Patience
 
 #: glibc's sem_t has 32 bytes; each semaphore has a cache line of its own, so that posts do not disturb each other.
 STRIDE_BYTES = 64
@@ -74,14 +75,8 @@ class Semaphores:
         if _quick.sem_post(self._addresses[index]):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    def wait(self, index: int, on_delay: Callable[[], None], period_s: float) -> None:
-        """Lower semaphore ``index`` by one, waiting until somebody has raised it.
-
-        Args:
-            index: which one.
-            on_delay: called every ``period_s`` seconds of waiting; may raise to give up.
-            period_s: see ``on_delay``.
-        """
+    def wait(self, index: int, patience: Patience) -> None:
+        """Lower semaphore ``index`` by one, waiting until somebody has raised it or ``patience`` ends."""
         address, try_wait = self._addresses[index], _quick.sem_trywait
         if not try_wait(address):
             return
@@ -92,11 +87,12 @@ class Semaphores:
                     self._usual_tries += (tries - self._usual_tries) // 8
                     return
             self._usual_tries += (limit - self._usual_tries) // 8
+        patience.begin()
         while True:
-            if not _wait_until(address, period_s):
+            if not _wait_until(address, patience.period_s):
                 return
             if ctypes.get_errno() == errno.ETIMEDOUT:
-                on_delay()
+                patience.look()
             elif ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -142,14 +138,14 @@ class Barrier:
         """How many semaphores a barrier of ``num_ranks`` needs."""
         return num_ranks * (num_ranks - 1).bit_length()
 
-    def wait(self, on_delay: Callable[[], None], period_s: float) -> None:
-        """Return once every rank has called this; see :meth:`Semaphores.wait` for the arguments."""
+    def wait(self, patience: Patience) -> None:
+        """Return once every rank has called this; ``patience`` is for each round anew, as some rank has come then."""
         mine = self._posts[self._index] if self._posts else None
         for tell, hear in self.rounds:
             if mine is not None:
                 mine.value += 1
             self._semaphores.post(tell)
-            self._semaphores.wait(hear, on_delay, period_s)
+            self._semaphores.wait(hear, patience)
 
     def late(self) -> list[int]:
         """The ranks that hold this one up, while it waits: they have not come, or stand still amid the barrier.

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import math
 import mmap
-import time
 from collections.abc import Callable
 
 import torch
 
+from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, scatter
-from hvd_cluster.engine.transports.lateness import too_late
 
 #: Pieces on their way at once, each in a buffer of its own.
 NUM_BUFFERS = 8
@@ -36,7 +35,6 @@ _PIECE_BYTES = 1 << 20
 #: The segment of a host stays below this, whatever its number of ranks.
 _MOST_BYTES = 128 << 20
 _PAGE_BYTES = 4096
-_CHECK_PERIOD_S = 0.05
 
 
 class HostExchange:
@@ -63,9 +61,6 @@ class HostExchange:
     ) -> None:
         self.index = index
         self.num_ranks = num_ranks = len(ranks)
-        self._ranks = ranks
-        self._check = check
-        self._timeout_s = timeout_s
         self.piece_bytes = piece_bytes
         self._semaphores: Semaphores | None = None
         self._barrier: Barrier | None = None
@@ -78,7 +73,10 @@ class HostExchange:
         # Behind those of the barrier, one for each rank: the leader's word that a piece has arrived.
         self._news = count
         self._semaphores = Semaphores(memory, 0, count + num_ranks, create=index == 0)
-        self._barrier = Barrier(self._semaphores, 0, index, num_ranks)
+        self._barrier = barrier = Barrier(self._semaphores, 0, index, num_ranks)
+        self._to_meet = Patience(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
+        # Longer than the leader itself would wait for the network.
+        self._for_news = Patience(check, 2 * timeout_s, lambda: ranks[:1], "bring what other hosts have sent")
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
         self._memory: mmap.mmap | None = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, count=self.num_bytes(num_ranks, piece_bytes))
@@ -128,13 +126,8 @@ class HostExchange:
 
     def meet(self) -> None:
         """Wait for the other ranks of the host."""
-        if (barrier := self._barrier) is not None:
-            limit_s = self._timeout_s
-
-            def error() -> RuntimeError:
-                return too_late([self._ranks[index] for index in barrier.late()], limit_s)
-
-            barrier.wait(self._look(limit_s, error), _CHECK_PERIOD_S)
+        if self._barrier is not None:
+            self._barrier.wait(self._to_meet)
 
     def announce(self) -> None:
         """The leader's part: the next piece has arrived from the network."""
@@ -143,31 +136,15 @@ class HostExchange:
                 self._semaphores.post(self._news + rank)
 
     def await_news(self) -> None:
-        """The others' part: wait until it has, longer than the leader itself would wait for the network."""
+        """The others' part: wait until it has."""
         if self._semaphores is not None:
-            limit_s = 2 * self._timeout_s
-
-            def error() -> RuntimeError:
-                return too_late(self._ranks[:1], limit_s, "bring what other hosts have sent")
-
-            self._semaphores.wait(self._news + self.index, self._look(limit_s, error), _CHECK_PERIOD_S)
+            self._semaphores.wait(self._news + self.index, self._for_news)
 
     def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
         """Copy what has arrived into this rank's tensors."""
         scatter(self.buffer(piece, chunk.length, wire), chunk.targets)
         for target in chunk.targets:
             how.finish(target)
-
-    def _look(self, limit_s: float, error: Callable[[], RuntimeError]) -> Callable[[], None]:
-        """What to call now and then in a wait of at most ``limit_s``; then it raises ``error()``."""
-        deadline_s = time.monotonic() + limit_s
-
-        def look() -> None:
-            self._check()
-            if time.monotonic() > deadline_s:
-                raise error()
-
-        return look
 
     def close(self) -> None:
         """Let go of the memory; it goes with its last reference."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -22,9 +21,9 @@ import torch
 
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
+from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, chunks_of, scatter
-from hvd_cluster.engine.transports.lateness import too_late
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
 _PAGE_BYTES = 4096
@@ -44,8 +43,6 @@ _LEAST_ANNOUNCED_BYTES = 1 << 17
 _ANNOUNCEMENT_BYTES = 8 * (1 + _MOST_ANNOUNCED)
 #: Views of slots that are kept.
 _MOST_NARROWED = 1000
-#: How often a waiting rank looks whether the others still live.
-_CHECK_PERIOD_S = 0.05
 
 #: The slots of one turn: one for each rank, and one for results.
 Rows = tuple[torch.Tensor, ...]
@@ -88,8 +85,6 @@ class ShmTransport(Transport):
         self.device = torch.device("cpu")
         self.index = index
         self.ranks = ranks
-        self._check = check
-        self._timeout_s = timeout_s
         num_ranks = len(ranks)
         self._slot_bytes = _slot_bytes(num_ranks)
         num_semaphores = Barrier.num_semaphores(num_ranks)
@@ -97,7 +92,9 @@ class ShmTransport(Transport):
         self._semaphores = Semaphores(
             memory, offset, num_semaphores, create=index == 0, most_tries=_MOST_TRIES if spins else 0
         )
-        self._barrier = Barrier(self._semaphores, 0, index, num_ranks)
+        self._barrier = barrier = Barrier(self._semaphores, 0, index, num_ranks)
+        # A long collective may take as long as it makes progress: each wait within it is for itself.
+        self._patience = Patience(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
         self._memory = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=segment_bytes(num_ranks))
@@ -121,7 +118,6 @@ class ShmTransport(Transport):
         self._is_closed = False
         self._turn = 0
         self._table_turn = 0
-        self._deadline_s = 0.0
 
     def reduces(self, dtype: torch.dtype) -> bool:
         return True
@@ -211,7 +207,7 @@ class ShmTransport(Transport):
             post(tell)
             if not self._spins:
                 self._reduce_pair(how, last, rows)
-            wait(hear, self._look_from_now(), _CHECK_PERIOD_S)
+            wait(hear, self._patience)
             last, rows = chunk, following
         self._reduce_pair(how, last, rows)
 
@@ -365,20 +361,7 @@ class ShmTransport(Transport):
         return self._scratch[dtype]
 
     def _meet(self) -> None:
-        self._barrier.wait(self._look_from_now(), _CHECK_PERIOD_S)
-
-    def _look_from_now(self) -> Callable[[], None]:
-        # A long collective may take as long as it makes progress.
-        self._deadline_s = 0.0
-        return self._look
-
-    def _look(self) -> None:
-        self._check()
-        now_s = time.monotonic()
-        if not self._deadline_s:
-            self._deadline_s = now_s - _CHECK_PERIOD_S + self._timeout_s
-        elif now_s > self._deadline_s:
-            raise too_late([self.ranks[index] for index in self._barrier.late()], self._timeout_s)
+        self._barrier.wait(self._patience)
 
 
 def _slot_bytes(num_ranks: int) -> int:

@@ -6,15 +6,15 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
+from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 
 
-def never() -> None:
-    raise AssertionError("waited too long")
+def ten_seconds() -> Patience:
+    return Patience(lambda: None, 10.0, list)
 
 
 def in_children(count: int, work) -> list[int]:  # type: ignore[no-untyped-def]
@@ -40,7 +40,7 @@ def test_a_wait_is_over_when_another_process_posts() -> None:
         mine = Semaphores(memory, 0, 2, create=False)
         for _ in range(1000):
             mine.post(1 - index)
-            mine.wait(index, never, 10.0)
+            mine.wait(index, ten_seconds())
 
     assert in_children(2, work) == [0, 0]
     semaphores.release()
@@ -58,10 +58,10 @@ def test_a_wait_that_lasts_looks_around_and_can_be_given_up() -> None:
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        semaphores.wait(0, look, 0.02)
+        semaphores.wait(0, Patience(look, 10.0, list))
     assert len(looks) == 3
     semaphores.post(0)
-    semaphores.wait(0, never, 10.0)
+    semaphores.wait(0, ten_seconds())
     semaphores.release()
 
 
@@ -76,7 +76,7 @@ def test_nobody_passes_a_barrier_before_the_last_one_has_come(num_ranks: int) ->
         barrier = Barrier(Semaphores(memory, 0, count, create=False), 0, index, num_ranks)
         for turn in range(1, 60):
             memory[counters + index] = turn
-            barrier.wait(never, 10.0)
+            barrier.wait(ten_seconds())
             seen = list(memory[counters : counters + num_ranks])
             # The others may be one barrier ahead, never behind.
             assert all(other in (turn, turn + 1) for other in seen), (turn, seen)
@@ -91,7 +91,7 @@ def test_who_has_not_come_to_a_barrier_is_known(num_ranks: int, late: list[int])
     semaphores = Semaphores(memory, 0, count, create=True)
     barriers = [Barrier(semaphores, 0, index, num_ranks) for index in range(num_ranks)]
     for _ in range(3):  # of those that have come before, too
-        threads = [threading.Thread(target=barrier.wait, args=(never, 10.0)) for barrier in barriers]
+        threads = [threading.Thread(target=barrier.wait, args=(ten_seconds(),)) for barrier in barriers]
         for index, thread in enumerate(threads):
             if index not in late:
                 thread.start()
@@ -111,11 +111,11 @@ def test_who_stands_still_amid_a_barrier_is_known_and_nobody_that_waits_for_it(n
     goes_on = threading.Event()
 
     class Standing(Semaphores):
-        def wait(self, index: int, on_delay: Callable[[], None], period_s: float) -> None:
+        def wait(self, index: int, patience: Patience) -> None:
             self.waits += 1
             if self.waits == posts:
                 goes_on.wait(20.0)
-            super().wait(index, on_delay, period_s)
+            super().wait(index, patience)
 
         waits = 0
 
@@ -127,7 +127,7 @@ def test_who_stands_still_amid_a_barrier_is_known_and_nobody_that_waits_for_it(n
 
     def twice(barrier: Barrier) -> None:
         for _ in range(2):
-            barrier.wait(never, 10.0)
+            barrier.wait(ten_seconds())
 
     threads = [threading.Thread(target=twice, args=(barrier,)) for barrier in barriers]
     for thread in threads:

@@ -1,0 +1,70 @@
+"""How long a rank waits for the others of its host, and what is said of them when that was too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+#: More than this between two looks, and this rank did not run itself.
+_MOST_BETWEEN_LOOKS_S = 1.0
+
+
+class Patience:
+    """Looks around while a wait lasts, and ends it when it has lasted too long.
+
+    Only time in which this rank runs counts. A job that was suspended as a whole (Ctrl-Z, ``scontrol suspend``) and
+    goes on has lost nothing, though by its clock every rank has waited for the others all along.
+
+    Args:
+        check: called at each look; raises when the world is broken.
+        limit_s: how many seconds a wait may last.
+        late: the ranks that are waited for, as far as that is known.
+        did_not: what they should have done.
+    """
+
+    #: How often to look.
+    period_s: ClassVar[float] = 0.05
+
+    def __init__(
+        self,
+        check: Callable[[], None],
+        limit_s: float,
+        late: Callable[[], Sequence[int]],
+        did_not: str = "come to a collective",
+    ) -> None:
+        self._check = check
+        self._limit_s = limit_s
+        self._late = late
+        self._did_not = did_not
+        self._waited_s = 0.0
+        self._looked_s = 0.0
+
+    def begin(self) -> None:
+        """A wait begins."""
+        self._waited_s = 0.0
+        self._looked_s = time.monotonic()
+
+    def look(self) -> None:
+        """The wait goes on; called every :attr:`period_s` seconds of it.
+
+        Raises:
+            RuntimeError: it has lasted too long; or whatever ``check`` raises.
+        """
+        self._check()
+        now_s = time.monotonic()
+        self._waited_s += min(now_s - self._looked_s, _MOST_BETWEEN_LOOKS_S)
+        self._looked_s = now_s
+        if self._waited_s > self._limit_s:
+            raise self._error()
+
+    def _error(self) -> RuntimeError:
+        ranks = self._late()
+        listed = ", ".join(map(str, ranks))
+        who, are = (f"rank {listed}", "it is") if len(ranks) == 1 else (f"ranks {listed}", "they are")
+        if not ranks:
+            who, are = "the other ranks", "one of them is"
+        return RuntimeError(
+            f"{who} of this host did not {self._did_not} within {self._limit_s:g} s: {are} stopped or overloaded. "
+            "HOROVOD_GLOO_TIMEOUT_SECONDS sets how long to wait"
+        )
