@@ -104,8 +104,12 @@ class Baton:
                     if handle.settled() or self._engine.is_over():
                         break
                     is_working = False
-                    if self._engine.expect() or not self._engine.may_sleep():
+                    if self._engine.expect():
                         continue
+                    is_working = True  # it takes the ballot's lock for a moment
+                    if not self._engine.may_sleep():
+                        continue
+                    is_working = False
                     if not self._is_detached:
                         self._sleep.unregister(self._poll)
                         self._is_detached = True

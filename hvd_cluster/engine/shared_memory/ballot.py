@@ -74,7 +74,7 @@ class Ballot:
         bells: an eventfd for each rank, by index.
         plan: makes the decision for ids whose counts have become complete together.
         check: called now and then while waiting for the lock; raises when the world is broken.
-        timeout_s: how long to wait for the lock; whoever holds it for so long was stopped in that moment.
+        timeout_s: how long to wait for the lock. It is held for microseconds: a rank was stopped in just those.
         spins: a rank may try for the lock before it blocks; False where ranks outnumber cores.
     """
 
@@ -105,7 +105,8 @@ class Ballot:
         self._header = header = words[:_NUM_WORDS]
 
         def holders() -> list[int]:
-            return [header[_HOLDER] - 1] if header[_HOLDER] else []
+            holder = header[_HOLDER]
+            return [holder - 1] if holder else []
 
         self._patience = Patience(check, timeout_s, holders, "finish its vote")
         self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]

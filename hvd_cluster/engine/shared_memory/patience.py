@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-#: More than this between two looks, and this rank did not run itself.
+#: Where more than this lies between two looks, this rank did not run itself.
 _MOST_BETWEEN_LOOKS_S = 1.0
 
 
 class Patience:
-    """Looks around while a wait lasts, and ends it when it has lasted too long.
+    """Looks around while a wait in shared memory lasts, and ends it when it has lasted too long.
 
-    Only time in which this rank runs counts. A job that was suspended as a whole (Ctrl-Z, ``scontrol suspend``) and
-    goes on has lost nothing, though by its clock every rank has waited for the others all along.
+    Of the time between two looks at most a second counts. By the clock, every rank of a job whose processes were all
+    stopped for a while (``scontrol suspend``) has waited for the others all along; so its waits go on nevertheless.
 
     Args:
         check: called at each look; raises when the world is broken.

@@ -91,10 +91,9 @@ class Semaphores:
         while True:
             if not _wait_until(address, patience.period_s):
                 return
-            if ctypes.get_errno() == errno.ETIMEDOUT:
-                patience.look()
-            elif ctypes.get_errno() != errno.EINTR:
+            if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            patience.look()  # after a signal too: a profiler's come sooner than any period ends
 
     def counter(self, index: int) -> ctypes.c_uint64:
         """A number beside semaphore ``index``, zero at first, for one process to write; not to outlive this array."""

@@ -46,7 +46,7 @@ class HostExchange:
         ranks: their global ranks, by index.
         piece_bytes: the size of a piece, from :func:`piece_bytes_for`; the same on all hosts.
         check: called now and then while waiting; raises when the world is broken.
-        timeout_s: how long a rank waits for the others to meet.
+        timeout_s: how long a rank waits for the others each time that they meet.
     """
 
     def __init__(

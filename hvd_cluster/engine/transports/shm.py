@@ -62,7 +62,7 @@ class ShmTransport(Transport):
         index: this rank's index in the process set.
         ranks: the global ranks of the process set, by index.
         check: called now and then while waiting; raises when the world is broken.
-        timeout_s: how long a rank waits for the others within one collective.
+        timeout_s: how long a rank waits for the others each time that they meet.
         arena: where tensors may live that need not be copied.
         spins: a rank may try for a while before it blocks; False where ranks outnumber cores.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import threading
 import time
 
@@ -62,6 +63,40 @@ def test_a_wait_that_lasts_looks_around_and_can_be_given_up() -> None:
     assert len(looks) == 3
     semaphores.post(0)
     semaphores.wait(0, ten_seconds())
+    semaphores.release()
+
+
+def test_each_wait_that_blocks_begins_its_patience_anew() -> None:
+    class Counted(Patience):
+        num_begun = 0
+
+        def begin(self) -> None:
+            self.num_begun += 1
+            super().begin()
+
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    semaphores = Semaphores(memory, 0, 1, create=True)
+    patience = Counted(lambda: semaphores.post(0), 10.0, list)
+    semaphores.wait(0, patience)
+    semaphores.wait(0, patience)
+    assert patience.num_begun == 2
+    semaphores.post(0)
+    semaphores.wait(0, patience)  # and this one does not block
+    assert patience.num_begun == 2
+    semaphores.release()
+
+
+def test_a_wait_that_signals_interrupt_all_the_time_looks_around_too() -> None:
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    semaphores = Semaphores(memory, 0, 1, create=True)
+    handled = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        with pytest.raises(RuntimeError, match="within 0.5 s"):
+            semaphores.wait(0, Patience(lambda: None, 0.5, list))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handled)
     semaphores.release()
 
 
