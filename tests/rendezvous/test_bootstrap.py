@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.rendezvous import bootstrap
 from hvd_cluster.rendezvous.bootstrap import meet
 from hvd_cluster.topology import Topology
 
@@ -159,7 +160,7 @@ def test_rank_0_listens_only_on_the_interface_that_is_named(tmp_path: Path) -> N
             socket.create_connection(("127.0.0.2", server.port))
 
 
-def test_a_rank_that_dies_before_it_is_told_leaves_no_server(tmp_path: Path) -> None:
+def test_a_rank_that_dies_before_it_is_told_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Topology(rank=0, size=2, local_rank=0, local_size=2, launcher="openmpi", job_id="dies")
     address = f"\0hvd_cluster/dies/{here.generation}.0/{here.world}/{os.getuid()}"
 
@@ -174,10 +175,15 @@ def test_a_rank_that_dies_before_it_is_told_leaves_no_server(tmp_path: Path) -> 
 
     before = set(threading.enumerate())  # other tests' servers may be among them
     caller = threading.Thread(target=call_and_go)
+
+    def is_ours(_: socket.socket) -> bool:
+        caller.join(10)  # what is sent is sent to nobody
+        return True
+
+    monkeypatch.setattr(bootstrap, "_is_ours", is_ours)
     caller.start()
     with pytest.raises(ConnectionError):
         meet(here, 0, 10)
-    caller.join()
     assert set(threading.enumerate()) <= before
 
 
