@@ -31,7 +31,8 @@ _MOST_BROKEN_WORLDS = 10
 
 _lock = threading.RLock()
 _engine: Engine | None = None
-_engine_pid = 0
+#: The engine is that of the process which this one was forked from. Asking for the process id takes a system call.
+_is_inherited = False
 _static_sets: list[ProcessSet] = []
 #: How often this process has assembled a world, by job, generation and name; equal on all its ranks.
 _attempts: dict[tuple[str, int, str], int] = {}
@@ -93,7 +94,7 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
 
 def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
     """Become ``topology.rank`` of the world that it describes."""
-    global _engine, _engine_pid
+    global _engine, _is_inherited
     server = None
     if is_communicator(comm):
         meeting = meet_through(comm, settings.gloo_timeout_s, settings.gloo_interface)
@@ -114,7 +115,7 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         _engine = Engine(world, settings, table)
         on_failure.pop_all()
     _static_sets[:] = static
-    _engine_pid = os.getpid()
+    _is_inherited = False
     if settings.timeline and settings.timeline != "DYNAMIC":
         _engine.record_timeline(settings.timeline, settings.timeline_mark_cycles)
 
@@ -123,7 +124,7 @@ def shutdown() -> None:
     """Leave the world; outstanding operations fail on every rank. May be called twice."""
     global _engine
     with _lock:
-        if _engine is None or _engine_pid != os.getpid():
+        if _engine is None or _is_inherited:
             return
         engine, _engine = _engine, None
         engine.shutdown()
@@ -133,7 +134,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """True between :func:`init` and :func:`shutdown`."""
-    return _engine is not None and _engine_pid == os.getpid()
+    return _engine is not None and not _is_inherited
 
 
 def engine() -> Engine:
@@ -145,7 +146,7 @@ def engine() -> Engine:
     """
     if _engine is None:
         raise NotInitializedError
-    if _engine_pid != os.getpid():
+    if _is_inherited:
         raise HorovodInternalError(
             "this process was forked after hvd.init() and is not a rank: use hvd in the process that called init(), "
             "or start the workers of a DataLoader with multiprocessing_context='spawn'"
@@ -279,6 +280,8 @@ def rocm_built() -> bool:
 
 
 def _in_forked_child() -> None:
+    global _is_inherited
+    _is_inherited = True
     if _engine is not None:
         _engine.abandon()
 

@@ -63,6 +63,8 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, as its own element type of shape (num_elements,)."""
+    if tensor.dim() == 1 and tensor.stride(0) == 1:
+        return tensor
     # A tensor of one element counts as contiguous with any stride, and then cannot be viewed as anything else.
     return tensor.as_strided((tensor.numel(),), (1,))
 

@@ -200,8 +200,8 @@ class Loop:
             if descriptor == self._mailbox.bell:
                 self._mailbox.silence()
             elif descriptor == self._mailbox.cycle.descriptor:
-                self._mailbox.cycle.silence()
-                self._is_cycle_over = True
+                if self._mailbox.end_cycle():
+                    self._is_cycle_over = True
             elif descriptor == self._mailbox.rest.descriptor:
                 self._mailbox.rest.silence()
             elif (rank := self._neighbours.rank_of(descriptor)) is not None:
@@ -251,8 +251,13 @@ class Loop:
         """A driver leaves, and perhaps nobody drives for long.
 
         Where nothing is pending, the other ranks do not ring for this one for a moment: in a stream of operations it
-        comes back by itself.
+        comes back by itself. What has gone off while the driver worked shall not wake the engine's thread after it.
         """
+        if self._mailbox.cycle.is_due and self._mailbox.end_cycle():
+            self._is_cycle_over = True
+            self.ring()
+        if self._mailbox.rest.is_due:
+            self._mailbox.rest.silence()
         if not self._mailbox.has_pending:
             self._mailbox.rest.start()
         elif not self.may_sleep():

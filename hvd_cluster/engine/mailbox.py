@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -100,6 +101,20 @@ class Mailbox:
         """Take note of the bell, before looking at what is there."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.bell)
+
+    def end_cycle(self) -> bool:
+        """The cycle's timer has gone off: True if requests have waited for company long enough.
+
+        It may have been started for older ones, which somebody has waited for meanwhile: then it starts anew.
+        """
+        self.cycle.silence()
+        with self._lock:
+            if not self._submitted:
+                return False
+            if time.monotonic() - self._submitted[0].submitted_s >= self.cycle.delay_s / 2:
+                return True
+            self.cycle.start()
+            return False
 
     @property
     def has_submitted(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from contextlib import suppress
 
 _CLOEXEC, _NONBLOCK, _CLOCK_MONOTONIC = os.O_CLOEXEC, os.O_NONBLOCK, 1
@@ -37,10 +38,13 @@ class Timer:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self.set_delay(delay_s)
         self._runs = False
+        self._due_s = 0.0
 
     def set_delay(self, delay_s: float) -> None:
         """From the next start on it takes so long."""
         seconds, nanoseconds = divmod(max(1, round(delay_s * 1e9)), 1_000_000_000)
+        #: What the next start takes.
+        self.delay_s = delay_s
         self._times = _Times(0, 0, seconds, nanoseconds)
         self._reference = ctypes.byref(self._times)
 
@@ -49,7 +53,13 @@ class Timer:
         # Setting a timer takes 20 us on a virtual machine, and a stream of small operations need not do so each time.
         if not self._runs:
             self._runs = True
+            self._due_s = time.monotonic() + self.delay_s
             _libc.timerfd_settime(self.descriptor, 0, self._reference, None)
+
+    @property
+    def is_due(self) -> bool:
+        """It has gone off, or is about to, and was not silenced."""
+        return self._runs and time.monotonic() >= self._due_s
 
     def silence(self) -> None:
         """Take note that the time has come."""

@@ -6,7 +6,7 @@ from select import poll
 import pytest
 
 from hvd_cluster.engine.mailbox import Mailbox
-from hvd_cluster.engine.request import Handle
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import HorovodInternalError
 
@@ -35,6 +35,53 @@ def test_a_join_after_the_end_fails_at_once(mailbox: Mailbox) -> None:
     mailbox.join(handle, -1)
     with pytest.raises(HorovodInternalError, match="the world has ended"):
         handle.wait()
+
+
+def _request(name: str) -> Request:
+    signature = Signature(Kind.BARRIER, (), ReduceOp.SUM, -1, 1.0, 1.0)
+    return Request(name, 0, signature, [], [], lambda _: None, Handle())
+
+
+def _ready(timer: Timer, limit_ms: int) -> bool:
+    waiting = poll()
+    waiting.register(timer.descriptor)
+    return bool(waiting.poll(limit_ms))
+
+
+def test_a_cycle_is_over_when_requests_have_waited_for_company() -> None:
+    mailbox = Mailbox(0.05)
+    mailbox.submit(_request("a"), is_waited_for=False)
+    assert _ready(mailbox.cycle, 1000)
+    assert mailbox.end_cycle()
+    assert not _ready(mailbox.cycle, 0)
+    mailbox.close()
+
+
+def test_a_cycle_that_older_requests_have_begun_does_not_end_for_what_was_submitted_just_now() -> None:
+    mailbox = Mailbox(0.05)
+    mailbox.submit(_request("a"), is_waited_for=False)
+    mailbox.take_submitted()  # somebody has waited for it
+    assert _ready(mailbox.cycle, 1000)
+    mailbox.submit(_request("b"), is_waited_for=False)
+    assert not mailbox.end_cycle()
+    assert _ready(mailbox.cycle, 1000)  # it goes on for the new one
+    assert mailbox.end_cycle()
+    mailbox.close()
+
+
+def test_a_cycle_that_ends_with_nothing_submitted_begins_anew_with_the_next_request() -> None:
+    mailbox = Mailbox(0.02)
+    mailbox.submit(_request("a"), is_waited_for=False)
+    mailbox.take_submitted()
+    assert _ready(mailbox.cycle, 1000)
+    assert mailbox.cycle.is_due
+    assert not mailbox.end_cycle()
+    assert not mailbox.cycle.is_due
+    assert not _ready(mailbox.cycle, 100)
+    mailbox.submit(_request("b"), is_waited_for=False)
+    assert _ready(mailbox.cycle, 1000)
+    assert mailbox.end_cycle()
+    mailbox.close()
 
 
 def test_a_timer_goes_off_once_for_each_start() -> None:

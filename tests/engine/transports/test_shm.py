@@ -33,7 +33,6 @@ def on_ranks(num_ranks: int, fn: Callable[[ShmTransport], Any], *, spins: bool =
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots of one page, so that few elements need many chunks."""
     monkeypatch.setattr(shm, "_SLOT_BYTES", 4096)
-    monkeypatch.setattr(shm, "_PAIR_SLOT_BYTES", 4096)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
