@@ -5,11 +5,11 @@ from __future__ import annotations
 from hvd_cluster.torch.buckets import MIB, plan_buckets
 
 
-def test_the_first_bucket_is_small_and_the_others_are_bounded() -> None:
-    sizes = [MIB // 2] * 120
-    buckets = plan_buckets(range(120), sizes, [0] * 120, [], 128 * MIB)
-    assert [len(bucket) for bucket in buckets] == [2, 50, 50, 18]
-    assert [number for bucket in buckets for number in bucket] == list(range(120))
+def test_the_first_bucket_is_small_and_each_one_twice_as_long_as_the_one_before_up_to_a_bound() -> None:
+    sizes = [MIB // 2] * 180
+    buckets = plan_buckets(range(180), sizes, [0] * 180, [], 128 * MIB)
+    assert [len(bucket) for bucket in buckets] == [2, 4, 8, 16, 32, 50, 50, 18]
+    assert [number for bucket in buckets for number in bucket] == list(range(180))
 
 
 def test_a_large_gradient_has_a_bucket_of_its_own() -> None:
