@@ -1,4 +1,4 @@
-"""``make bench``: run every benchmark, or those that are named, and write benchmarks/README.md."""
+"""``make bench``: run every benchmark and write benchmarks/README.md; or print what those that are named find."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measure import conditions
+from benchmarks.page import page, section, sections
 
 NAMES = [
     "allreduce",
@@ -37,27 +38,26 @@ NAMES = [
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    names = parser.parse_args(arguments).names or NAMES
+    parser.add_argument("--write", action="store_true", help="write what the named ones find in its place of the page")
+    parsed = parser.parse_args(arguments)
+    names = parsed.names or NAMES
     for name in names:
         if name not in NAMES:
             parser.error(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}")
     deadline_s = time.monotonic() + 60
     while os.getloadavg()[0] > 0.5 and time.monotonic() < deadline_s:
         time.sleep(5)
-    parts = [f"Measured {conditions()} A load above 0.5 means that others were using the machine: run it again.\n"]
+    where_and_when = conditions()
+    found: dict[str, str] = {}
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
         with _nothing_on_stdout():
             table = module.measure()
-        text = f"{table.markdown()}\n`benchmarks/{name}.py`: {module.__doc__.strip()}\n"
-        print(text, flush=True)
-        parts.append(text)
-    if names == NAMES:
-        head = (
-            "# Benchmarks\n\nOurs and the peer take turns in one run; medians, and the ratio peer / ours. `make bench` "
-        )
+        found[name] = section(name, table.markdown(), module.__doc__, where_and_when)
+        print(found[name], flush=True)
+    if names is NAMES or parsed.write:
         target = Path(__file__).with_name("README.md")
-        target.write_text(head + "writes this page.\n\n" + "\n".join(parts))
+        target.write_text(page(sections(target.read_text()) | found, NAMES))
         print(f"written: {target}")
 
 

@@ -2,6 +2,10 @@
 
 The MLP is 784-2048-2048-10, with batches of 64; the transformer has 8 layers of width 320, and batches of 4 sequences
 of 64.
+
+What bounds it on one host is beside it: the same step with a meeting of the ranks and no gradients (a step then takes
+as long as that of the slower rank), and with a meeting and the two passes over the gradients that no transport between
+processes can do without: each rank copies its own to where the other can read it, and adds the other's.
 """
 
 from __future__ import annotations
@@ -11,6 +15,9 @@ from collections.abc import Callable
 from benchmarks.measure import Table, compare, row
 from benchmarks.report import Reports
 from hvd_cluster.launch import local
+
+#: Elements of a piece that stays in the cache between the two passes.
+PIECE = 1 << 18
 
 
 def worker(what: str) -> dict[str, dict[str, list[float]]]:
@@ -42,21 +49,39 @@ def worker(what: str) -> dict[str, dict[str, list[float]]]:
         output = model(x)
         return torch.nn.functional.cross_entropy(output, y) if what == "MLP" else output.square().mean()
 
-    def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    def step_of(
+        model: torch.nn.Module, optimizer: torch.optim.Optimizer, between: Callable[[], object] = lambda: None
+    ) -> Callable[[], None]:
         def step() -> None:
             optimizer.zero_grad()
             loss_of(model).backward()
+            between()
             optimizer.step()
 
         return step
 
-    alone, ours, peer = net(), net(), net()
+    one, mine, others = torch.ones(1), torch.zeros(PIECE), torch.zeros(PIECE)
+
+    def meet() -> None:
+        hvd.allreduce_(one, op=hvd.Sum, name="meeting")
+
+    def meet_and_pass() -> None:
+        meet()
+        for parameter in passing.parameters():
+            assert parameter.grad is not None
+            for piece in parameter.grad.view(-1).split(PIECE):
+                mine[: piece.numel()].copy_(piece)
+                torch.add(mine[: piece.numel()], others[: piece.numel()], out=piece)
+
+    alone, meeting, passing, ours, peer = net(), net(), net(), net(), net()
     named = list(ours.named_parameters())
     our_step = step_of(ours, hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.01), named))
     ddp = torch.nn.parallel.DistributedDataParallel(peer)
     steps = {
         "DDP on Gloo": step_of(ddp, torch.optim.SGD(ddp.parameters(), lr=0.01)),
         "no communication (the limit)": step_of(alone, torch.optim.SGD(alone.parameters(), lr=0.01)),
+        "a meeting alone": step_of(meeting, torch.optim.SGD(meeting.parameters(), lr=0.01), meet),
+        "a meeting and two passes": step_of(passing, torch.optim.SGD(passing.parameters(), lr=0.01), meet_and_pass),
     }
     found = {name: compare(our_step, step, turns=15, per_turn=3) for name, step in steps.items()}
     dist.destroy_process_group()

@@ -5,11 +5,13 @@ The hosts are namespaces of this machine (benchmarks/hosts.py). A link of 10 Gbi
 
 from __future__ import annotations
 
+import os
 import socket
 import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts import Hosts, missing
@@ -102,9 +104,22 @@ def steps() -> dict[str, Any]:
             named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
             optimizer = hvd.DistributedOptimizer(optimizer, named, compression=compression)
         optimizers[name] = optimizer
+    num_elements = sum(parameter.numel() for parameter in models["alone"].parameters())
+    gradients = torch.ones(num_elements)
+    busy: dict[str, list[float]] = {"alone": [], "plain": [], "bf16": []}
     for turn in range(8):
+        for name in ("plain", "bf16"):
+            hvd.barrier()
+            before_s = busy_s()
+            if name == "plain":
+                hvd.allreduce_(gradients, name=name)
+            else:
+                hvd.allreduce(gradients, name=name, compression=hvd.Compression.bf16)
+            hvd.barrier()
+            busy[name].append(busy_s() - before_s)
         for name, model in models.items():
             hvd.barrier()
+            before_s = busy_s()
             start_s = time.perf_counter()
             optimizers[name].zero_grad()
             loss = model(x).square().mean()
@@ -115,31 +130,52 @@ def steps() -> dict[str, Any]:
             if turn:
                 times.setdefault(name, []).append(time.perf_counter() - start_s)
                 if name == "alone":
+                    hvd.barrier()
+                    busy[name].append(busy_s() - before_s)
                     times.setdefault("forward", []).append(forward_s - start_s)
                     times.setdefault("backward", []).append(backward_s - forward_s)
-    num_bytes = sum(parameter.numel() * 4 for parameter in models["alone"].parameters())
-    return {"num_bytes": num_bytes, **{name: statistics.median(values) for name, values in times.items()}}
+    return {
+        "num_bytes": num_elements * 4,
+        "busy": {name: statistics.mean(values) for name, values in busy.items()},
+        **{name: statistics.median(values) for name, values in times.items()},
+    }
+
+
+def busy_s() -> float:
+    """Seconds that the cores of this machine have worked since it started, all together; in hundredths."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def step_report(found: dict[str, Any], bytes_per_s: float) -> Report:
-    """Each step beside the least that it could take: what cannot overlap, and the longer of backward and transfer."""
+    """Each step beside the least that it could take.
+
+    The link's limit is what cannot overlap, and the longer of backward and transfer. The processors' limit is what the
+    step without communication and the transfer without a step keep the cores busy for, shared out over all of them.
+    """
     times = found["steps"]
+    busy = times["busy"]
     rest_s = times["alone"] - times["backward"]
-    rows = [["no communication", seconds(times["alone"]), "", ""]]
+    rows = [["no communication", seconds(times["alone"]), "", "", "", ""]]
     for name, share in (("plain", 1.0), ("bf16", 0.5)):
         # Each host sends and receives every gradient once: 2 (h - 1) / h of it, with h = 2 hosts.
         link_s = share * times["num_bytes"] / bytes_per_s
         limit_s = rest_s + max(times["backward"], link_s)
         label = "float32 on the wire" if name == "plain" else "bfloat16 on the wire"
-        rows.append([label, seconds(times[name]), seconds(limit_s), f"{times[name] / limit_s:.2f}"])
+        both_s = max(limit_s, (busy["alone"] + busy[name]) / (os.cpu_count() or 1))
+        cells = [seconds(times[name]), seconds(limit_s), f"{times[name] / limit_s:.2f}"]
+        rows.append([label, *cells, seconds(both_s), f"{times[name] / both_s:.2f}"])
     return Report(
         "Two hosts: a training step of a transformer of 10 million parameters",
-        ("", "step", "the link's limit", "step / limit"),
+        ("", "step", "the link's limit", "step / limit", "with the processors'", "step / limit"),
         rows,
         [
             (
                 f"Plain TCP moves {bytes_per_s * 8 / 1e6:.0f} Mbit/s each way at once. The limit is the "
-                "step without communication, with its backward pass replaced by the transfer where that takes longer."
+                "step without communication, with its backward pass replaced by the transfer where that takes longer. "
+                f"Four ranks share {os.cpu_count()} cores, which are busy for {busy['alone']:.2f} s in such a step; "
+                f"moving the gradients alone, by ours, keeps them busy for {busy['plain']:.2f} s "
+                f"({busy['bf16']:.2f} s as bfloat16). Both together, divided by the cores, are the processors' limit."
             )
         ],
     )

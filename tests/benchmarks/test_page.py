@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import NAMES
+from benchmarks.page import page, section, sections
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "benchmarks" / "README.md").read_text()
@@ -26,6 +27,22 @@ def described(name: str) -> str:
     docstring = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text()), clean=False)
     assert docstring is not None
     return f"\n`benchmarks/{name}.py`: {docstring.strip()}\n"
+
+
+def test_a_benchmark_that_is_measured_anew_replaces_its_own_section_and_no_other() -> None:
+    old = {"b": section("b", "table b", "Of b.", "then."), "a": section("a", "table a", "Of a.", "then.")}
+    text = page(old, ["a", "b", "c"])
+    assert text.index("table a") < text.index("table b")
+    assert sections(text) == old
+    new = {"b": section("b", "table b2", "Of b.", "now."), "c": section("c", "table c", "Of c.", "now.")}
+    assert page(sections(text) | new, ["a", "b", "c"]) == page({**new, "a": old["a"]}, ["a", "b", "c"])
+
+
+def test_every_section_of_the_page_says_where_and_when_it_was_measured() -> None:
+    found = sections(PAGE)
+    assert list(found) == NAMES
+    assert page(found, NAMES) == PAGE
+    assert [name for name, text in found.items() if not re.search(r"^Measured 20\d\d-\d\d-\d\d; ", text, re.M)] == []
 
 
 def test_the_page_says_of_each_module_what_its_docstring_says() -> None:
