@@ -105,15 +105,16 @@ class Mailbox:
     def end_cycle(self) -> bool:
         """The cycle's timer has gone off: True if requests have waited for company long enough.
 
-        It may have been started for older ones, which somebody has waited for meanwhile: then it starts anew.
+        It may have been started for older ones, which somebody has waited for meanwhile: then it runs on for these.
         """
         self.cycle.silence()
         with self._lock:
             if not self._submitted:
                 return False
-            if time.monotonic() - self._submitted[0].submitted_s >= self.cycle.delay_s / 2:
+            waited_s = time.monotonic() - self._submitted[0].submitted_s
+            if waited_s >= self.cycle.delay_s:
                 return True
-            self.cycle.start()
+            self.cycle.start(ago_s=waited_s)
             return False
 
     @property

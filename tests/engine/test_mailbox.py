@@ -1,5 +1,6 @@
 """What is handed to the engine, without ranks: nothing that was handed in is left without an answer."""
 
+import time
 from collections.abc import Iterator
 from select import poll
 
@@ -58,15 +59,25 @@ def test_a_cycle_is_over_when_requests_have_waited_for_company() -> None:
 
 
 def test_a_cycle_that_older_requests_have_begun_does_not_end_for_what_was_submitted_just_now() -> None:
-    mailbox = Mailbox(0.05)
+    mailbox = Mailbox(0.5)
     mailbox.submit(_request("a"), is_waited_for=False)
     mailbox.take_submitted()  # somebody has waited for it
-    assert _ready(mailbox.cycle, 1000)
+    assert _ready(mailbox.cycle, 10_000)
+    submitted_s = time.monotonic()
     mailbox.submit(_request("b"), is_waited_for=False)
     assert not mailbox.end_cycle()
-    assert _ready(mailbox.cycle, 1000)  # it goes on for the new one
+    assert _ready(mailbox.cycle, 10_000)  # it goes on for the new one
+    assert time.monotonic() - submitted_s >= 0.5
     assert mailbox.end_cycle()
     mailbox.close()
+
+
+def test_a_timer_that_is_started_late_makes_up_for_it() -> None:
+    timer = Timer(60)
+    timer.start(ago_s=59.95)
+    assert _ready(timer, 10_000)
+    assert timer.is_due
+    timer.close()
 
 
 def test_a_cycle_that_ends_with_nothing_submitted_begins_anew_with_the_next_request() -> None:
