@@ -163,6 +163,10 @@ class Baton:
         except Exception as error:  # noqa: BLE001 - as above: another rank may have died holding the ballot's lock
             self._engine.fail(error)
             self._engine.ring()
+        except BaseException as error:  # raised again: what was to wake the engine's thread may have been taken in
+            self._engine.fail(error)
+            self._engine.ring()
+            raise
         finally:
             if self._is_detached:
                 self._is_detached = False

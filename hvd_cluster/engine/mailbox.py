@@ -107,8 +107,8 @@ class Mailbox:
 
         It may have been started for older ones, which somebody has waited for meanwhile: then it runs on for these.
         """
-        self.cycle.silence()
         with self._lock:
+            self.cycle.silence()
             if not self._submitted:
                 return False
             waited_s = time.monotonic() - self._submitted[0].submitted_s

@@ -26,7 +26,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class Timer:
-    """A Linux timerfd with a fixed delay.
+    """A Linux timerfd that goes off once for each start.
 
     Args:
         delay_s: from :meth:`start` until :attr:`descriptor` is readable; at least a nanosecond.
@@ -36,13 +36,14 @@ class Timer:
         self.descriptor: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.set_delay(delay_s)
+        #: What the next start takes.
+        self.delay_s = delay_s
+        self._times = _times(delay_s)
         self._runs = False
         self._due_s = 0.0
 
     def set_delay(self, delay_s: float) -> None:
         """From the next start on it takes so long."""
-        #: What the next start takes.
         self.delay_s = delay_s
         self._times = _times(delay_s)
 
@@ -54,10 +55,11 @@ class Timer:
         """
         # Setting a timer takes 20 us on a virtual machine, and a stream of small operations need not do so each time.
         if not self._runs:
-            self._runs = True
+            reference = ctypes.byref(_times(self.delay_s - ago_s) if ago_s else self._times)
             self._due_s = time.monotonic() + self.delay_s - ago_s
-            times = _times(self.delay_s - ago_s) if ago_s else self._times
-            _libc.timerfd_settime(self.descriptor, 0, ctypes.byref(times), None)
+            # Last, so that an interrupt does not leave a timer that counts as running and never goes off.
+            self._runs = True
+            _libc.timerfd_settime(self.descriptor, 0, reference, None)
 
     @property
     def is_due(self) -> bool:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from hvd_cluster.engine.baton import Baton
+from hvd_cluster.engine.loop import Loop
+from hvd_cluster.engine.mailbox import Mailbox
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
 from hvd_cluster.launch import local
 
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -156,3 +165,81 @@ def test_an_idle_world_costs_no_processor_time() -> None:
 
     for spent_s in local.run(fn, num_proc=2, env=ENV):
         assert spent_s < 0.05
+
+
+def _is_ready(descriptor: int, limit_ms: int) -> bool:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(limit_ms))
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    with closing(Mailbox(0.05)) as mailbox:
+        yield mailbox
+
+
+def _resting(mailbox: Mailbox) -> Any:
+    """As much of a loop as rests."""
+    return SimpleNamespace(_mailbox=mailbox, _is_cycle_over=False, ring=mailbox.ring, may_sleep=lambda: True)
+
+
+def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(mailbox: Mailbox) -> None:
+    signature = Signature(Kind.BARRIER, (), ReduceOp.SUM, -1, 1.0, 1.0)
+    mailbox.submit(Request("a", 0, signature, [], [], lambda _: None, Handle()), is_waited_for=False)
+    assert _is_ready(mailbox.cycle.descriptor, 10_000)
+    loop = _resting(mailbox)
+    Loop.rest(loop)
+    assert loop._is_cycle_over
+    assert _is_ready(mailbox.bell, 0)
+
+
+def test_a_driver_that_leaves_takes_stale_timers_with_it(mailbox: Mailbox) -> None:
+    mailbox.cycle.start()
+    mailbox.rest.start()
+    assert _is_ready(mailbox.cycle.descriptor, 10_000)
+    assert _is_ready(mailbox.rest.descriptor, 10_000)
+    loop = _resting(mailbox)
+    Loop.rest(loop)
+    assert not loop._is_cycle_over
+    assert not _is_ready(mailbox.bell, 0)
+    assert not _is_ready(mailbox.cycle.descriptor, 200)
+    assert _is_ready(mailbox.rest.descriptor, 10_000)  # it was begun anew: nobody may drive from here on
+
+
+def test_an_interrupt_of_a_driver_that_leaves_ends_the_world() -> None:
+    class Interrupted:
+        """Has nothing to do, and is interrupted while it rests."""
+
+        def __init__(self) -> None:
+            self.failed: list[BaseException] = []
+            self.num_rings = 0
+
+        def is_over(self) -> bool:
+            return False
+
+        def work(self, *, is_waited_for: bool) -> None:
+            handle.succeed(None)
+
+        def deadline_s(self) -> float | None:
+            return None
+
+        def rest(self) -> None:
+            raise KeyboardInterrupt
+
+        def fail(self, error: BaseException) -> None:
+            self.failed.append(error)
+
+        def ring(self) -> None:
+            self.num_rings += 1
+
+    handle, engine = Handle(), Interrupted()
+    with closing(select.epoll()) as poll:
+        baton = Baton(cast("Any", engine), poll)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                baton.drive_until(handle)
+            handle = Handle()
+        baton.abandon()
+    assert [type(error) for error in engine.failed] == [KeyboardInterrupt] * 2
+    assert engine.num_rings == 2

@@ -134,6 +134,12 @@ def test_a_forked_child_is_no_rank_and_does_no_harm() -> None:
                 with pytest.raises(hvd.HorovodInternalError, match="forked"):
                     hvd.allreduce(torch.ones(1))
                 hvd.shutdown()
+                for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+                    del os.environ[name]
+                hvd.init()  # a world of its own
+                assert hvd.is_initialized()
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 1.0
+                hvd.shutdown()
                 code = 0
             finally:
                 os._exit(code)
