@@ -39,13 +39,14 @@ def worker() -> dict[str, list[float]]:
 
     times = compare(ours, one_by_one, turns=15, per_turn=3)
     whole = torch.ones(sum(lengths))
-    times["calls"], times["bytes"] = [], []
+    times |= {"all": [], "calls": [], "bytes": []}
     for _ in range(45):
         start_s = time.perf_counter()
         handles = [hvd.allreduce_async_(tensor, name=f"t{i}") for i, tensor in enumerate(mine)]
         times["calls"].append(time.perf_counter() - start_s)
         for handle in handles:
             hvd.synchronize(handle)
+        times["all"].append(time.perf_counter() - start_s)
         start_s = time.perf_counter()
         hvd.allreduce_(whole, name="whole")
         times["bytes"].append(time.perf_counter() - start_s)
@@ -57,13 +58,12 @@ def worker() -> dict[str, list[float]]:
 def measure() -> Reports:
     times = local.run(worker, num_proc=2, env={"OMP_NUM_THREADS": "1"})[0]
     table = Table("200 tensors of 1 to 64 KB, asynchronous", "raw Gloo, one call each", [row("2 ranks", times)])
-    whole_s = table.rows[0].ours_s
-    calls_s, bytes_s = (statistics.median(times[name]) for name in ("calls", "bytes"))
+    whole_s, calls_s, bytes_s = (statistics.median(times[name]) for name in ("all", "calls", "bytes"))
     rows = [
-        ("all", whole_s),
+        ("all, again and again", whole_s),
         ("200 calls of allreduce_async_", calls_s),
         ("one tensor of as many bytes", bytes_s),
         ("the rest", whole_s - calls_s - bytes_s),
     ]
-    parts = [[name, seconds(max(0.0, value_s)), f"{value_s / whole_s:.0%}"] for name, value_s in rows]
+    parts = [[name, seconds(value_s), f"{value_s / whole_s:.0%}"] for name, value_s in rows]
     return Reports([table, Report("200 tensors: where the time goes", ("", "ours", "share"), parts)])

@@ -3,9 +3,9 @@
 The MLP is 784-2048-2048-10, with batches of 64; the transformer has 8 layers of width 320, and batches of 4 sequences
 of 64.
 
-What bounds it on one host is beside it: the same step with a meeting of the ranks and no gradients (a step then takes
-as long as that of the slower rank), and with a meeting and the two passes over the gradients that no transport between
-processes can do without: each rank copies its own to where the other can read it, and adds the other's.
+What a step must cost more is beside it: the same step with a meeting of the ranks and no gradients (a step then takes
+as long as that of the slower rank), and with a meeting and then the two passes over the gradients that it takes to
+reduce what autograd allocates: each rank copies its own to where the other can read it, and adds the other's.
 """
 
 from __future__ import annotations

@@ -51,6 +51,11 @@ def test_gradients_within_a_cycle_share_a_bucket_as_far_as_it_holds_them():
     sizes.clear()
     step_s(step, Gathering(bucket_bytes=200, cycle_s=None, negotiation_s=0.0), cost)
     assert sizes == [180, 60]
+    sizes.clear()
+    step_s(
+        Step(0.0, [(0.1 * n, 60) for n in range(12)], 2.0), Gathering(300, cycle_s=None, first_bytes=60), cost, wire=0.5
+    )
+    assert sizes == [30, 60, 120, 150]
 
 
 def test_a_ring_over_servers_is_bound_by_their_link_and_its_hops():
