@@ -2,8 +2,9 @@
 
 The model is event-driven: it knows when each gradient is ready, how the engine gathers gradients into buckets, and what
 one reduction costs. It is checked where all of that can be measured: 2 and 4 ranks on two hosts of this machine with a
-slow link between them. Then it is given the machines of the Horovod paper (arXiv:1802.05799, section 5): 128 servers of
-4 Pascal GPUs, 25 Gbit/s. Nothing is fitted to the paper's figures, which hold more than the model does: input, jitter
+slow link between them; it knows nothing of processors, and where four ranks compute on two cores all the time, a real
+step takes longer. Then it is given the machines of the Horovod paper (arXiv:1802.05799, section 5): 128 servers of 4
+Pascal GPUs, 25 Gbit/s. Nothing is fitted to the paper's figures, which hold more than the model does: input, jitter
 between 512 processes, the software of 2017.
 """
 
