@@ -122,7 +122,6 @@ class Loop:
             send_down=lambda message: self._neighbours.send_down(("stall", message)),
             abort=self._abort,
         )
-        self._is_cycle_over = False
         self._most_looks = _MOST_LOOKS if spares_cores(world.topology.size) else 0
         self._usual_looks = 0
         self._join_handle: Handle | None = None
@@ -155,9 +154,8 @@ class Loop:
             return
         if self._mailbox.has_commands:
             self._take_commands()
-        if self._mailbox.has_submitted and (is_waited_for or self._is_cycle_over or self._mailbox.is_urgent):
+        if self._mailbox.has_submitted and (is_waited_for or self._mailbox.is_urgent):
             self._negotiate()
-        self._is_cycle_over = False
         if self._queues.has_finished:
             self._queues.advance()
         self._agreement.settle(self._carry_out)
@@ -200,8 +198,7 @@ class Loop:
             if descriptor == self._mailbox.bell:
                 self._mailbox.silence()
             elif descriptor == self._mailbox.cycle.descriptor:
-                if self._mailbox.end_cycle():
-                    self._is_cycle_over = True
+                self._mailbox.end_cycle()
             elif descriptor == self._mailbox.rest.descriptor:
                 self._mailbox.rest.silence()
             elif (rank := self._neighbours.rank_of(descriptor)) is not None:
@@ -254,7 +251,6 @@ class Loop:
         comes back by itself. What has gone off while the driver worked shall not wake the engine's thread after it.
         """
         if self._mailbox.cycle.is_due and self._mailbox.end_cycle():
-            self._is_cycle_over = True
             self.ring()
         if self._mailbox.rest.is_due:
             self._mailbox.rest.silence()
@@ -305,7 +301,7 @@ class Loop:
                 handle.succeed(decision.last_rank)
         elif isinstance(decision, Tune):
             self._fusion_threshold_bytes = decision.fusion_threshold_bytes
-            self._mailbox.cycle.set_delay(decision.cycle_time_ms / 1000)
+            self._mailbox.cycle.delay_s = decision.cycle_time_ms / 1000
         elif isinstance(decision, Close):
             self._close(decision)
 

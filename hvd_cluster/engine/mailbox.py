@@ -35,7 +35,7 @@ class Mailbox:
         self._submitted: list[Request] = []
         self._commands: deque[Command] = deque()
         self._end: str | None = None
-        #: A thread that does not drive waits for what it has submitted.
+        #: What was submitted has waited for company long enough, or a thread that does not drive waits for it.
         self.is_urgent = False
         #: Readable when there is something to do. Other ranks ring it too.
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -103,7 +103,7 @@ class Mailbox:
             os.eventfd_read(self.bell)
 
     def end_cycle(self) -> bool:
-        """The cycle's timer has gone off: True if requests have waited for company long enough.
+        """The cycle's timer has gone off: what has waited for company long enough is urgent; True if it is.
 
         It may have been started for older ones, which somebody has waited for meanwhile: then it runs on for these.
         """
@@ -112,10 +112,11 @@ class Mailbox:
             if not self._submitted:
                 return False
             waited_s = time.monotonic() - self._submitted[0].submitted_s
-            if waited_s >= self.cycle.delay_s:
-                return True
-            self.cycle.start(ago_s=waited_s)
-            return False
+            if waited_s < self.cycle.delay_s:
+                self.cycle.start(ago_s=waited_s)
+                return False
+            self.is_urgent = True
+            return True
 
     @property
     def has_submitted(self) -> bool:

@@ -38,14 +38,7 @@ class Timer:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         #: What the next start takes.
         self.delay_s = delay_s
-        self._times = _times(delay_s)
-        self._runs = False
-        self._due_s = 0.0
-
-    def set_delay(self, delay_s: float) -> None:
-        """From the next start on it takes so long."""
-        self.delay_s = delay_s
-        self._times = _times(delay_s)
+        self._due_s: float | None = None
 
     def start(self, ago_s: float = 0.0) -> None:
         """Run from now on, unless it runs already: then it goes off when that start's time has come.
@@ -54,32 +47,30 @@ class Timer:
             ago_s: go off as if it had been started so many seconds ago; less than the delay.
         """
         # Setting a timer takes 20 us on a virtual machine, and a stream of small operations need not do so each time.
-        if not self._runs:
-            reference = ctypes.byref(_times(self.delay_s - ago_s) if ago_s else self._times)
-            self._due_s = time.monotonic() + self.delay_s - ago_s
+        if self._due_s is None:
+            left_s = self.delay_s - ago_s
+            seconds, nanoseconds = divmod(max(1, round(left_s * 1e9)), 1_000_000_000)
+            reference = ctypes.byref(_Times(0, 0, seconds, nanoseconds))
+            due_s = time.monotonic() + left_s
             # Last, so that an interrupt does not leave a timer that counts as running and never goes off.
-            self._runs = True
+            self._due_s = due_s
             _libc.timerfd_settime(self.descriptor, 0, reference, None)
 
     @property
     def is_due(self) -> bool:
         """It has gone off, or is about to, and was not silenced."""
-        return self._runs and time.monotonic() >= self._due_s
+        due_s = self._due_s
+        return due_s is not None and time.monotonic() >= due_s
 
     def silence(self) -> None:
         """Take note that the time has come."""
         with suppress(BlockingIOError):
             os.read(self.descriptor, 8)
         # Not before the read: a start in between would be read away, and the timer count as running for ever.
-        self._runs = False
+        self._due_s = None
 
     def close(self) -> None:
         """Give the descriptor back."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _times(delay_s: float) -> _Times:
-    seconds, nanoseconds = divmod(max(1, round(delay_s * 1e9)), 1_000_000_000)
-    return _Times(0, 0, seconds, nanoseconds)

@@ -181,16 +181,15 @@ def mailbox() -> Iterator[Mailbox]:
 
 def _resting(mailbox: Mailbox) -> Any:
     """As much of a loop as rests."""
-    return SimpleNamespace(_mailbox=mailbox, _is_cycle_over=False, ring=mailbox.ring, may_sleep=lambda: True)
+    return SimpleNamespace(_mailbox=mailbox, ring=mailbox.ring, may_sleep=lambda: True)
 
 
 def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(mailbox: Mailbox) -> None:
     signature = Signature(Kind.BARRIER, (), ReduceOp.SUM, -1, 1.0, 1.0)
     mailbox.submit(Request("a", 0, signature, [], [], lambda _: None, Handle()), is_waited_for=False)
     assert _is_ready(mailbox.cycle.descriptor, 10_000)
-    loop = _resting(mailbox)
-    Loop.rest(loop)
-    assert loop._is_cycle_over
+    Loop.rest(_resting(mailbox))
+    assert mailbox.is_urgent
     assert _is_ready(mailbox.bell, 0)
 
 
@@ -199,9 +198,8 @@ def test_a_driver_that_leaves_takes_stale_timers_with_it(mailbox: Mailbox) -> No
     mailbox.rest.start()
     assert _is_ready(mailbox.cycle.descriptor, 10_000)
     assert _is_ready(mailbox.rest.descriptor, 10_000)
-    loop = _resting(mailbox)
-    Loop.rest(loop)
-    assert not loop._is_cycle_over
+    Loop.rest(_resting(mailbox))
+    assert not mailbox.is_urgent
     assert not _is_ready(mailbox.bell, 0)
     assert not _is_ready(mailbox.cycle.descriptor, 200)
     assert _is_ready(mailbox.rest.descriptor, 10_000)  # it was begun anew: nobody may drive from here on
