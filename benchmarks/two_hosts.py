@@ -1,17 +1,19 @@
-"""2 hosts x 2 ranks over a link of 1 Gbit/s: ours, whatever transport it picks, against flat Gloo and the link's limit.
+"""Two hosts and a link of 1 Gbit/s: ours, whatever transport it picks, against flat Gloo and the link's limit.
 
 The hosts are namespaces of this machine (benchmarks/hosts.py). A link of 10 Gbit/s is bound by the processor here.
+
+A step's limit is the forward pass of the slowest rank, before which nothing can be reduced, then the backward pass or
+the transfer, whichever is longer, then the optimizer. With one rank a host each has a core of this machine; with two
+they share one, run by turns, and the last of them has its first gradients long after the first.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts import Hosts, missing
@@ -19,7 +21,6 @@ from benchmarks.measure import Table, compare, row, seconds
 from benchmarks.report import Report, Reports
 
 RATE_MBIT = 1000.0
-RANKS = [2, 2]
 SIZES = {"64 KB": 16 << 10, "1 MB": 256 << 10, "16 MB": 4 << 20, "64 MB": 16 << 20}
 PROBE_BYTES = 32 << 20
 
@@ -48,20 +49,29 @@ def worker() -> dict[str, Any]:
 
         found["plain"][name] = compare(ours, flat, turns=7, per_turn=per_turn)
         found["bf16"][name] = compare(narrow, flat, turns=7, per_turn=per_turn)
-    found["goodput"] = goodput(hvd.rank(), hvd.barrier)
+    found["goodput"] = goodput(hvd.rank(), hvd.local_size(), hvd.barrier)
     found["steps"] = steps()
     dist.destroy_process_group()
     hvd.shutdown()
     return found
 
 
-def goodput(rank: int, barrier: Any) -> float:
+def step_worker() -> dict[str, Any]:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    found = steps()
+    hvd.shutdown()
+    return found
+
+
+def goodput(rank: int, ranks_a_host: int, barrier: Any) -> float:
     """Bytes per second that the first ranks of the two hosts move over plain TCP, both ways at once."""
     port = 29555
     begin_s = end_s = 0.0
     server = socket.create_server(("10.77.0.1", port)) if rank == 0 else None
     barrier()
-    if rank in (0, RANKS[0]):
+    if rank in (0, ranks_a_host):
         if server is not None:
             peer, _ = server.accept()
         else:
@@ -83,7 +93,7 @@ def goodput(rank: int, barrier: Any) -> float:
 
 
 def steps() -> dict[str, Any]:
-    """Training steps of a transformer of 10 million parameters: times, and what bounds them."""
+    """Training steps of a transformer of 10 million parameters: their times, and those of the parts of one alone."""
     import torch
 
     import hvd_cluster.torch as hvd
@@ -104,19 +114,9 @@ def steps() -> dict[str, Any]:
             named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
             optimizer = hvd.DistributedOptimizer(optimizer, named, compression=compression)
         optimizers[name] = optimizer
-    num_elements = sum(parameter.numel() for parameter in models["alone"].parameters())
-    gradients = torch.ones(num_elements)
-    busy: dict[str, list[float]] = {"alone": [], "transfer": []}
     for turn in range(8):
-        hvd.barrier()
-        before_s = busy_s()
-        hvd.allreduce_(gradients, name="transfer")
-        hvd.barrier()
-        if turn:
-            busy["transfer"].append(busy_s() - before_s)
         for name, model in models.items():
             hvd.barrier()
-            before_s = busy_s()
             start_s = time.perf_counter()
             optimizers[name].zero_grad()
             loss = model(x).square().mean()
@@ -127,57 +127,27 @@ def steps() -> dict[str, Any]:
             if turn:
                 times.setdefault(name, []).append(time.perf_counter() - start_s)
                 if name == "alone":
-                    hvd.barrier()
-                    busy[name].append(busy_s() - before_s)
                     times.setdefault("forward", []).append(forward_s - start_s)
                     times.setdefault("backward", []).append(backward_s - forward_s)
+    forwards = hvd.allgather_object(times["forward"])
     return {
-        "num_bytes": num_elements * 4,
-        "busy": {name: statistics.mean(values) for name, values in busy.items()},
+        "num_bytes": 4 * sum(parameter.numel() for parameter in models["alone"].parameters()),
+        "slowest forward": statistics.median(map(max, zip(*forwards, strict=True))),
         **{name: statistics.median(values) for name, values in times.items()},
     }
 
 
-def busy_s() -> float:
-    """Seconds that the cores of this machine have worked since it started, all together."""
-    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def step_report(found: dict[str, Any], bytes_per_s: float) -> Report:
-    """Each step beside the least that it could take.
-
-    The link's limit is what cannot overlap, and the longer of backward and transfer. The processors' share is what the
-    step without communication and our transfer without a step keep the cores busy for, divided by their number.
-    """
-    times = found["steps"]
-    busy = times["busy"]
-    rest_s = times["alone"] - times["backward"]
-    rows = [["no communication", seconds(times["alone"]), "", ""]]
-    for name, share in (("plain", 1.0), ("bf16", 0.5)):
+def step_rows(ranks_a_host: int, times: dict[str, Any], bytes_per_s: float) -> list[list[str]]:
+    """Each step beside the least that it could take."""
+    ranks = f"2 x {ranks_a_host}"
+    rows = [[ranks, "no communication", seconds(times["alone"]), "", ""]]
+    optimizer_s = times["alone"] - times["forward"] - times["backward"]
+    for name, on_the_wire, share in (("plain", "float32", 1.0), ("bf16", "bfloat16", 0.5)):
         # Each host sends and receives every gradient once: 2 (h - 1) / h of it, with h = 2 hosts.
         link_s = share * times["num_bytes"] / bytes_per_s
-        limit_s = rest_s + max(times["backward"], link_s)
-        label = "float32 on the wire" if name == "plain" else "bfloat16 on the wire"
-        rows.append([label, seconds(times[name]), seconds(limit_s), f"{times[name] / limit_s:.2f}"])
-    num_cores = os.cpu_count() or 1
-    cores_s = (busy["alone"] + busy["transfer"]) / num_cores
-    return Report(
-        "Two hosts: a training step of a transformer of 10 million parameters",
-        ("", "step", "the link's limit", "step / limit"),
-        rows,
-        [
-            (
-                f"Plain TCP moves {bytes_per_s * 8 / 1e6:.0f} Mbit/s each way at once. The limit is the "
-                "step without communication, with its backward pass replaced by the transfer where that takes longer."
-            ),
-            (
-                f"But four ranks share {num_cores} cores. Such a step keeps them busy for {busy['alone']:.2f} s, our "
-                f"transfer of its gradients, alone and in float32, for {busy['transfer']:.2f} s. Divided by the cores "
-                f"that is {seconds(cores_s)}: the step in float32 takes {times['plain'] / cores_s:.2f} times as long."
-            ),
-        ],
-    )
+        limit_s = times["slowest forward"] + max(times["backward"], link_s) + optimizer_s
+        rows.append([ranks, on_the_wire, seconds(times[name]), seconds(limit_s), f"{times[name] / limit_s:.2f}"])
+    return rows
 
 
 def measure() -> Reports:
@@ -185,8 +155,10 @@ def measure() -> Reports:
         return Reports([Report("Two hosts", ("not measured",), [[reason]])])
     with Hosts(2, rate_mbit=RATE_MBIT) as hosts:
         env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-        found = hosts.run(worker, ranks=RANKS, env=env)[0]
+        found = hosts.run(worker, ranks=[2, 2], env=env)[0]
+        alone_on_a_core = hosts.run(step_worker, ranks=[1, 1], env=env)[0]
     what = "Two hosts of two ranks, 1 Gbit/s between them: allreduce"
+    bytes_per_s = found["goodput"]
     return Reports(
         [
             Table(what, "flat Gloo", [row(name, times) for name, times in found["plain"].items()]),
@@ -195,7 +167,12 @@ def measure() -> Reports:
                 "flat Gloo, float32",
                 [row(name, times) for name, times in found["bf16"].items()],
             ),
-            step_report(found, found["goodput"]),
+            Report(
+                "Two hosts: a training step of a transformer of 10 million parameters",
+                ("hosts x ranks", "on the wire", "step", "limit", "step / limit"),
+                [*step_rows(1, alone_on_a_core, bytes_per_s), *step_rows(2, found["steps"], bytes_per_s)],
+                [f"Plain TCP moves {bytes_per_s * 8 / 1e6:.0f} Mbit/s each way at once."],
+            ),
         ]
     )
 
