@@ -68,9 +68,9 @@ def _log_level(text: str) -> str:
     return text.lower()
 
 
-def _knob(name: str, default: T, parse: Callable[[str], T]) -> T:
-    """A dataclass field that remembers its environment variable and how to read it."""
-    return field(default=default, metadata={"env": name, "parse": parse})
+def _knob(name: str, default: T, parse: Callable[[str], T], *, is_common: bool = False) -> T:
+    """A dataclass field that remembers its environment variable, how to read it, and whether it binds all ranks."""
+    return field(default=default, metadata={"env": name, "parse": parse, "is_common": is_common})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Settings:
     #: engine choose: 1 between hosts, and 5 within one, where what is negotiated takes cores from the computation.
     cycle_time_ms: float | None = _knob("HOROVOD_CYCLE_TIME", None, _at_least_zero)
     #: Number of requests whose signature is remembered, so that they travel as a short id; 0 turns the cache off.
-    cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int)
+    cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int, is_common=True)
     #: Keep grouped requests out of buckets of other requests.
     disable_group_fusion: bool = _knob("HOROVOD_DISABLE_GROUP_FUSION", False, _flag)
     #: Find the fusion threshold and the cycle time while the job trains; what is set explicitly stays.
@@ -106,11 +106,13 @@ class Settings:
     #: A folder that all hosts share: where ranks on several hosts meet under mpirun, srun or jsrun.
     rendezvous_folder: str = _knob("HOROVOD_RENDEZVOUS_FOLDER", "~/.hvd_cluster", str)
     #: Let the workers of one host exchange tensors through shared memory.
-    shared_memory: bool = _knob("HOROVOD_SHARED_MEMORY", True, _flag)
+    shared_memory: bool = _knob("HOROVOD_SHARED_MEMORY", True, _flag, is_common=True)
     #: Between hosts, let one rank of each do the work for all of its host.
-    hierarchical_allreduce: bool = _knob("HOROVOD_HIERARCHICAL_ALLREDUCE", True, _flag)
+    hierarchical_allreduce: bool = _knob("HOROVOD_HIERARCHICAL_ALLREDUCE", True, _flag, is_common=True)
     #: MiB that each rank may allocate for tensors in shared memory; None is an equal share of the machine's memory.
-    shared_memory_region_mb: float | None = _knob("HOROVOD_SHARED_MEMORY_REGION_MB", None, _at_least_zero)
+    shared_memory_region_mb: float | None = _knob(
+        "HOROVOD_SHARED_MEMORY_REGION_MB", None, _at_least_zero, is_common=True
+    )
     #: Path of the timeline, "DYNAMIC" to start it at run time, or empty for none.
     timeline: str = _knob("HOROVOD_TIMELINE", "", str)
     #: Mark the start of every cycle in the timeline.
@@ -124,7 +126,7 @@ class Settings:
     #: Seconds until such a tensor aborts the job; 0 means never.
     stall_shutdown_s: float = _knob("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _at_least_zero)
     #: Allow process sets to be added and removed after ``init``.
-    dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag)
+    dynamic_process_sets: bool = _knob("HOROVOD_DYNAMIC_PROCESS_SETS", False, _flag, is_common=True)
     #: The job may lose and gain workers.
     elastic: bool = _knob("HOROVOD_ELASTIC", False, _flag)
     #: Seconds that an elastic job waits for enough slots, and its workers for the next world.
@@ -188,3 +190,7 @@ class Settings:
         """Names of the settings that the environment states, default or not: autotune leaves them alone."""
         environ = os.environ if environ is None else environ
         return frozenset(knob.name for knob in fields(cls) if environ.get(knob.metadata["env"], "").strip())
+
+    def common(self) -> dict[str, object]:
+        """What has to be equal on all ranks of a world, by the name of its variable."""
+        return {knob.metadata["env"]: getattr(self, knob.name) for knob in fields(self) if knob.metadata["is_common"]}

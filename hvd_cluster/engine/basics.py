@@ -50,7 +50,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             ``add_process_set`` and ``remove_process_set``, as ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` does.
 
     Raises:
-        ValueError: the arguments or the environment do not describe a world.
+        ValueError: the arguments or the environment do not describe a world, or differ between the ranks.
+        NotImplementedError: ``comm`` is a list of ranks, and a process set is made of a communicator, whose processes
+            have no rank in that world that all of them could know.
         ConnectionError: the other ranks could not be reached in time.
     """
     with _lock:
@@ -65,6 +67,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             settings = replace(settings, dynamic_process_sets=True)
             process_sets = None
         static = list(process_sets or ())
+        if comm is not None and not is_communicator(comm) and any(each.mpi_comm is not None for each in static):
+            raise NotImplementedError(
+                "init(comm=[ranks]) takes process sets of ranks; for those of communicators hand it a communicator too"
+            )
         started_as = Topology.from_env()
         if settings.elastic and started_as.worker:
             _join_elastic(started_as, comm, static, settings)
@@ -109,7 +115,9 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
             on_failure.callback(server.close)
         table = sets.register(static, topology.size, comm if is_communicator(comm) else None)
         on_failure.callback(sets.unregister, static)
-        world = assemble(topology, settings, attempt)
+        terms: dict[str, object] = {"init(process_sets=...)": [list(ranks) for id, ranks in table.items() if id]}
+        terms |= settings.common()
+        world = assemble(topology, settings, attempt, terms)
         on_failure.callback(world.close)
         world.server = world.server or server
         _engine = Engine(world, settings, table)

@@ -12,6 +12,7 @@ import logging
 import select
 import threading
 from collections import Counter
+from contextlib import ExitStack
 
 import torch
 
@@ -20,6 +21,7 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
 from hvd_cluster.engine.loop import FAREWELL_S, Loop
 from hvd_cluster.engine.mailbox import Mailbox
+from hvd_cluster.engine.neighbours import NeighbourGone
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
@@ -58,14 +60,16 @@ class Engine:
         if world.topology.size == 1:
             self._alone = _Alone(world, settings)
             return
-        poll = select.epoll()
-        try:
-            self._loop = Loop(world, settings, process_sets, self._mailbox, poll)
+        with ExitStack() as on_failure:
+            poll = select.epoll()
+            on_failure.callback(self._mailbox.close)
+            on_failure.callback(poll.close)
+            try:
+                self._loop = Loop(world, settings, process_sets, self._mailbox, poll)
+            except NeighbourGone as gone:
+                raise ConnectionError(f"the world did not come together: {gone.reason}") from gone
             self._baton = Baton(self._loop, poll)
-        except BaseException:  # raised again: the descriptors would leak
-            poll.close()
-            self._mailbox.close()
-            raise
+            on_failure.pop_all()
         self._baton.start()
 
     @property
@@ -201,7 +205,8 @@ class _Alone:
         """Do what is asked, here and now."""
         device = request.inputs[0].device if request.inputs else torch.device("cpu")
         with self._lock:
-            execution = Execution([request], AloneTransport(device, self._rank), self._buffers, self.recorder)
+            transport = AloneTransport(device, self._rank)
+            execution = Execution([request], transport, self._buffers, self.recorder, lambda: None)
             execution.advance(lambda *_: None)
             self._timeline.flush()
 

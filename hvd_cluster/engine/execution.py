@@ -23,7 +23,16 @@ Observe = Callable[[list[Request], float, float], None]
 
 
 class Execution:
-    """One bucket on its way through its collective."""
+    """One bucket on its way through its collective.
+
+    Args:
+        requests: what it holds.
+        transport: what carries it.
+        buffers: where it may pack its tensors.
+        recorder: the timeline.
+        release: called when the tensors are in use no more, before anybody hears that the requests are done.
+        observe: called when they are.
+    """
 
     def __init__(
         self,
@@ -31,8 +40,10 @@ class Execution:
         transport: Transport,
         buffers: BufferPool,
         recorder: Recorder,
+        release: Callable[[], None],
         observe: Observe | None = None,
     ) -> None:
+        self._release = release
         self._observe = observe
         self._requests = requests
         self._transport = transport
@@ -120,6 +131,7 @@ class Execution:
             event = torch.cuda.Event()
             event.record(self._stream)
         now_s = time.monotonic()
+        self._release()
         for request, tensors in zip(self._requests, results, strict=True):
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):
                 self._recorder.span(
@@ -152,8 +164,13 @@ class Execution:
             yield
 
 
-def carry_out_at_once(requests: list[Request], transport: Transport, recorder: Recorder) -> bool:
-    """Carry out a bucket here and now, if the transport can: no stages, nothing to wait for; False if it cannot."""
+def carry_out_at_once(
+    requests: list[Request], transport: Transport, recorder: Recorder, release: Callable[[], None]
+) -> bool:
+    """Carry out a bucket here and now, if the transport can: no stages, nothing to wait for; False if it cannot.
+
+    The arguments are those of :class:`Execution`.
+    """
     if not transport.reduces_directly or requests[0].signature.kind != Kind.ALLREDUCE:
         return False
     start_s = time.monotonic()
@@ -167,6 +184,7 @@ def carry_out_at_once(requests: list[Request], transport: Transport, recorder: R
                 recorder.span(name, "QUEUE", start_s, start_s)
                 recorder.span(name, "ALLREDUCE", start_s, end_s, dtype=meta.dtype, shape=str(list(meta.shape)))
                 recorder.span(name, f"{transport.name}_ALLREDUCE", start_s, end_s)
+    release()
     for request, tensors in zip(requests, results, strict=True):
         request.handle.succeed(request.finish(tensors))
     return True

@@ -6,6 +6,7 @@ import logging
 import select
 import time
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
@@ -90,6 +91,8 @@ class Loop:
         )
         with ExitStack() as undo:  # a peer that dies meanwhile leaves nothing of this world behind
             check, plan = self._neighbours.check, self._negotiator.plan
+            if world.client is not None:
+                world.client.watch = check
             self.host = share_host(world, settings, mailbox.bell, plan=plan, check=check)
             if self.host is not None:
                 undo.callback(self.host.close)
@@ -312,9 +315,14 @@ class Loop:
             return
         if self._rank not in self._process_sets[process_set_id]:
             return
-        mine = self._mailbox.decide_all([key for key, _ in bucket.requests])
+        keys = [key for key, _ in bucket.requests]
+        mine = self._mailbox.begin(keys)
         # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
         self._deciding = [request for request in mine if request is not None]
+        if len(self._deciding) < len(mine) and self._join_handle is None:
+            # Zeros in its place would be a wrong result that nobody notices.
+            names = ", ".join(key[1] for key, request in zip(keys, mine, strict=True) if request is None)
+            raise RuntimeError(f"all ranks were taken to have submitted {names}, and this one has not")
         requests = [
             request if request is not None else zeros_for(key, signature, self._join_device)
             for request, (key, signature) in zip(mine, bucket.requests, strict=True)
@@ -335,8 +343,9 @@ class Loop:
         buckets = self._queues[process_set_id]
         observe = None if self._tuner is None else self._observe
         decided_s = 0.0 if observe is None else time.monotonic()
-        if buckets or not carry_out_at_once(requests, transport, self.recorder):
-            buckets.append(Execution(requests, transport, self._buffers, self.recorder, observe))
+        release = partial(self._mailbox.finish, keys)
+        if buckets or not carry_out_at_once(requests, transport, self.recorder, release):
+            buckets.append(Execution(requests, transport, self._buffers, self.recorder, release, observe))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())
         self._deciding = []
@@ -354,6 +363,7 @@ class Loop:
     def _change_process_sets(self, key: Key, signature: Signature) -> None:
         """Add or remove a process set; every rank does so at the same place of the log."""
         request = self._mailbox.decide(key)
+        self._deciding = [] if request is None else [request]
         if signature.kind == Kind.ADD_PROCESS_SET:
             id = self._next_process_set_id
             self._next_process_set_id += 1
@@ -369,6 +379,7 @@ class Loop:
             for orphan in self._mailbox.withdraw(id):
                 orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
             self._queues.remove(id)
+        self._deciding = []
         if request is not None:
             request.handle.succeed(id)
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +33,8 @@ class Mailbox:
         self._lock = threading.RLock()
         self._has_joined = False
         self._pending: dict[Key, Request] = {}
+        #: Decided, and being carried out: their tensors are in use.
+        self._in_use: set[Key] = set()
         self._submitted: list[Request] = []
         self._commands: deque[Command] = deque()
         self._end: str | None = None
@@ -54,7 +57,7 @@ class Mailbox:
             is_waited_for: the caller is about to wait, so nobody need see to it otherwise.
 
         Raises:
-            ValueError: one of this name is not decided yet.
+            ValueError: one of this name is not done yet.
             HorovodInternalError: the world has ended.
         """
         key = request.key
@@ -63,7 +66,7 @@ class Mailbox:
                 raise HorovodInternalError(self._end)
             if self._has_joined:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
-            if key in self._pending:
+            if key in self._pending or key in self._in_use:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             self._pending[key] = request
             self._submitted.append(request)
@@ -162,11 +165,17 @@ class Mailbox:
         with self._lock:
             return self._pending.pop(key, None)
 
-    def decide_all(self, keys: list[Key]) -> list[Request | None]:
-        """:meth:`decide` for several keys."""
+    def begin(self, keys: list[Key]) -> list[Request | None]:
+        """:meth:`decide` for several keys, whose names are in use until :meth:`finish`."""
         with self._lock:
+            self._in_use.update(keys)
             pop = self._pending.pop
             return [pop(key, None) for key in keys]
+
+    def finish(self, keys: Iterable[Key]) -> None:
+        """These are carried out, and what they are called may be submitted again."""
+        with self._lock:
+            self._in_use.difference_update(keys)
 
     def withdraw(self, process_set_id: int) -> list[Request]:
         """The requests of a process set are pending no longer."""

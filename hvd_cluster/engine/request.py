@@ -59,7 +59,7 @@ class Handle:
         drive: lets the thread that waits for this handle do the engine's work meanwhile; may return early.
     """
 
-    __slots__ = ("_blocked", "_drive", "_error", "_value", "done_event")
+    __slots__ = ("_blocked", "_drive", "_error", "_is_settled", "_value", "done_event")
 
     def __init__(self, drive: Callable[[Handle], None] | None = None) -> None:
         self._value: Any = None
@@ -67,6 +67,7 @@ class Handle:
         self._drive = drive
         #: The CUDA event after which the result may be read, for results that live on a GPU.
         self.done_event: torch.cuda.Event | None = None
+        self._is_settled = False
         # A held lock is the cheapest thing that a thread can wait for and a signal can interrupt.
         self._blocked = threading.Lock()
         self._blocked.acquire()
@@ -74,27 +75,29 @@ class Handle:
     def succeed(self, value: Any) -> None:
         """The request was carried out; called once."""
         self._value = value
+        self._is_settled = True
         self._blocked.release()
 
     def fail(self, error: Exception) -> None:
         """The request failed; does nothing when its outcome is known already."""
-        if not self._blocked.locked():
+        if self._is_settled:
             return
         self._error = error
+        self._is_settled = True
         self._blocked.release()
 
     def settled(self) -> bool:
         """True once the outcome is known, even if a GPU still works on it."""
-        return not self._blocked.locked()
+        return self._is_settled
 
     @property
     def done(self) -> bool:
         """True once the outcome is known; never blocks."""
-        return not self._blocked.locked() and (self.done_event is None or bool(self.done_event.query()))
+        return self._is_settled and (self.done_event is None or bool(self.done_event.query()))
 
     def wait(self) -> Any:
         """The request's value; blocks until it is there, and raises its error if it failed."""
-        if self._blocked.locked():
+        if not self._is_settled:
             if self._drive is not None:
                 self._drive(self)
             with self._blocked:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,8 @@ from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
+#: Characters of what ranks have to agree on that are shown.
+_LONGEST_TERM = 200
 #: Connections that have not proved themselves; more drive out the oldest.
 _MOST_STRANGERS = 64
 #: Seconds until the next call of a parent that has hung up.
@@ -69,16 +72,18 @@ class World:
             self.server.close()
 
 
-def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
+def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mapping[str, object] | None = None) -> World:
     """Meet the other ranks; returns once this rank is connected to its neighbours.
 
     Args:
         topology: this rank's place.
         settings: the timeout and the network interface are read.
         attempt: how often this process has assembled a world of this generation before; equal on all ranks.
+        terms: what else has to be equal on all ranks, by the name that a user knows it by.
 
     Raises:
         ConnectionError: the store or a neighbour could not be reached in time.
+        ValueError: the ranks differ in their terms; raised on all of them.
     """
     if topology.size == 1:
         return World(topology, tree.plan(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, "")
@@ -94,7 +99,8 @@ def assemble(topology: Topology, settings: Settings, attempt: int) -> World:
         address = interface_address(settings.gloo_interface) if settings.gloo_interface else client.local_host
         links: dict[int, Link] = {}
         with _listening(address) as listener:
-            members = _meet(client, prefix, topology, address, listener.getsockname()[1])
+            members = _meet(client, prefix, topology, address, listener.getsockname()[1], terms or {})
+            _check_terms(members)
             host_keys = [member["host_key"] for member in members]
             local_places = [(member["local_rank"], member["local_size"]) for member in members]
             if topology.world:  # some of the launcher's ranks: its local indices count others too
@@ -145,7 +151,9 @@ def _listening(address: str) -> Iterator[socket.socket]:
         yield listener
 
 
-def _meet(client: KeyValueClient, prefix: str, topology: Topology, address: str, port: int) -> list[dict[str, Any]]:
+def _meet(
+    client: KeyValueClient, prefix: str, topology: Topology, address: str, port: int, terms: Mapping[str, object]
+) -> list[dict[str, Any]]:
     """What every rank says of itself, by rank. Rank 0 collects it, so that n ranks need 2n messages and not n * n."""
     me = {
         "host_key": host_key(),
@@ -154,6 +162,7 @@ def _meet(client: KeyValueClient, prefix: str, topology: Topology, address: str,
         "port": port,
         "local_rank": topology.local_rank,
         "local_size": topology.local_size,
+        "terms": {name: _short(str(value)) for name, value in terms.items()},
     }
     client.set(f"{prefix}member/{topology.rank}", json.dumps(me).encode())
     if topology.rank == 0:
@@ -174,6 +183,23 @@ def _meet(client: KeyValueClient, prefix: str, topology: Topology, address: str,
         ) from None
     result: list[dict[str, Any]] = json.loads(table)
     return result
+
+
+def _short(text: str) -> str:
+    """``text``, or its beginning and what tells it from others: rank 0 hands every rank's to all."""
+    if len(text) <= _LONGEST_TERM:
+        return text
+    return f"{text[:_LONGEST_TERM]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+def _check_terms(members: list[dict[str, Any]]) -> None:
+    for rank, member in enumerate(members):
+        for name, value in members[0]["terms"].items():
+            if member["terms"].get(name) != value:
+                raise ValueError(
+                    f"{name} has to be equal on all ranks, and is {value} on rank 0 ({members[0]['host']}) and "
+                    f"{member['terms'].get(name)} on rank {rank} ({member['host']})"
+                )
 
 
 def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link:

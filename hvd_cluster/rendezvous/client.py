@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvd_cluster.errors import AuthenticationError, StaleWorldError
 from hvd_cluster.rendezvous.channel import Channel
@@ -14,6 +14,8 @@ from hvd_cluster.topology import split_address
 
 #: How much longer than its own timeout a request waits for the server to say so.
 _GRACE_S = 10.0
+#: How often a client that is watched looks up from its wait.
+_WATCH_PERIOD_S = 0.25
 
 
 class KeyValueClient:
@@ -34,6 +36,8 @@ class KeyValueClient:
     def __init__(self, address: str, secret: bytes, timeout_s: float = 30.0) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        #: Called now and then by a thread that waits for keys; what it raises ends the wait.
+        self.watch: Callable[[], None] | None = None
         self._secret = secret
         self._lock = threading.Lock()
         self._channel = _connect(address, secret, timeout_s)
@@ -97,7 +101,18 @@ class KeyValueClient:
 
     def _wait_for(self, command: Command, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return self._ask(command, str(int(limit_s * 1000)).encode(), *(key.encode() for key in keys), limit_s=limit_s)
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            part_s = left_s if self.watch is None else min(left_s, _WATCH_PERIOD_S)
+            try:
+                part_ms = str(int(part_s * 1000)).encode()
+                return self._ask(command, part_ms, *(key.encode() for key in keys), limit_s=part_s)
+            except TimeoutError as error:
+                if time.monotonic() >= deadline_s:
+                    raise TimeoutError(f"after {limit_s:g} s {error}") from None
+            if self.watch is not None:
+                self.watch()
 
     def _ask(self, *request: bytes, limit_s: float | None = None) -> list[bytes]:
         with self._lock:
@@ -113,7 +128,7 @@ class KeyValueClient:
                 ) from error
         if answer == Answer.TIMEOUT:
             missing = ", ".join(field.decode() for field in fields[:5]) + (" ..." if len(fields) > 5 else "")
-            raise TimeoutError(f"after {limit_s:g} s these keys are still missing from the rendezvous: {missing}")
+            raise TimeoutError(f"these keys are still missing from the rendezvous: {missing}")
         if answer == Answer.CLOSED:
             raise StaleWorldError(
                 f"{fields[0].decode()} belongs to a world that is over: the job has gone on without this process"

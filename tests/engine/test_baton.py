@@ -52,6 +52,23 @@ def test_several_threads_wait_at_once_and_each_gets_its_own(shares: str) -> None
     assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [expected] * 2
 
 
+def test_several_threads_wait_for_one_handle() -> None:
+    for turn in range(200):
+        handle = Handle()
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda h=handle, f=found: f.append(h.wait())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        handle.succeed(turn)
+        handle.fail(ValueError("too late"))
+        assert handle.settled()
+        for thread in threads:
+            thread.join(10)
+        assert found == [turn] * 3
+        assert handle.settled()
+        assert handle.wait() == turn
+
+
 @pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
 def test_ctrl_c_while_waiting_leaves_the_world_whole(tmp_path: Path, shares: str) -> None:
     def fn() -> list[float]:

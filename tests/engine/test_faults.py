@@ -63,7 +63,8 @@ def test_kill_9_in_mid_operation_is_an_error_on_every_survivor_within_10_s(
         assert f"rank {victim}" in story["text"] or "failed" in story["text"]
 
 
-def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others() -> None:
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others(shares: str) -> None:
     def fn() -> str:
         import hvd_cluster.torch as hvd
 
@@ -76,7 +77,7 @@ def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others() -> None:
         hvd.shutdown()
         return str(caught.value)
 
-    first, *others = local.run(fn, num_proc=3, env=ENV)
+    first, *others = local.run(fn, num_proc=3, env={**ENV, "HOROVOD_SHARED_MEMORY": shares})
     assert first == "left"
     for text in others:
         assert text.startswith("Horovod has been shut down.")
@@ -159,8 +160,19 @@ def test_before_init_everything_says_so() -> None:
     with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
         hvd.allreduce(torch.ones(1))
     assert hvd.gloo_built()
-    assert hvd.nccl_built() >= 0
     assert not hvd.mpi_built()
+
+
+def test_nccl_is_built_in_where_torch_has_it_also_on_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hvd_cluster.torch as hvd
+    from hvd_cluster.engine.transports import select
+
+    monkeypatch.setattr(select, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert hvd.nccl_built() == 0
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert hvd.nccl_built() == 22703
 
 
 def test_a_rank_that_never_comes_is_an_error_that_says_how_long_was_waited() -> None:
@@ -258,6 +270,101 @@ def test_start_timeline_needs_the_setting() -> None:
             hvd.start_timeline("never.json")
     finally:
         hvd.shutdown()
+
+
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_a_name_is_in_flight_until_its_operation_is_done(shares: str) -> None:
+    """Also while the ranks carry it out: two at once would work on one tensor."""
+
+    def fn() -> list[float]:
+        import threading
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine.execution import Execution
+
+        hvd.init()
+        is_under_way, may_go_on = threading.Event(), threading.Event()
+        complete = Execution._complete
+
+        def held_up(self: Execution, results: Any) -> None:
+            is_under_way.set()
+            assert may_go_on.wait(30)
+            complete(self, results)
+
+        Execution._complete = held_up  # type: ignore[method-assign]
+        tensor = torch.ones(2, dtype=torch.int16)
+        handle = hvd.allgather_async(tensor, name="large")
+        assert is_under_way.wait(30)
+        with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
+            hvd.allgather_async(tensor, name="large")
+        may_go_on.set()
+        assert hvd.synchronize(handle).tolist() == [1] * 4
+        sums = [hvd.allgather(tensor, name="large").sum().item() for _ in range(3)]
+        hvd.shutdown()
+        return sums
+
+    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [[4, 4, 4]] * 2
+
+
+def test_a_rank_that_is_taken_to_have_submitted_what_it_has_not_ends_the_world() -> None:
+    """Zeros in its place would be a wrong sum on every rank, and nobody would know."""
+
+    def fn() -> str:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import basics
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="before")
+        if hvd.rank() == 1:
+            mailbox = basics.engine()._mailbox
+            mailbox.begin = lambda keys: [None] * len(keys)  # type: ignore[method-assign]
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.allreduce(torch.ones(1), name="lost", op=hvd.Sum)
+        if hvd.rank() == 1:
+            return str(caught.value)
+        hvd.shutdown()
+        return "told"
+
+    first, second = local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": "0"})
+    assert first == "told"
+    assert "all ranks were taken to have submitted allreduce.lost, and this one has not" in second
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_kill_9_while_a_process_set_is_built_is_an_error_on_every_survivor_within_10_s(
+    tmp_path: Path, transport: str
+) -> None:
+    def fn() -> None:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine.transports.select import TransportTable
+
+        hvd.init(process_sets="dynamic")
+        hvd.allreduce(torch.ones(1), name="warm")
+
+        def die(self: Any, process_set_id: int) -> None:
+            (tmp_path / "killed").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if hvd.rank() == 2:
+            TransportTable.build = die  # type: ignore[method-assign]
+        try:
+            hvd.add_process_set([1, 2, 3])
+            if hvd.rank() == 0:
+                hvd.allreduce(torch.ones(1), name="next")
+        except hvd.HorovodInternalError as error:
+            (tmp_path / f"told.{hvd.rank()}").write_text(json.dumps({"at": time.time(), "text": str(error)}))
+            hvd.shutdown()
+            raise
+
+    env = {**ENV, "HOROVOD_SHARED_MEMORY": str(int(transport == "shm"))}
+    with pytest.raises(WorkerFailedError) as caught:
+        local.run(fn, num_proc=4, env=env)
+    assert caught.value.rank == 2
+    killed_s = float((tmp_path / "killed").read_text())
+    for rank in (0, 1, 3):
+        told = json.loads((tmp_path / f"told.{rank}").read_text())
+        assert told["at"] - killed_s < 10
+        assert "rank 2" in told["text"]
 
 
 def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() -> None:

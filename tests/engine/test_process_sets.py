@@ -76,6 +76,46 @@ def test_overlapping_sets_reduce_among_themselves_and_do_not_wait_for_each_other
     assert third["ranks"] == [1, 0]
 
 
+def test_ranks_that_name_different_sets_are_told_at_init() -> None:
+    """Each its own half, as one may with communicators: both would be set 1, and reduce with each other."""
+
+    def fn() -> tuple[str, float]:
+        import os
+
+        import hvd_cluster.torch as hvd
+
+        mine = [0, 1] if int(os.environ["HOROVOD_RANK"]) < 2 else [2, 3]
+        with pytest.raises(ValueError, match="process_sets") as caught:
+            hvd.init(process_sets=[hvd.ProcessSet(mine)])
+        hvd.init(process_sets=[hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3])])
+        return str(caught.value), hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    told = local.run(fn, num_proc=4, env={"OMP_NUM_THREADS": "1"})
+    for text, total in told:
+        assert "init(process_sets=...) has to be equal on all ranks, and is [[0, 1]] on rank 0" in text
+        assert "[[2, 3]] on rank 2" in text
+        assert total == 4.0
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("HOROVOD_SHARED_MEMORY", "0"), ("HOROVOD_CACHE_CAPACITY", "7")], ids=["memory", "cache"]
+)
+def test_ranks_whose_settings_cannot_work_together_are_told_at_init(variable: str, value: str) -> None:
+    def fn() -> str:
+        import os
+
+        import hvd_cluster.torch as hvd
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.environ[variable] = value
+        with pytest.raises(ValueError, match="has to be equal on all ranks") as caught:
+            hvd.init()
+        return str(caught.value)
+
+    for text in local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}):
+        assert text.startswith(f"{variable} has to be equal")
+
+
 def test_process_sets_are_added_and_removed_at_run_time() -> None:
     def fn() -> dict[str, Any]:
         import hvd_cluster.torch as hvd

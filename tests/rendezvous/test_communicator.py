@@ -48,6 +48,17 @@ def test_a_list_that_names_no_world_of_this_rank_is_refused(ranks: list[Any], wo
         some_of(FOUR, ranks)
 
 
+def test_sets_of_communicators_do_not_go_with_a_list_of_ranks() -> None:
+    """Their processes are named by MPI's COMM_WORLD, of which those outside of the list know nothing."""
+    import hvd_cluster.torch as hvd
+
+    half = hvd.ProcessSet([0])
+    half.mpi_comm = object()
+    with pytest.raises(NotImplementedError, match="takes process sets of ranks"):
+        hvd.init(comm=[0], process_sets=[half])
+    assert not hvd.is_initialized()
+
+
 def test_the_place_on_the_host_follows_from_who_is_where() -> None:
     hosts = ["a", "b", "a", "b", "b"]
     found = [replace(Topology(), rank=rank, size=5).placed(hosts) for rank in range(5)]

@@ -480,6 +480,62 @@ def test_gradients_of_alltoall_and_reducescatter(two: Any) -> None:
     assert two(fn) == [([1.0, 2.0, 2.0, 0.0], [0.0, 6.0, 60.0], [1.0, 1.0])] * 2
 
 
+# ---- the rest of the public functions -------------------------------------------------------------------------------
+
+
+def test_every_asynchronous_function_gives_the_numbers_of_the_synchronous_one(three: Any) -> None:
+    def fn(hvd: Any) -> dict[str, Any]:
+        rank = float(hvd.rank())
+        mine = [torch.full((2,), rank), torch.full((1, 2), 10.0 * rank)]
+        sent = [tensor.clone() for tensor in mine]
+        kept = torch.full((3,), rank)
+        calls = {
+            "grouped_allreduce_async": hvd.grouped_allreduce_async(mine, op=hvd.Sum),
+            "grouped_allreduce_async_": hvd.grouped_allreduce_async_(sent, op=hvd.Sum),
+            "grouped_allgather_async": hvd.grouped_allgather_async(mine),
+            "broadcast_async": hvd.broadcast_async(torch.full((2,), rank), root_rank=2),
+            "broadcast_async_": hvd.broadcast_async_(kept, root_rank=1),
+            "grouped_reducescatter_async": hvd.grouped_reducescatter_async([torch.full((3,), rank)], op=hvd.Sum),
+        }
+        found = {name: hvd.synchronize(handle) for name, handle in calls.items()}
+        assert found["grouped_allreduce_async_"][1] is sent[1]
+        assert found["broadcast_async_"] is kept
+        assert mine[0].tolist() == [rank, rank], "not in place"
+        return {
+            name: [tensor.tolist() for tensor in value] if isinstance(value, list) else value.tolist()
+            for name, value in found.items()
+        }
+
+    for found in three(fn):
+        assert found == {
+            "grouped_allreduce_async": [[3.0, 3.0], [[30.0, 30.0]]],
+            "grouped_allreduce_async_": [[3.0, 3.0], [[30.0, 30.0]]],
+            "grouped_allgather_async": [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0], [[0.0, 0.0], [10.0, 10.0], [20.0, 20.0]]],
+            "broadcast_async": [2.0, 2.0],
+            "broadcast_async_": [1.0, 1.0, 1.0],
+            "grouped_reducescatter_async": [[3.0]],
+        }
+
+
+def test_reducescatter_compresses_what_travels(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        # 1 + 2^-10 is 1 in bfloat16, whose sum over two ranks is 2 exactly.
+        tensor = torch.full((4,), 1.0 + 2.0**-10)
+        alone = hvd.reducescatter(tensor, op=hvd.Sum, compression=hvd.Compression.bf16)
+        group = hvd.grouped_reducescatter([tensor, tensor[:2]], op=hvd.Sum, compression=hvd.Compression.bf16)
+        return alone.dtype, alone.tolist(), [each.tolist() for each in group]
+
+    assert two(fn) == [(torch.float32, [2.0, 2.0], [[2.0, 2.0], [2.0]])] * 2
+
+
+def test_the_questions_about_the_world_and_the_build_have_an_answer(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        questions = (hvd.is_homogeneous, hvd.gloo_enabled, hvd.mpi_enabled, hvd.mpi_threads_supported)
+        return [question() for question in questions]
+
+    assert two(fn) == [[True, True, False, False]] * 2
+
+
 # ---- sparse tensors and Adasum --------------------------------------------------------------------------------------
 
 
@@ -491,11 +547,22 @@ def test_sparse_tensors_are_gathered_and_averaged(three: Any) -> None:
         total = hvd.sparse_allreduce_async(sparse, op=hvd.Sum)()
         with pytest.raises(ValueError, match="not MAX"):
             hvd.sparse_allreduce_async(sparse, op=hvd.Max)
+        again = hvd.sparse_allreduce_async(sparse, name="again")
+        assert again() is again(), "asked for twice"
         return average.to_dense().tolist(), total.to_dense().tolist(), total._nnz()
 
     third = [[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]]
     whole = [[3.0, 3.0], [3.0, 0.0], [3.0, 0.0]]
     assert three(fn) == [(third, whole, 6)] * 3
+
+
+def test_a_sparse_average_of_integers_keeps_their_type_and_truncates_as_a_dense_one_does(three: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        sparse = torch.sparse_coo_tensor([[hvd.rank()]], torch.tensor([-7]), (3,))
+        found = hvd.sparse_allreduce_async(sparse, name="whole")()
+        return str(found.dtype), found.to_dense().tolist()
+
+    assert three(fn) == [("torch.int64", [-2, -2, -2])] * 3
 
 
 def adasum_of(vectors: list[torch.Tensor]) -> torch.Tensor:

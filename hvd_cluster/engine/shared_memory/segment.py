@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _HANDSHAKE_S = 1.0
 #: How long ranks that ought to share memory wait for each other to prove it.
 _SHARING_TIMEOUT_S = 10.0
+#: How often the leader looks meanwhile whether they still live.
+_LOOK_UP_S = 0.25
 #: One message carries so many descriptors (Linux's SCM_MAX_FD).
 MOST_RANKS = 250
 
@@ -65,6 +67,7 @@ class Segment:
 class Group:
     """Ranks that ought to share memory, and how they meet."""
 
+    #: The job's store; it is watched, so a wait for a rank that has died ends.
     client: KeyValueClient
     #: Keys of this segment start with this.
     prefix: str
@@ -103,6 +106,9 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
         bell: this rank's eventfd.
         build: called on each rank, on all before it is known on any that sharing has succeeded.
         sparse_bytes: so much more is mapped behind it, and allocated by whoever needs it.
+
+    Raises:
+        ConnectionError: not all of them came in time.
     """
     built, failure = None, ""
     with ExitStack() as undo:
@@ -113,7 +119,10 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
             failure = f"rank {group.rank}: {error}"
         group.client.set(f"{group.prefix}failure/{group.rank}", failure.encode())
         keys = [f"{group.prefix}failure/{member}" for member in group.ranks]
-        failures = [text.decode() for text in group.client.get_many(keys, 2 * group.timeout_s) if text]
+        try:
+            failures = [text.decode() for text in group.client.get_many(keys, 2 * group.timeout_s) if text]
+        except TimeoutError as error:
+            raise ConnectionError(f"not all of the ranks {list(group.ranks)} came to share memory: {error}") from error
         if not failures:
             undo.pop_all()
             return built
@@ -160,8 +169,15 @@ def _lead(group: Group, num_bytes: int, sparse_bytes: int, bell: int, timeout_s:
             deadline_s = time.monotonic() + timeout_s
             followers = []
             while -1 in bells:
-                listener.settimeout(max(0.01, deadline_s - time.monotonic()))
-                connection, _ = listener.accept()
+                listener.settimeout(max(0.01, min(_LOOK_UP_S, deadline_s - time.monotonic())))
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    if time.monotonic() >= deadline_s:
+                        raise
+                    if group.client.watch is not None:
+                        group.client.watch()
+                    continue
                 connections.enter_context(connection)
                 try:
                     index, theirs = _welcome(connection, group.secret)

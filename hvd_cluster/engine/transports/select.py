@@ -133,7 +133,7 @@ class TransportTable:
                 undo.callback(within.close)
             prefix = f"{world.prefix}hierarchical/{process_set_id}/"
             client.set(f"{prefix}{world.topology.rank}", str(int(within is not None)).encode())
-            told = client.get_many([f"{prefix}{rank}" for rank in ranks], 2 * self._settings.gloo_timeout_s)
+            told = _from_each(client, prefix, ranks, 2 * self._settings.gloo_timeout_s)
             if within is None or b"0" in told:
                 return None
             leaders = tuple(sorted(members[0] for members in hosts.values()))
@@ -218,9 +218,9 @@ class TransportTable:
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(device, ranks[0])
         mine = str(torch.cuda.get_device_properties(device).uuid)
-        keys = [f"{world.prefix}gpu/{process_set_id}/{rank}" for rank in ranks]
-        world.client.set(keys[ranks.index(world.topology.rank)], mine.encode())
-        devices = world.client.get_many(keys)
+        prefix = f"{world.prefix}gpu/{process_set_id}/"
+        world.client.set(f"{prefix}{world.topology.rank}", mine.encode())
+        devices = _from_each(world.client, prefix, ranks, self._settings.gloo_timeout_s)
         if len(set(devices)) < len(ranks) or not is_nccl_available():
             logger.warning(
                 "process set %d: ranks share a GPU or NCCL is missing, so its GPU tensors travel over Gloo",
@@ -240,9 +240,21 @@ class TransportTable:
         )
 
 
+def _from_each(client: KeyValueClient, prefix: str, ranks: tuple[int, ...], timeout_s: float) -> list[bytes]:
+    """What each of ``ranks`` has put into the store under its number.
+
+    Raises:
+        ConnectionError: not all of them have within the time.
+    """
+    try:
+        return client.get_many([f"{prefix}{rank}" for rank in ranks], timeout_s)
+    except TimeoutError as error:
+        raise ConnectionError(f"not all of the ranks {list(ranks)} came to build their transport: {error}") from error
+
+
 def nccl_version() -> int:
     """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 where this torch has no NCCL."""
-    if not (torch.cuda.is_available() and is_nccl_available()):
+    if torch.version.cuda is None or not is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
     return int(major) * 10000 + int(minor) * 100 + int(patch)

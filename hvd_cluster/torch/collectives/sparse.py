@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.scaling import finish_scaled
 from hvd_cluster.engine.submission import next_number, num_members
 from hvd_cluster.torch.collectives.allgather import allgather_async
 from hvd_cluster.torch.submission import synchronize
@@ -43,10 +45,13 @@ def sparse_allreduce_async(
     values_handle = allgather_async(tensor.values().contiguous(), f"{label}.values", process_set)
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
 
+    @functools.cache
     def result() -> torch.Tensor:
-        indices, values = synchronize(indices_handle), synchronize(values_handle)
-        if divisor > 1:
-            values = values / divisor
+        try:
+            indices = synchronize(indices_handle)
+        finally:  # whatever becomes of the one, the other must not be left behind
+            values = synchronize(values_handle)
+        finish_scaled(values, values, 1.0, divisor)
         return torch.sparse_coo_tensor(
             indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device, check_invariants=False
         )

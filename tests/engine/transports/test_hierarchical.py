@@ -55,8 +55,9 @@ def every_kind() -> list[Any]:
     root = hvd.broadcast(torch.tensor(float(hvd.rank())), hvd.size() - 1).item()
     noise = torch.randn(500_000, generator=torch.Generator().manual_seed(hvd.rank()))
     bits = hvd.allreduce(noise, name="bits").view(torch.int32).sum().item()
+    is_homogeneous = hvd.is_homogeneous()
     hvd.shutdown()
-    return [name, gathered, root, bits]
+    return [name, gathered, root, bits, is_homogeneous]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_hosts_of_any_number_of_ranks_get_the_same_bits(hosts: Hosts, ranks: lis
     assert all(result == results[0] for result in results)
     size = sum(ranks)
     assert results[0][:3] == ["HIERARCHICAL", list(range(size)), size - 1.0]
+    assert results[0][4] == (len(set(ranks)) == 1)
 
 
 @pytest.mark.slow
