@@ -7,6 +7,7 @@ or into one :class:`~hvd_cluster.errors.WorkerFailedError` that tells the failur
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
@@ -177,7 +178,10 @@ def _others_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
     for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
         if outcome.rank != failed.rank:
             by_ending.setdefault(outcome.ending(), []).append(outcome.rank)
-    endings = [f"{'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} {how}" for how, ranks in by_ending.items()]
+    endings = [
+        f"rank {_ranges(ranks)} {how}" if len(ranks) == 1 else f"ranks {_ranges(ranks)} {re.sub('^was ', 'were ', how)}"
+        for how, ranks in by_ending.items()
+    ]
     return f" Of the others, {'; '.join(endings)}." if endings else ""
 
 

@@ -60,6 +60,8 @@ def test_the_failure_that_came_first_is_told_and_the_others_are_summed_up() -> N
         done(3),
         done(4),
         dead(5, -signal.SIGTERM, at=1.0, stopped=True),
+        dead(6, -signal.SIGKILL, at=4.0),
+        dead(7, -signal.SIGKILL, at=4.0),
     ]
     with pytest.raises(WorkerFailedError) as caught:
         collect(outcomes)
@@ -67,7 +69,7 @@ def test_the_failure_that_came_first_is_told_and_the_others_are_summed_up() -> N
     assert text.startswith("Traceback (most recent call last):")
     assert "KeyError: 'early'" in text
     assert "Rank 1 on host h raised KeyError." in text
-    assert "rank 0 raised ValueError; ranks 2-4 finished; rank 5 was stopped by the launcher." in text
+    assert "rank 0 raised ValueError; ranks 2-4 finished; rank 5 was stopped by the launcher; ranks 6, 7 were" in text
     assert text.endswith("Last output of rank 1:\n  one\n  two")
     assert (caught.value.rank, caught.value.exit_code) == (1, None)
     assert isinstance(caught.value.__cause__, KeyError)
