@@ -121,7 +121,7 @@ class MissingExtraError(ImportError):
 
     Args:
         package: the package that is missing.
-        extra: the extra of hvd-cluster that installs it.
+        extra: the extra of hvd-cluster that brings it, in a version that is known to work.
         purpose: what it is needed for, as the end of "needed ...".
     """
 
@@ -132,4 +132,7 @@ class MissingExtraError(ImportError):
         self.purpose = purpose
 
     def __str__(self) -> str:
-        return f"{self.package} is not installed, but is needed {self.purpose}: pip install 'hvd-cluster[{self.extra}]'"
+        return (
+            f"{self.package} is not installed, but is needed {self.purpose}: install hvd_cluster with its extra "
+            f"[{self.extra}], in a checkout by pip install '.[{self.extra}]'"
+        )

@@ -60,7 +60,7 @@ def test_the_function_on_spark_returns_what_its_comment_says(tmp_path: Path) -> 
 
 
 def test_the_function_on_ray_returns_what_its_comment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:  # its sockets' names must be short
         monkeypatch.setenv("RAY_TMPDIR", folder)
         out = run(sys.executable, write("on_ray.py", tmp_path), cwd=tmp_path)

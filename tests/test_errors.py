@@ -70,4 +70,4 @@ def test_not_initialized_says_what_horovod_said() -> None:
 
 
 def test_a_missing_extra_says_how_to_install_it() -> None:
-    assert "pip install 'hvd-cluster[data]'" in str(MissingExtraError("pyarrow", "data", "to read Parquet"))
+    assert "pip install '.[data]'" in str(MissingExtraError("pyarrow", "data", "to read Parquet"))

@@ -126,6 +126,12 @@ def test_a_guides_extras_bring_what_its_programs_import(page: str) -> None:
     assert list(not_brought(names, GUIDES.get(page, []))) == []
 
 
+@pytest.mark.parametrize("page", sorted(GUIDES))
+def test_a_guide_says_which_extras_it_needs(page: str) -> None:
+    said = re.findall(r"pip install '\.\[([\w,]+)\]'", (ROOT / "docs" / page).read_text())
+    assert set(GUIDES[page]) <= {extra for extras in said for extra in extras.split(",")}
+
+
 @pytest.mark.parametrize("extra", ["spark", "ray", "lightning"])
 def test_an_extra_brings_what_the_package_of_its_name_imports(extra: str) -> None:
     files = [*(ROOT / "hvd_cluster" / extra).rglob("*.py"), *(ROOT / "hvd_cluster/estimators" / extra).rglob("*.py")]

@@ -370,4 +370,4 @@ def test_without_pyarrow_the_extra_to_install_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError pyarrow is not installed")
-    assert "hvd-cluster[data]" in done.stdout
+    assert "extra [data]" in done.stdout

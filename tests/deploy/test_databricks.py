@@ -17,6 +17,11 @@ import yaml
 
 import hvd_cluster
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 BUNDLE = Path(__file__).parents[2] / "deploy" / "databricks"
 SCHEMA = json.loads((Path(__file__).with_name("schemas") / "databricks-bundle.json").read_text())
 
@@ -43,7 +48,10 @@ def test_what_the_bundle_names_is_there() -> None:
     configuration = bundle()
     (task,) = configuration["resources"]["jobs"]["train"]["tasks"]
     assert (BUNDLE / task["spark_python_task"]["python_file"]).is_file()
-    assert task["libraries"] == [{"whl": f"../../dist/hvd_cluster-{hvd_cluster.__version__}-py3-none-any.whl"}]
+    wheel, *others = task["libraries"]
+    assert wheel == {"whl": f"../../dist/hvd_cluster-{hvd_cluster.__version__}-py3-none-any.whl"}
+    extras = tomllib.loads((BUNDLE.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [each["pypi"]["package"] for each in others] == extras["data"]
     assert set(re.findall(r"\$\{var\.(\w+)\}", text)) == set(configuration["variables"])
     job = configuration["resources"]["jobs"]["train"]
     assert set(re.findall(r"job\.parameters\.(\w+)", text)) == {each["name"] for each in job["parameters"]}

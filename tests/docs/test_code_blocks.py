@@ -6,7 +6,6 @@
 ```python run="hvdrun -np 2"       run by that command
 ```python run="after"              run behind the block before it, in one program, by the same command
 ```python run="after sweep"        run behind the block that says name="sweep"
-```python run="part"               run only as the beginning of the block that is run after it
 ```python run="no: the reason"     compiled only
 ```bash                            run by bash; run="no: the reason" is not
 ```bash run="background"           run by bash while the blocks below it run; it has to end with them
@@ -90,7 +89,10 @@ def blocks_of(text: str) -> list[Block]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_are_right_in_themselves(page: str, tmp_path: Path) -> None:
-    blocks = blocks_of((DOCS / page).read_text())
+    text = (DOCS / page).read_text()
+    # A reader who copies what is shown must not miss the beginning of the program.
+    assert re.findall(r'^```\n-->\n+(```python.*run="after.*)', text, re.MULTILINE) == []
+    blocks = blocks_of(text)
     for block in blocks:
         if block.language == "python":
             ast.parse(block.code)
@@ -184,12 +186,11 @@ class Programs:
             before = block.run.removeprefix("after").strip()
             begun, runner = self.named[before] if before else self.done[-1]
             program = begun + program
-        runner = "" if runner == "part" else runner
         self.done.append((program, runner))
         self.named |= {block.name: self.done[-1]} if block.name else {}
         file = self.folder / (block.file or f"block{len(self.done)}.py")
         file.write_text(program)
-        if not block.file and block.run != "part":
+        if not block.file:
             run([*shlex.split(runner), "python", file.name], self.folder)
 
     @contextlib.contextmanager

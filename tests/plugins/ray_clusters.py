@@ -108,7 +108,7 @@ def ray_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def _ray_cluster() -> Iterator[TestCluster]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with ray_folder() as folder:
         cluster = TestCluster(folder)
         try:

@@ -62,7 +62,7 @@ def _kinds(item: pytest.Item) -> tuple[str, ...]:
 def _why_no_spark() -> str:
     """The reason to skip every Spark test here, or ""."""
     if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed: pip install 'hvd-cluster[spark]' from the checkout"
+        return "pyspark is not installed: pip install '.[spark]'"
     home = os.environ.get("JAVA_HOME", "")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     package = f"on Debian: apt-get install openjdk-{OLDEST_JAVA}-jre-headless"

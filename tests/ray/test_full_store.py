@@ -21,7 +21,7 @@ TOO_MUCH_BYTES = 150 * 2**20
 
 @pytest.fixture(scope="module")
 def small_store() -> Iterator[None]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with ray_folder():
         ray.init(
             address="local",

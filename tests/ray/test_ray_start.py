@@ -17,7 +17,7 @@ import pytest
 from ray_clusters import ray_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'hvd-cluster[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 TOKEN = "0123456789abcdef" * 4
 

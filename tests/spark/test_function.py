@@ -9,7 +9,7 @@ import pytest
 import hvd_cluster.spark
 from hvd_cluster.errors import LaunchError
 
-pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'hvd-cluster[spark]'")
+pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
 
 
 def test_without_a_session_the_message_is_horovods() -> None:

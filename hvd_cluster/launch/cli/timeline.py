@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvd_cluster.engine.timeline import picture, summary, trace
+from hvd_cluster.errors import MissingExtraError
 
 _USAGE_ERROR = 2
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str], *, prog: str = "hvdrun") -> int:
             picture.draw(found, numbers, target)
             print(f"Picture: {target}")
         except ImportError:
-            print("No picture: matplotlib is not installed: pip install 'hvd-cluster[plot]'", file=sys.stderr)
+            print(f"No picture: {MissingExtraError('matplotlib', 'plot', 'to draw it')}", file=sys.stderr)
         except OSError as error:
             print(f"No picture: {error}", file=sys.stderr)
     return 0
