@@ -38,6 +38,7 @@ class Queues:
         self._queues = {id: ExecutionQueue(self._note) for id in process_set_ids}
         #: Those of removed sets: what was decided before the removal is still carried out.
         self._draining: dict[int, ExecutionQueue] = {}
+        self._has_failed = False
 
     def __bool__(self) -> bool:
         return any(self._all())
@@ -82,11 +83,16 @@ class Queues:
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """Fail everything; the transports were aborted."""
+        self._has_failed = True
         for executions in self._all():
             executions.fail(error)
+        # Nobody takes these any more, and they hold the transport: its threads and its connections.
+        self._finished = queue.SimpleQueue()
 
     def _note(self, execution: Execution, step: Step) -> None:
         """Called by the transports' threads."""
+        if self._has_failed:
+            return
         self._finished.put((execution, step))
         self._ring()
 

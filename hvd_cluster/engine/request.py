@@ -75,14 +75,17 @@ class Handle:
     def succeed(self, value: Any) -> None:
         """The request was carried out; called once."""
         self._value = value
-        self._is_settled = True
-        self._blocked.release()
+        self._settle()
 
     def fail(self, error: Exception) -> None:
         """The request failed; does nothing when its outcome is known already."""
         if self._is_settled:
             return
         self._error = error
+        self._settle()
+
+    def _settle(self) -> None:
+        self._drive = None  # whoever keeps the handle, or the error, shall not keep the engine
         self._is_settled = True
         self._blocked.release()
 
@@ -98,8 +101,9 @@ class Handle:
     def wait(self) -> Any:
         """The request's value; blocks until it is there, and raises its error if it failed."""
         if not self._is_settled:
-            if self._drive is not None:
-                self._drive(self)
+            drive = self._drive
+            if drive is not None:
+                drive(self)
             with self._blocked:
                 pass
         if self._error is not None:

@@ -22,10 +22,17 @@ def survive(folder: str, num_elements: int, victim: int) -> None:
     """Allreduce for ever; the victim is killed in the middle; the others note what they were told, and when."""
     import threading
 
+    from footprint import footprint, left_over
+
     import hvd_cluster.torch as hvd
 
-    hvd.init()
     tensor = torch.ones(num_elements)
+    for _ in range(2):  # what the first world leaves behind, torch keeps for ever
+        before = footprint()
+        hvd.init()
+        hvd.allreduce_(tensor, name="warm")
+        hvd.shutdown()
+    hvd.init()
     hvd.allreduce_(tensor, name="warm")
     if hvd.rank() == victim:
         killed_s = time.time() + 0.5
@@ -40,6 +47,7 @@ def survive(folder: str, num_elements: int, victim: int) -> None:
             hvd.allreduce(tensor, name="afterwards")
         hvd.shutdown()
         told["left_after"] = time.time() - told["at"]  # type: ignore[operator]
+        told["left_over"] = left_over(before)
         Path(folder, f"told.{hvd.is_initialized()}.{os.getpid()}").write_text(json.dumps(told))
         raise
 
@@ -60,14 +68,22 @@ def test_kill_9_in_mid_operation_is_an_error_on_every_survivor_within_10_s(
     for story in told:
         assert story["at"] - killed_s < 10
         assert story["left_after"] < 10
+        assert story["left_over"] == {}
         assert f"rank {victim}" in story["text"] or "failed" in story["text"]
 
 
 @pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
 def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others(shares: str) -> None:
     def fn() -> str:
+        from footprint import footprint, left_over
+
         import hvd_cluster.torch as hvd
 
+        for _ in range(2):
+            before = footprint()
+            hvd.init()
+            hvd.allreduce(torch.ones(1), name="warm")
+            hvd.shutdown()
         hvd.init()
         if hvd.rank() == 0:
             hvd.shutdown()
@@ -75,6 +91,7 @@ def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others(shares: str
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.allreduce(torch.ones(1), name="never")
         hvd.shutdown()
+        assert left_over(before) == {}
         return str(caught.value)
 
     first, *others = local.run(fn, num_proc=3, env={**ENV, "HOROVOD_SHARED_MEMORY": shares})

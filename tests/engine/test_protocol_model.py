@@ -1,9 +1,11 @@
-"""The protocols of agreement, model-checked: every interleaving of small worlds, and not a sample of them.
+"""The protocols of agreement, model-checked: every interleaving of small worlds, and random walks through larger ones.
 
 A state is reached by replaying the actions that lead to it; states that are equal are explored once. In every state
-the logs that the ranks have carried out are beginnings of one log, so a rank may die in any of them: the others go on,
-or are told, with what they have in common. Where no action is left, everything is decided and nobody sleeps over
-something to read.
+the logs that the ranks have carried out are beginnings of one log. Where no action is left, everything is decided and
+nobody sleeps over something to read.
+
+One rank may die, at any time or at one of the moments of its next action that :data:`MOMENTS` names. The others hear of
+it sooner or later, or find the lock that it held; what they have not decided then fails, as in ``Loop._abort``.
 """
 
 from __future__ import annotations
@@ -12,25 +14,34 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulated_host import JOIN, LEAVE, ODD, SUM, SimulatedHost, Step
 from simulated_tree import SimulatedWorld, decided
 
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse
+from hvd_cluster.engine.shared_memory.ballot import Ballot
 
 Action = tuple[str, Hashable]
 Programs = list[list[Step]]
 X, Y, Z = (0, "x", SUM), (0, "y", SUM), (0, "z", SUM)
 ODD_X = (0, "x", ODD)
+#: When a rank dies amid an action: it holds the lock; and is about to write the log, has written it and not said so, or
+#: has written it; or it has given the lock back, and not rung the bells that it wanted to ring.
+IN_THE_LOCK = ("locked", "unwritten", "half written", "written")
+MOMENTS = (*IN_THE_LOCK, "unrung")
 
 
 class Model(Protocol):
     """A world whose every step is an action that can be chosen."""
 
     histories: list[list[Decision]]
+    #: The rank that has died.
+    dead: int | None
 
     def actions(self) -> list[Action]:
         """What can happen next."""
@@ -65,8 +76,23 @@ def explore(make: Callable[[], AbstractContextManager[Model]]) -> int:
             paths += [[*path, action] for action in actions]
             if not actions:
                 assert not model.left(), path
-                assert all(history == longest for history in model.histories), path
+                assert model.dead is not None or all(history == longest for history in model.histories), path
     return len(seen)
+
+
+def walk(model: Model, choose: Callable[[int], int]) -> None:
+    """Go on by actions that are chosen until there are none; the invariants of :func:`explore` hold all the way."""
+    for _ in range(10_000):
+        longest = max(model.histories, key=len)
+        for history in model.histories:
+            assert history == longest[: len(history)]
+        actions = model.actions()
+        if not actions:
+            assert not model.left()
+            assert model.dead is not None or all(history == longest for history in model.histories)
+            return
+        model.do(actions[choose(len(actions))])
+    raise AssertionError("it never ends")
 
 
 def _memory_of(negotiator: Any) -> bytes:
@@ -74,43 +100,112 @@ def _memory_of(negotiator: Any) -> bytes:
     return pickle.dumps(state)
 
 
-class HostModel:
-    """One host. A rank does the next step of its program, reads what it was woken for, or goes to sleep."""
+class Died(Exception):
+    """The rank that acts is dead from here on."""
 
-    def __init__(self, programs: Programs, cache: int) -> None:
+
+class FoundDead(Exception):
+    """The rank that acts waits for a lock whose holder is dead, and notices."""
+
+
+class HostModel:
+    """One host. A rank does the next step of its program, reads what it was woken for, or goes to sleep.
+
+    Args:
+        programs: what each rank does.
+        cache: how many requests keep an id.
+        mortal: this rank may die.
+    """
+
+    def __init__(self, programs: Programs, cache: int, mortal: int | None = None) -> None:
         self.world = SimulatedHost(programs, {}, cache)
         self.awake = [True] * len(programs)
         self.histories = [node.history for node in self.world.ranks]
+        self.dead: int | None = None
+        self._mortal = mortal
+        self._is_lock_lost = False
+        #: These have noticed, and failed what they had not decided.
+        self._ended: set[int] = set()
+        for node in self.world.ranks:
+            self._lose_the_lock_with_its_holder(node.ballot)
 
     def actions(self) -> list[Action]:
         found: list[Action] = []
         for node in self.world.ranks:
+            if self._is_gone(node.rank):
+                continue
+            own = []
             first = node.program[0] if node.program else None
             if first is not None and not node.has_joined and (isinstance(first, str) or first[:2] not in node.pending):
-                found.append(("step", node.rank))
+                own.append("step")
             if self.awake[node.rank]:
-                found.append(("look", node.rank))
+                own.append("look")
+            found += [(what, node.rank) for what in own]
+            if self.dead is not None:
+                found.append(("hear of it", node.rank))
+            elif node.rank == self._mortal:
+                found += [(f"{what}: {moment}", node.rank) for what in own for moment in MOMENTS]
+                found.append(("die", node.rank))
+        if self._is_gone(0):
+            return found
         return found + [("deliver", rank) for rank, link in self.world.links.items() if link]
 
     def do(self, action: Action) -> None:
         what, rank = action
         assert isinstance(rank, int)
+        what, _, moment = what.partition(": ")
+        node = self.world.ranks[0 if what == "deliver" else rank]
+        try:
+            with _dying(node.ballot, moment):
+                self._do(what, rank)
+        except Died:
+            self._is_lock_lost = moment in IN_THE_LOCK
+            what = "die"
+        except FoundDead:
+            self._end(node.rank)
+        if what == "die" or moment:
+            self.dead = rank
+        for each in self.world.ranks:
+            if _rang(each.bell):
+                self.awake[each.rank] = True
+
+    def _do(self, what: str, rank: int) -> None:
+        node = self.world.ranks[rank]
         if what == "deliver":
             self.world.deliver(rank)
             self.awake[0] = True
-        else:
-            node = self.world.ranks[rank]
-            if what == "step":
-                node.go_on(1)
-                self.awake[rank] = True
-            elif node.ballot.has_news or node.agreement.is_held_up:
-                node.agreement.settle(node.carry_out)
-            else:
-                node.agreement.settle(node.carry_out)
+        elif what == "step":
+            node.go_on(1)
+            self.awake[rank] = True
+        elif what == "look":
+            is_busy = node.ballot.has_news or node.agreement.is_held_up
+            node.agreement.settle(node.carry_out)
+            if not is_busy:
                 self.awake[rank] = not node.ballot.may_sleep()
-        for node in self.world.ranks:
-            if _rang(node.bell):
-                self.awake[node.rank] = True
+        elif what == "hear of it":
+            with suppress(FoundDead):
+                node.agreement.settle(node.carry_out)  # the end may stand there
+            self._end(rank)
+
+    def _is_gone(self, rank: int) -> bool:
+        return rank == self.dead or rank in self._ended
+
+    def _end(self, rank: int) -> None:
+        node = self.world.ranks[rank]
+        node.pending.clear()
+        node.program.clear()
+        node.has_joined = False
+        self._ended.add(rank)
+
+    def _lose_the_lock_with_its_holder(self, ballot: Ballot) -> None:
+        acquire = ballot._acquire
+
+        def or_notice() -> None:
+            if self._is_lock_lost:
+                raise FoundDead
+            acquire()
+
+        ballot._acquire = or_notice  # type: ignore[method-assign]
 
     def key(self) -> Hashable:
         ranks = [
@@ -122,20 +217,59 @@ class HostModel:
                 node.ballot._position,
                 _memory_of(node.agreement._negotiator),
                 node.agreement._joins_at,
+                self._is_gone(node.rank),
             )
             for node in self.world.ranks
         ]
         links = pickle.dumps([list(link) for link in self.world.links.values()])
         ballot = self.world.ranks[0].ballot
         shared = (*ballot._header, *ballot._ranks, *ballot._table[:64], bytes(ballot._ring[: ballot._header[0]]))
-        return (*ranks, links, shared, tuple(self.awake))
+        return (*ranks, links, shared, tuple(self.awake), self.dead, self._is_lock_lost)
 
     def left(self) -> list[Any]:
         return [
             (node.rank, list(node.program), list(node.pending), node.has_joined, node.ballot.has_news)
             for node in self.world.ranks
             if node.program or node.pending or node.has_joined or node.ballot.has_news
+            if not self._is_gone(node.rank)
         ]
+
+
+@contextmanager
+def _dying(ballot: Ballot, moment: str) -> Iterator[None]:
+    """The rank dies when it comes to ``moment``, with the memory that all share as it is then."""
+    write, wake, acquire, give_back = ballot._write, ballot._wake, ballot._acquire, ballot._give_back
+    is_dead = False
+
+    def die() -> None:
+        nonlocal is_dead
+        is_dead = True
+        raise Died
+
+    def write_and_die(kind: int, payload: bytes) -> None:
+        tail = ballot._header[0]
+        if moment != "unwritten":
+            write(kind, payload)
+        if moment == "half written":
+            ballot._header[0] = tail
+        die()
+
+    def lock_and_die() -> None:
+        acquire()
+        die()
+
+    if moment in ("unwritten", "half written", "written"):
+        ballot._write = write_and_die  # type: ignore[method-assign]
+    elif moment == "locked":
+        ballot._acquire = lock_and_die  # type: ignore[method-assign]
+    elif moment == "unrung":
+        ballot._wake = lambda ranks: die() if ranks else None  # type: ignore[method-assign]
+    ballot._give_back = lambda: None if is_dead else give_back()  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ballot._write, ballot._wake = write, wake  # type: ignore[method-assign]
+        ballot._acquire, ballot._give_back = acquire, give_back  # type: ignore[method-assign]
 
 
 def _rang(bell: int) -> bool:
@@ -145,10 +279,10 @@ def _rang(bell: int) -> bool:
         return False
 
 
-def on_a_host(programs: Programs, cache: int) -> Callable[[], AbstractContextManager[Model]]:
+def on_a_host(programs: Programs, cache: int, mortal: int | None = None) -> Callable[[], AbstractContextManager[Model]]:
     @contextmanager
     def make() -> Iterator[Model]:
-        model = HostModel(programs, cache)
+        model = HostModel(programs, cache, mortal)
         try:
             yield model
         finally:
@@ -158,9 +292,19 @@ def on_a_host(programs: Programs, cache: int) -> Callable[[], AbstractContextMan
 
 
 class TreeModel:
-    """Several hosts. A rank does the next step of its program, or a message arrives."""
+    """Several hosts. A rank does the next step of its program, or a message arrives.
 
-    def __init__(self, hosts: list[str], programs: Programs, cache: int) -> None:
+    Args:
+        hosts: by rank.
+        programs: what each rank does.
+        cache: how many requests keep an id.
+        mortal: this rank may die.
+    """
+
+    def __init__(self, hosts: list[str], programs: Programs, cache: int, mortal: int | None = None) -> None:
+        self.dead: int | None = None
+        self._mortal = mortal
+        self._ended: set[int] = set()
         self.world = SimulatedWorld(hosts, cache_capacity=cache)
         self.programs = [deque(program) for program in programs]
         self.has_joined = [False] * len(hosts)
@@ -171,16 +315,32 @@ class TreeModel:
     def actions(self) -> list[Action]:
         found: list[Action] = []
         for rank, program in enumerate(self.programs):
+            if self._is_gone(rank):
+                continue
+            if self.dead is not None:
+                found.append(("hear of it", rank))
+            elif rank == self._mortal:
+                found.append(("die", rank))
             is_free = program and (isinstance(program[0], str) or program[0][:2] not in self.pending[rank])
             if is_free and not self.has_joined[rank]:
                 found.append(("step", rank))
-        return found + [("deliver", link) for link, queue in sorted(self.world.links.items()) if queue]
+        links = [link for link, queue in sorted(self.world.links.items()) if queue]
+        return found + [("deliver", link) for link in links if not self._is_gone(link[1])]
+
+    def _is_gone(self, rank: int) -> bool:
+        return rank == self.dead or rank in self._ended
 
     def do(self, action: Action) -> None:
         what, where = action
         if what == "step":
             assert isinstance(where, int)
             self._step(where)
+        elif what == "die":
+            assert isinstance(where, int)
+            self.dead = where
+        elif what == "hear of it":
+            assert isinstance(where, int)
+            self._end(where)
         else:
             assert isinstance(where, tuple)
             self.world.deliver(where)
@@ -201,6 +361,12 @@ class TreeModel:
             process_set, name, signature = step
             self.pending[rank].add((process_set, name))
             self.world.submit(rank, name, signature, process_set)
+
+    def _end(self, rank: int) -> None:
+        self.pending[rank].clear()
+        self.programs[rank].clear()
+        self.has_joined[rank] = False
+        self._ended.add(rank)
 
     def _take(self, rank: int, decision: Decision) -> None:
         if isinstance(decision, Bucket):
@@ -225,20 +391,23 @@ class TreeModel:
                 self.programs, self.pending, self.has_joined, self.seen, strict=True
             )
         )
-        return (nodes, links, ranks)
+        return (nodes, links, ranks, self.dead, frozenset(self._ended))
 
     def left(self) -> list[Any]:
         return [
             (rank, list(self.programs[rank]), self.pending[rank], self.has_joined[rank])
             for rank in range(len(self.programs))
             if self.programs[rank] or self.pending[rank] or self.has_joined[rank]
+            if not self._is_gone(rank)
         ]
 
 
-def on_a_tree(hosts: list[str], programs: Programs, cache: int) -> Callable[[], AbstractContextManager[Model]]:
+def on_a_tree(
+    hosts: list[str], programs: Programs, cache: int, mortal: int | None = None
+) -> Callable[[], AbstractContextManager[Model]]:
     @contextmanager
     def make() -> Iterator[Model]:
-        yield TreeModel(hosts, programs, cache)
+        yield TreeModel(hosts, programs, cache, mortal)
 
     return make
 
@@ -286,3 +455,57 @@ def test_three_ranks_of_a_host_in_every_order(programs: Programs) -> None:
 @pytest.mark.parametrize("hosts", [["a", "a", "b"], ["a", "b", "c"]], ids="".join)
 def test_three_ranks_in_a_tree_in_every_order(programs: Programs, hosts: list[str]) -> None:
     assert explore(on_a_tree(hosts, programs, 1)) > 10
+
+
+@pytest.mark.parametrize("mortal", [0, 1])
+@pytest.mark.parametrize("programs", PAIRS.values(), ids=PAIRS)
+def test_one_of_two_ranks_of_a_host_dies_at_any_moment(programs: Programs, mortal: int) -> None:
+    assert explore(on_a_host(programs, 1, mortal)) > 50
+
+
+@pytest.mark.parametrize("mortal", [0, 1, 2])
+@pytest.mark.parametrize("programs", TRIPLES.values(), ids=TRIPLES)
+def test_one_of_three_hosts_dies_at_any_moment(programs: Programs, mortal: int) -> None:
+    assert explore(on_a_tree(["a", "b", "c"], programs, 1, mortal)) > 50
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Programs, int, int | None]:
+    """Programs that come to an end, the size of the cache, and who may die.
+
+    All ranks submit the same, in orders of their own; one may submit something else by a name that others use, some may
+    run out of data, and one may shut down, or die.
+    """
+    num_ranks = draw(st.integers(2, 5))
+    names = draw(st.lists(st.sampled_from("xyz"), min_size=1, max_size=4))
+    programs: Programs = [[(0, name, SUM) for name in draw(st.permutations(names))] for _ in range(num_ranks)]
+    ranks = st.integers(0, num_ranks - 1)
+    if draw(st.booleans()):
+        program = programs[draw(ranks)]
+        place = draw(st.integers(0, len(program) - 1))
+        program[place] = (*program[place][:2], ODD)
+    if draw(st.booleans()):
+        programs = [[*program[: draw(st.integers(0, len(program)))], JOIN] for program in programs]
+    if draw(st.booleans()):
+        programs[draw(ranks)].append(LEAVE)
+    return programs, draw(st.sampled_from([0, 1, 64])), draw(st.none() | ranks)
+
+
+@settings(max_examples=300, deadline=None)
+@given(world=worlds(), data=st.data())
+def test_a_host_of_any_size_ends_with_everything_decided_or_failed(
+    world: tuple[Programs, int, int | None], data: st.DataObject
+) -> None:
+    with on_a_host(*world)() as model:
+        walk(model, lambda num: data.draw(st.integers(0, num - 1)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(world=worlds(), data=st.data())
+def test_a_tree_of_any_shape_ends_with_everything_decided_or_failed(
+    world: tuple[Programs, int, int | None], data: st.DataObject
+) -> None:
+    programs, cache, mortal = world
+    hosts = data.draw(st.lists(st.sampled_from("abc"), min_size=len(programs), max_size=len(programs)))
+    with on_a_tree(hosts, programs, cache, mortal)() as model:
+        walk(model, lambda num: data.draw(st.integers(0, num - 1)))

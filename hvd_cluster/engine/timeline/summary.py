@@ -14,6 +14,8 @@ BACKWARD = "BACKWARD"
 _NEGOTIATE = "NEGOTIATE_"
 #: A transport's own phases, e.g. GLOO_ALLREDUCE. ALLREDUCE alone is the whole operation, with what it waited for.
 _COMMUNICATION = re.compile(r"(?!NEGOTIATE_)\w+_(ALLREDUCE|ALLGATHER|BCAST|ALLTOALL|REDUCESCATTER|BARRIER)\w*")
+#: Phases of what only launches work.
+_ON_GPUS = "NCCL_"
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ class Summary:
     lateness: list[Lateness]
     #: Seconds of communication of each rank.
     communication_s: dict[int, float]
-    #: Share of it that went on during a backward pass; empty where the timeline does not show backward.
+    #: Share of it that went on during a backward pass; empty where the timeline does not show backward, and on GPUs:
+    #: both stand there for as long as it took to launch them, which says nothing of when they ran.
     overlap: dict[int, float]
+    #: GPUs have communicated.
+    on_gpus: bool
 
 
 def summarize(trace: Trace) -> Summary:
@@ -84,7 +89,9 @@ def summarize(trace: Trace) -> Summary:
     for rank in sorted(ranks):
         intervals = [i for name, of in by_phase.items() if _COMMUNICATION.fullmatch(name) for i in of.get(rank, [])]
         busy[rank] = union(intervals)
-    backward = {rank: union(by_phase[BACKWARD].get(rank, [])) for rank in busy} if BACKWARD in by_phase else {}
+    on_gpus = any(name.startswith(_ON_GPUS) for name in by_phase)
+    shows_both = BACKWARD in by_phase and not on_gpus
+    backward = {rank: union(by_phase[BACKWARD].get(rank, [])) for rank in busy} if shows_both else {}
     num_operations, lateness = _lateness(trace.spans, ranks)
     return Summary(
         duration_s=trace.duration_s,
@@ -99,6 +106,7 @@ def summarize(trace: Trace) -> Summary:
             for rank in backward
             if backward[rank] and busy[rank]
         },
+        on_gpus=on_gpus,
     )
 
 
@@ -155,6 +163,8 @@ def table(summary: Summary, most_phases: int = 20) -> str:
     if summary.overlap:
         shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in summary.overlap.items())
         lines.append(f"Communication during backward: {shares}.")
+    elif summary.on_gpus:
+        lines.append("Communication during backward: on GPUs a timeline shows launches; use torch.profiler.")
     else:
         lines.append("Communication during backward: this timeline does not show both.")
     return "\n".join(lines)

@@ -56,6 +56,14 @@ def test_communication_during_backward_is_a_share_of_all_communication() -> None
     assert found.overlap == pytest.approx({1: 0.25, 2: 0.5, 0: 0.0})
 
 
+def test_launches_on_a_gpu_are_not_taken_for_communication_during_backward() -> None:
+    found = trace()
+    spans = [Span(s.rank, s.lane, s.name.replace("GLOO", "NCCL"), s.start_s, s.end_s) for s in found.spans]
+    told = summarize(Trace(spans, found.ranks, found.num_cycles))
+    assert told.overlap == {}
+    assert "on GPUs a timeline shows launches; use torch.profiler." in table(told)
+
+
 def test_the_table_says_it_in_words() -> None:
     text = table(summarize(trace()))
     assert "3 ranks, 33.00 s, 7 cycles" in text

@@ -200,6 +200,37 @@ def test_an_end_with_operations_under_way_is_an_error_on_the_others(hosts: Hosts
         assert hosts.run(fn, ranks=[2, 2], env=ENV) == expected
 
 
+def test_a_fork_with_operations_in_flight_changes_nothing_and_adasum_adds_what_is_orthogonal(hosts: Hosts) -> None:
+    def fn() -> tuple[int, list[float], list[float]]:
+        import warnings
+
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        sums = []
+        for turn in range(3):
+            tensor = torch.full((1_000_000,), float(turn))
+            handle = hvd.allreduce_async(tensor, name="forked", op=hvd.Sum)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+                pid = os.fork()
+            if pid == 0:
+                os._exit(int(hvd.is_initialized()))
+            sums.append(hvd.synchronize(handle)[-1].item())
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        own = torch.zeros(4)
+        own[hvd.rank()] = 1.0 + hvd.rank()
+        mixed = hvd.allreduce(own, op=hvd.Adasum, name="adasum").tolist()
+        rank = hvd.rank()
+        hvd.shutdown()
+        return rank, sums, mixed
+
+    expected = [(rank, [0.0, 4.0, 8.0], [1.0, 2.0, 3.0, 4.0]) for rank in range(4)]
+    assert hosts.run(fn, ranks=[2, 2], env=ENV) == expected
+
+
 @pytest.mark.parametrize(
     "victim",
     [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2],
@@ -210,11 +241,17 @@ def test_kill_9_in_mid_operation_is_an_error_on_every_survivor(hosts: Hosts, vic
         import threading
 
         import torch
+        from footprint import footprint, left_over
 
         import hvd_cluster.torch as hvd
 
-        hvd.init()
         tensor = torch.ones(2_000_000)
+        for _ in range(2):
+            before = footprint()
+            hvd.init()
+            hvd.allreduce_(tensor, name="warm")
+            hvd.shutdown()
+        hvd.init()
         hvd.allreduce_(tensor, name="warm")
         if hvd.rank() == victim:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -225,6 +262,7 @@ def test_kill_9_in_mid_operation_is_an_error_on_every_survivor(hosts: Hosts, vic
             except hvd.HorovodInternalError:
                 told = True
         hvd.shutdown()
+        assert left_over(before) == {}
 
     start_s = time.monotonic()
     with pytest.raises(WorkerFailedError) as caught:
