@@ -326,9 +326,9 @@ def sizes(costs: Costs, ranks_per_host: int = 8) -> Report:
         rows,
         [
             (
-                '"Every rank in the tree" is what runs on several hosts. "Hosts in the tree" is what would be gained if '
-                f"the ranks of each host agreed through shared memory ({microseconds(SHARED_MEMORY_S)} are added for "
-                "it), as those of a job on one host do, and its leader alone spoke to other hosts."
+                '"Every rank in the tree" is what runs on several hosts. "Hosts in the tree" is what would be gained '
+                f"if the ranks of each host agreed through shared memory ({microseconds(SHARED_MEMORY_S)} are added "
+                "for it), as those of a job on one host do, and its leader alone spoke to other hosts."
             ),
             (
                 f"System calls of one message here: {microseconds(costs.send_s)} to send, "

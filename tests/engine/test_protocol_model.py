@@ -473,12 +473,14 @@ def test_one_of_three_hosts_dies_at_any_moment(programs: Programs, mortal: int) 
 def worlds(draw: st.DrawFn) -> tuple[Programs, int, int | None]:
     """Programs that come to an end, the size of the cache, and who may die.
 
-    All ranks submit the same, in orders of their own; one may submit something else by a name that others use, some may
-    run out of data, and one may shut down, or die.
+    All ranks submit the same names in each round, in orders of their own; one may submit something else by a name that
+    others use, some may run out of data, and one may shut down, or die.
     """
     num_ranks = draw(st.integers(2, 5))
-    names = draw(st.lists(st.sampled_from("xyz"), min_size=1, max_size=4))
-    programs: Programs = [[(0, name, SUM) for name in draw(st.permutations(names))] for _ in range(num_ranks)]
+    names, num_rounds = "xyz"[: draw(st.integers(1, 3))], draw(st.integers(1, 2))
+    programs: Programs = [
+        [(0, name, SUM) for _ in range(num_rounds) for name in draw(st.permutations(names))] for _ in range(num_ranks)
+    ]
     ranks = st.integers(0, num_ranks - 1)
     if draw(st.booleans()):
         program = programs[draw(ranks)]
