@@ -15,8 +15,12 @@ def execute(path: Path) -> None:
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(HERE)}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which would differ in every commit
-        if "outputs" in cell:  # what the JVM and native code log names this machine
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        if "outputs" in cell:  # what the JVM, Ray's daemon and native code log names this machine
+            cell.outputs = [
+                output
+                for output in cell.outputs
+                if output.get("name") != "stderr" and "(raylet)" not in output.get("text", "")
+            ]
         for output in cell.get("outputs", ()):
             output.get("metadata", {}).clear()
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
