@@ -140,6 +140,23 @@ def test_an_extra_brings_what_the_package_of_its_name_imports(extra: str) -> Non
     assert list(not_brought(names - {"keras", "IPython.display"}, [extra])) == []
 
 
+@pytest.mark.parametrize("extra", ["data", "spark", "ray", "lightning", "all"])
+def test_pandas_stays_at_what_spark_takes(extra: str) -> None:
+    """Without the pins, too, which a user does not have; and a Databricks runtime keeps the one that it has."""
+
+    def wanted_by(extra: str) -> Iterator[Requirement]:
+        for requirement in map(Requirement, EXTRAS[extra]):
+            yield requirement
+            if canonicalize_name(requirement.name) == "hvd-cluster":
+                for other in requirement.extras:
+                    yield from wanted_by(other)
+
+    pandas = [requirement.specifier for requirement in wanted_by(extra) if requirement.name == "pandas"]
+    assert pandas
+    assert all(each.contains(version) for each in pandas for version in ("1.5.3", "2.2.3"))
+    assert not all(each.contains("3.0.0") for each in pandas)
+
+
 def test_what_no_extra_brings_is_found() -> None:
     assert list(not_brought({"torch.nn", "sklearn.datasets", "ray.tune", "ray.train.RunConfig"}, ["spark"])) == [
         "ray.train.RunConfig",

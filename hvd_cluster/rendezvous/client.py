@@ -14,8 +14,9 @@ from hvd_cluster.topology import split_address
 
 #: How much longer than its own timeout a request waits for the server to say so.
 _GRACE_S = 10.0
-#: How often a client that is watched looks up from its wait.
-_WATCH_PERIOD_S = 0.25
+#: When a client that is watched first looks up from its wait, and how seldom it does in the end: each time it asks
+#: anew, and the server looks for all its keys.
+_FIRST_WATCH_S, _LAST_WATCH_S = 0.25, 2.0
 
 
 class KeyValueClient:
@@ -102,9 +103,11 @@ class KeyValueClient:
     def _wait_for(self, command: Command, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
+        watch_s = _FIRST_WATCH_S
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
-            part_s = left_s if self.watch is None else min(left_s, _WATCH_PERIOD_S)
+            part_s = left_s if self.watch is None else min(left_s, watch_s)
+            watch_s = min(2 * watch_s, _LAST_WATCH_S)
             try:
                 part_ms = str(int(part_s * 1000)).encode()
                 return self._ask(command, part_ms, *(key.encode() for key in keys), limit_s=part_s)

@@ -65,6 +65,26 @@ def test_a_reader_waits_until_the_key_is_set(server: KeyValueServer, client: Key
     thread.join()
 
 
+def test_a_watched_reader_looks_up_and_gives_up_when_the_watch_says_so(client: KeyValueClient) -> None:
+    looks = []
+
+    def watch() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 2:
+            raise InterruptedError("a rank is gone")
+
+    client.watch = watch
+    start_s = time.monotonic()
+    with pytest.raises(InterruptedError, match="a rank is gone"):
+        client.get("never", timeout_s=60)
+    assert time.monotonic() - start_s < 10
+    client.set("here", b"1")
+    assert client.get("here", timeout_s=60) == b"1", "the connection has no answer too many"
+    with pytest.raises(TimeoutError, match=r"after 0\.6 s these keys are still missing from the rendezvous: never$"):
+        client.get("never", timeout_s=0.6)
+    assert len(looks) > 2
+
+
 def test_a_reader_whose_time_passes_is_told_the_missing_keys(client: KeyValueClient) -> None:
     client.set("there", b"")
     with pytest.raises(TimeoutError, match=r"missing from the rendezvous: absent$"):
