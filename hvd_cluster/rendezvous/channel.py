@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.session import Session
@@ -28,6 +30,10 @@ class Channel:
         self._send_lock = threading.Lock()
         #: The session's, whose two directions share one TLS connection; never held while the socket is slow.
         self._session_lock = threading.Lock()
+        # A signal handler may send or close while its own thread is in here.
+        self._use_lock = threading.RLock()
+        self._num_inside = 0
+        self._is_closed = False
 
     @classmethod
     def connect(cls, sock: socket.socket, secret: bytes, timeout_s: float = 10.0) -> Channel:
@@ -81,7 +87,8 @@ class Channel:
             with self._session_lock:
                 self._session.seal(message)
                 outgoing = self._take_outgoing()
-            self._socket.sendall(outgoing)
+            with self._open_until_left():
+                self._socket.sendall(outgoing)
 
     def recv(self) -> bytes:
         """The next message.
@@ -93,7 +100,8 @@ class Channel:
         """
         while not self._messages:
             try:
-                data = self._socket.recv(_READ_BYTES)
+                with self._open_until_left():
+                    data = self._socket.recv(_READ_BYTES)
             except ConnectionResetError as error:
                 raise EOFError("the peer reset the connection") from error
             if not data:
@@ -123,9 +131,33 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection; the peer sees the end. May be called twice, and from another thread."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with self._use_lock:
+            self._is_closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever is inside, who then leaves
+            if not self._num_inside:
+                self._socket.close()
+
+    @contextlib.contextmanager
+    def _open_until_left(self) -> Iterator[None]:
+        """Keep the descriptor while the socket is used, whoever closes meanwhile.
+
+        A thread on its way into the kernel would otherwise wait on the connection that gets the number next.
+        """
+        with self._use_lock:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the connection was closed at this end")
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._use_lock:
+            self._num_inside -= 1
+            if self._is_closed and not self._num_inside:
+                self._socket.close()
 
     def _reject(self) -> None:
         """Tell the peer: it may have proved itself in the same packet, and would wait for our proof."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -49,3 +50,54 @@ def test_a_peer_with_another_secret_hears_at_once_that_it_is_refused(hello_first
         accepter.join(30)
         assert far.recv(1) == b"", "the accepter did not hang up"
     assert refused == ["the peer does not hold the secret of this job: is it a worker of another job?"]
+
+
+class Lingering(socket.socket):
+    """A socket whose next reader is held up on its way into the kernel, with the number of the descriptor in hand."""
+
+    is_held = False
+
+    def hold_the_next_reader(self) -> tuple[threading.Event, threading.Event]:
+        self.is_held, self.has_come, self.may_go_on = True, threading.Event(), threading.Event()
+        return self.has_come, self.may_go_on
+
+    def recv(self, *args: Any) -> bytes:
+        if self.is_held:
+            self.has_come.set()
+            assert self.may_go_on.wait(30)
+        return super().recv(*args)
+
+
+def test_a_close_from_another_thread_leaves_the_descriptor_to_whoever_is_on_the_way_to_it() -> None:
+    """Else the number would be given to the next connection, and the reader wait for what comes there."""
+    near, far = socket.socketpair()
+    lingering = Lingering(fileno=near.detach())
+    opened: list[Channel] = []
+    accepter = threading.Thread(target=lambda: opened.append(Channel.accept(far, OURS)))
+    accepter.start()
+    channel = Channel.connect(lingering, OURS)
+    accepter.join(30)
+    has_come, may_go_on = lingering.hold_the_next_reader()
+    told: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            channel.recv()
+        except (EOFError, OSError) as error:
+            told.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert has_come.wait(30)
+    channel.close()
+    assert lingering.fileno() >= 0
+    may_go_on.set()
+    reader.join(30)
+    assert [type(error) for error in told] == [EOFError]
+    assert lingering.fileno() == -1
+    channel.close()
+    with pytest.raises(OSError, match="closed at this end"):
+        channel.recv()
+    with pytest.raises(OSError, match="closed at this end"):
+        channel.send(b"too late")
+    opened[0].close()
