@@ -45,7 +45,7 @@ def run(script: str, folder: Path) -> None:
 
 def test_without_tensorflow_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
-    with pytest.raises(MissingExtraError, match=r"hvd-cluster\[tensorflow\]"):
+    with pytest.raises(MissingExtraError, match=r"extra \[tensorflow\]"):
         to_tf_dataset(ParquetReader(folder, batch_size=8))
 
 

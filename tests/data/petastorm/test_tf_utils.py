@@ -58,7 +58,7 @@ def test_values_are_converted_and_nulls_named() -> None:
 
 def test_without_tensorflow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
-    with make_reader(FILES / "keyed") as reader, pytest.raises(MissingExtraError, match=r"hvd-cluster\[tensorflow\]"):
+    with make_reader(FILES / "keyed") as reader, pytest.raises(MissingExtraError, match=r"extra \[tensorflow\]"):
         make_petastorm_dataset(reader)
 
 
