@@ -21,8 +21,8 @@ def test_one_bar_shows_epoch_loss_and_speed_of_rank_0():
     text = out.getvalue()
     for part in ("run-1", "20/20", "epoch 2/2", "loss 0.25", "samples/s"):
         assert part in text
-    # tqdm draws seldom, and always the last state when the bar closes: that is the one which would show rank 1's.
-    assert re.findall(r"loss ([\d.]+)", text)[-1] == "0.25"
+    # tqdm draws seldom, but always the last state when the bar closes: that one would show rank 1's.
+    assert set(re.findall(r"loss ([\d.]+)", text)) <= {"0.5", "0.25"}
 
 
 def test_without_tqdm_there_is_a_line_for_each_tenth(monkeypatch):
