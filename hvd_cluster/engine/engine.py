@@ -54,8 +54,7 @@ class Engine:
         self._baton: Baton | None = None
         cycle_time_ms = settings.cycle_time_ms
         if cycle_time_ms is None:
-            is_local = len(set(world.host_keys)) == 1 and not settings.autotune  # which begins with the usual ones
-            cycle_time_ms = _LOCAL_CYCLE_MS if is_local else _CYCLE_MS
+            cycle_time_ms = _LOCAL_CYCLE_MS if len(set(world.host_keys)) == 1 else _CYCLE_MS
         self._mailbox = Mailbox(cycle_time_ms / 1000)
         if world.topology.size == 1:
             self._alone = _Alone(world, settings)

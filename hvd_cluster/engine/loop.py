@@ -81,7 +81,7 @@ class Loop:
         self._fusion_threshold_bytes = settings.fusion_threshold_bytes
         self._tuner: Tuner | None = None
         if settings.autotune and self._is_root:
-            self._tuner = Tuner.from_settings(settings, Settings.given())
+            self._tuner = Tuner.from_settings(settings, Settings.given(), mailbox.cycle.delay_s * 1000)
         self._negotiator = Negotiator(
             world.place,
             {id: frozenset(ranks) for id, ranks in process_sets.items()},

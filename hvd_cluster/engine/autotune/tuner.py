@@ -24,8 +24,11 @@ _FRACTIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _CYCLES_MS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.75, 2.5, 3.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0)
 #: And these multiples of the best so far.
 _NEAR = (0.7, 0.85, 1.2, 1.4)
-#: So many of the best are measured once more at the end: the best of noisy measurements is often only the luckiest.
+#: So many are measured once more at the end: the best of noisy measurements is often only the luckiest.
 _FINALISTS = 3
+#: Of normal errors: the standard deviation in median absolute deviations (which a few slow steps do not move), and the
+#: standard error of a median in those of a mean.
+_SIGMA_OF_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
 #: Less than this is not worth another sample.
 _WORTHWHILE = 0.0005
 
@@ -87,15 +90,15 @@ class Tuner:
         self.is_done = self._frozen >= {THRESHOLD, CYCLE}
 
     @classmethod
-    def from_settings(cls, settings: Settings, given: Collection[str]) -> Tuner:
+    def from_settings(cls, settings: Settings, given: Collection[str], cycle_time_ms: float) -> Tuner:
         """The tuner that ``settings`` ask for.
 
         Args:
             settings: the knobs.
             given: names of the settings that the user has set, as :meth:`Settings.given` says; they stay.
+            cycle_time_ms: what the world begins with, which depends on its hosts where the user has set none.
         """
         log = AutotuneLog(settings.autotune_log)
-        cycle_time_ms = 1.0 if settings.cycle_time_ms is None else settings.cycle_time_ms
         return cls(
             Parameters(settings.fusion_threshold_bytes, cycle_time_ms),
             frozen=given,
@@ -160,11 +163,15 @@ class Tuner:
             if following is not None:
                 return following
             count = min(_FINALISTS, len(self._times), self._max_samples - len(self._samples))
-            self._finalists = sorted(self._times, key=self._median_s)[:count] if count > 1 else []
+            # The first choice comes before the others: it is what the tuned one is held against.
+            ranked = sorted(self._times, key=lambda tried: (tried != self._initial, self._median_s(tried)))
+            self._finalists = ranked[:count] if count > 1 else []
         return self._finalists.pop(0) if self._finalists else None
 
     def _end(self, num_bytes: float) -> Parameters | None:
         winner = min(self._times, key=self._median_s)
+        if self._median_s(self._initial) - self._median_s(winner) <= self._doubt_s(self._initial, winner):
+            winner = self._initial
         step_s = self._median_s(winner)
         self.is_done = True
         self._on_end(Sample(winner, step_s, num_bytes / max(step_s, 1e-9) / 1e6))
@@ -173,6 +180,15 @@ class Tuner:
 
     def _median_s(self, parameters: Parameters) -> float:
         return statistics.median(self._times[parameters])
+
+    def _doubt_s(self, *tried: Parameters) -> float:
+        """The standard error of the difference between the medians of two choices, in seconds."""
+        variances = []
+        for times in (self._times[parameters] for parameters in tried):
+            middle_s = statistics.median(times)
+            spread_s = _SIGMA_OF_MAD * statistics.median(abs(took_s - middle_s) for took_s in times)
+            variances.append((_ERROR_OF_MEDIAN * spread_s) ** 2 / len(times))
+        return math.sqrt(sum(variances))
 
     def _explore(self) -> Parameters | None:
         """The parameters whose buckets differ most in size, so that the costs can be told apart."""
