@@ -245,7 +245,8 @@ def _await(group: Any, bundle: Mapping[str, float], num_bundles: int, timeout_s:
             raise StartTimeoutError(
                 "Placement group creation timed out. Make sure your cluster either has enough resources or use an "
                 f"autoscaling cluster. After {timeout_s:g} s: {missing(bundle, num_bundles, strategy)}. "
-                "create_settings(placement_group_timeout_s=...) says how long to wait."
+                "Ask for fewer workers or less for each, end what else runs there, or add nodes; "
+                "create_settings(placement_group_timeout_s=...) says how long to wait for them."
             )
         if now_s >= explain_s:
             explain_s = now_s + 10 * _EXPLAIN_S

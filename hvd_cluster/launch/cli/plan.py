@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
 from hvd_cluster.launch.cli.knobs import knob_environment
@@ -72,8 +73,17 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
             start_timeout_s=start_timeout_s,
         )
         if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
-            raise ValueError(f"there is no program {parsed.command[0]!r} here that could be run")
+            raise ValueError(_not_a_program(parsed.command[0]))
     return Plan(spec, tuple(notes))
+
+
+def _not_a_program(name: str) -> str:
+    """Why the first word of the command cannot be run; ``torchrun``'s users leave out ``python``."""
+    if not Path(name).is_file():
+        return f"there is no program {name!r} here that could be run"
+    if name.endswith(".py"):
+        return f"{name!r} is a Python script and no program: write python {name}"
+    return f"{name!r} is a file but no program: write what runs it before its name, or chmod +x it and write its path"
 
 
 def _without_effect(parsed: argparse.Namespace) -> list[str]:

@@ -143,6 +143,21 @@ def test_what_cannot_work_is_refused_in_one_line(arguments: list[str], text: str
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.py", "hvdrun: 'train.py' is a Python script and no program: write python train.py\n"),
+        ("train", "chmod +x"),
+    ],
+)
+def test_a_script_without_what_runs_it_is_refused_with_what_to_write(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text("print('here')\n")
+    result = hvdrun("-np", "2", name, cwd=tmp_path)
+    assert result.returncode == 2
+    assert text in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_setting_that_no_worker_could_read_is_refused_before_they_start() -> None:
     result = hvdrun("-np", "1", "true", env={**os.environ, "HOROVOD_CYCLE_TIME": "soon"})
     assert result.returncode == 2
