@@ -99,6 +99,8 @@ class Pattern:
     negotiation_s: float
     #: From the last result, or the last submission if that is later, to the next step's first submission.
     rest_s: float
+    #: Bytes of the largest request that holds several tensors; 0: there is none.
+    packed_bytes: int = 0
 
     def step_s(self, parameters: Parameters, cost: TransportCost) -> float:
         """Seconds that a step would take with ``parameters``."""

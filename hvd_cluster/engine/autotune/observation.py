@@ -30,11 +30,19 @@ class Observation:
     decided_s: float
     #: When its results were there.
     done_s: float
+    #: Bytes of the largest request that holds several tensors; 0: there is none.
+    packed_bytes: int = 0
 
     @classmethod
     def of(cls, requests: Sequence[Request], decided_s: float, done_s: float) -> Observation:
         """The observation of a bucket of the engine."""
-        return cls([(r.name, r.signature.num_bytes, r.submitted_s) for r in requests], decided_s, done_s)
+        signatures = [request.signature for request in requests]
+        return cls(
+            [(request.name, request.signature.num_bytes, request.submitted_s) for request in requests],
+            decided_s,
+            done_s,
+            max((signature.num_bytes for signature in signatures if len(signature.tensors) > 1), default=0),
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -27,6 +27,8 @@ class StepRecord:
     waits_s: list[float] = field(default_factory=list)
     #: (bytes, requests, seconds) of each bucket.
     buckets: list[tuple[int, int, float]] = field(default_factory=list)
+    #: Of the largest request that holds several tensors.
+    packed_bytes: int = 0
     last_done_s: float = 0.0
     #: Known when the next step begins.
     took_s: float = 0.0
@@ -59,6 +61,7 @@ class StepWatcher:
             # A bucket may hold earlier submissions than the first bucket did.
             step.arrivals[name] = (num_bytes, max(0.0, submitted_s - step.began_s))
             step.waits_s.append(seen.decided_s - submitted_s)
+        step.packed_bytes = max(step.packed_bytes, seen.packed_bytes)
         # Buckets run one after the other: one that was decided early has waited for its turn.
         began_s = max(seen.decided_s, self._free_s)
         step.buckets.append((seen.num_bytes, len(seen.requests), max(0.0, seen.done_s - began_s)))
@@ -75,7 +78,8 @@ class StepWatcher:
         # The request that was submitted last before a flush has waited for the other ranks alone.
         waits = [min(step.waits_s) for step in self._recent]
         rest_s = statistics.median(step.rest_s for step in self._recent)
-        return Pattern(_merged(sorted(arrivals)), max(0.0, statistics.median(waits)), rest_s)
+        packed_bytes = max(step.packed_bytes for step in self._recent)
+        return Pattern(_merged(sorted(arrivals)), max(0.0, statistics.median(waits)), rest_s, packed_bytes)
 
 
 def _merged(arrivals: Sequence[tuple[float, int, int]]) -> list[tuple[float, int, int]]:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from hvd_cluster.engine.autotune.cost_model import TransportCost
+from hvd_cluster.engine.autotune.cost_model import Pattern, TransportCost
 from hvd_cluster.engine.autotune.log import AutotuneLog
 from hvd_cluster.engine.autotune.observation import Observation, Parameters
 from hvd_cluster.engine.autotune.steps import StepRecord, StepWatcher
@@ -29,6 +29,8 @@ _FINALISTS = 3
 #: Of normal errors: the standard deviation in median absolute deviations (which a few slow steps do not move), and the
 #: standard error of a median in those of a mean.
 _SIGMA_OF_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
+#: So many standard errors must lie between the first choice and what replaces it.
+_CERTAIN = 2.0
 #: Less than this is not worth another sample.
 _WORTHWHILE = 0.0005
 
@@ -49,6 +51,10 @@ class Tuner:
 
     Steps are recognised by names that come again, so a job whose requests all have new names is never tuned. After a
     change one step is disregarded: it began with the old parameters.
+
+    Requests of several tensors, such as the buckets that an optimizer has made of its gradients, were packed under the
+    first fusion threshold and stay as they are. A threshold below the largest of them is not tried: here it would
+    change nothing, but a job that is given it from its beginning would pack otherwise than what was measured.
 
     Args:
         initial: what the job begins with.
@@ -170,7 +176,7 @@ class Tuner:
 
     def _end(self, num_bytes: float) -> Parameters | None:
         winner = min(self._times, key=self._median_s)
-        if self._median_s(self._initial) - self._median_s(winner) <= self._doubt_s(self._initial, winner):
+        if self._median_s(self._initial) - self._median_s(winner) <= _CERTAIN * self._doubt_s(self._initial, winner):
             winner = self._initial
         step_s = self._median_s(winner)
         self.is_done = True
@@ -192,11 +198,11 @@ class Tuner:
 
     def _explore(self) -> Parameters | None:
         """The parameters whose buckets differ most in size, so that the costs can be told apart."""
-        arrivals = self._watcher.pattern().arrivals
-        total = sum(num_bytes for _, num_bytes, _ in arrivals)
-        span_ms = arrivals[-1][0] * 1000
+        pattern = self._watcher.pattern()
+        total = sum(num_bytes for _, num_bytes, _ in pattern.arrivals)
+        span_ms = pattern.arrivals[-1][0] * 1000
         for threshold, cycle_ms in ((total // 16, 0.0), (total, span_ms / 4)):
-            wanted = self._thawed(Parameters(int(threshold), round(min(100.0, cycle_ms), 3)))
+            wanted = self._allowed(Parameters(int(threshold), round(min(100.0, cycle_ms), 3)), pattern.packed_bytes)
             if wanted not in self._times and len(self._samples) < min(3, self._max_samples):
                 return wanted
         return None
@@ -208,8 +214,7 @@ class Tuner:
             return None
         pattern, cost = self._watcher.pattern(), TransportCost.fit(self._buckets)
         winner = min(self._times, key=self._median_s)
-        total = sum(num_bytes for _, num_bytes, _ in pattern.arrivals)
-        candidates = self._candidates(total, winner) - set(self._times)
+        candidates = self._candidates(pattern, winner) - set(self._times)
         if not candidates:
             return None
         error = _Error([(tried, self._median_s(tried) / pattern.step_s(tried, cost)) for tried in self._times])
@@ -219,16 +224,21 @@ class Tuner:
         gain = 1 - predicted[best] / max(pattern.step_s(winner, cost) * error.factor(winner), 1e-9)
         return best if gain > _WORTHWHILE else None
 
-    def _candidates(self, total_bytes: int, winner: Parameters) -> set[Parameters]:
+    def _candidates(self, pattern: Pattern, winner: Parameters) -> set[Parameters]:
+        total_bytes = sum(num_bytes for _, num_bytes, _ in pattern.arrivals)
         near = [round(winner.fusion_threshold_bytes * factor) for factor in _NEAR]
         thresholds = {*_THRESHOLDS, *(-(-total_bytes // part) for part in _FRACTIONS), *near}
         cycles = {*_CYCLES_MS, *(min(100.0, round(winner.cycle_time_ms * factor, 3)) for factor in _NEAR)}
-        return {self._thawed(Parameters(threshold, cycle)) for threshold in thresholds for cycle in cycles}
+        pairs = (Parameters(threshold, cycle) for threshold in thresholds for cycle in cycles)
+        return {self._allowed(parameters, pattern.packed_bytes) for parameters in pairs}
 
-    def _thawed(self, wanted: Parameters) -> Parameters:
-        """``wanted``, where the user has not said otherwise."""
+    def _allowed(self, wanted: Parameters, packed_bytes: int) -> Parameters:
+        """``wanted``, where neither the user nor what was packed already says otherwise."""
+        first_bytes = self._initial.fusion_threshold_bytes
+        # What is larger than the first threshold was not packed by it, but is a group of the user's.
+        threshold = max(wanted.fusion_threshold_bytes, min(packed_bytes, first_bytes))
         return Parameters(
-            self._initial.fusion_threshold_bytes if THRESHOLD in self._frozen else wanted.fusion_threshold_bytes,
+            first_bytes if THRESHOLD in self._frozen else threshold,
             self._initial.cycle_time_ms if CYCLE in self._frozen else wanted.cycle_time_ms,
         )
 

@@ -33,3 +33,25 @@ def test_training_goes_on_exactly_while_all_ranks_change_parameters_together(tmp
     choices = [tuple(line.split(",")[4:6]) for line in lines]
     assert len(set(choices)) >= 3
     assert choices[-1] in choices[:-1], "the last line is the best of those before it"
+
+
+def test_the_buckets_of_an_optimizer_are_those_that_a_job_with_the_tuned_threshold_has(tmp_path: Path) -> None:
+    def fn(num_steps: int) -> None:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(12)))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 256)).sum().backward()
+            optimizer.step()
+        hvd.shutdown()
+
+    log = tmp_path / "log.csv"
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": str(log)}
+    local.run(fn, (60,), num_proc=2, env=env)
+    thresholds = [int(line.split(",")[5]) for line in log.read_text().splitlines()[1:]]
+    assert len(thresholds) > 3
+    # The second bucket may hold 2 MiB, and of layers of 257 KiB seven go into it.
+    assert min(thresholds) >= 7 * 256 * 256 * 4

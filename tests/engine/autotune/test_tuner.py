@@ -32,6 +32,8 @@ class FakeJob:
     rest_s: float = 0.05
     negotiation_s: float = 0.0005
     noise: random.Random | None = None
+    #: Bytes of the largest of the gradients that holds several tensors.
+    packed_bytes: int = 0
     now_s: float = 100.0
     num_steps: int = 0
 
@@ -58,7 +60,7 @@ class FakeJob:
                     bucket.append(flushed.pop(0))
                 took_s = self._shaken(self.transport(sum(r[1] for r in bucket), len(bucket)))
                 free_s = max(free_s, decided_s) + took_s
-                seen.append(Observation(bucket, decided_s, free_s))
+                seen.append(Observation(bucket, decided_s, free_s, self.packed_bytes))
         self.now_s = max(free_s, over_s) + self._shaken(self.rest_s)
         return seen
 
@@ -135,6 +137,19 @@ def test_what_the_user_has_set_stays(frozen: set[str]) -> None:
     assert run.changes
     for name in frozen:
         assert {getattr(parameters, name) for parameters in run.changes} == {getattr(INITIAL, name)}
+
+
+@pytest.mark.parametrize(("packed", "least"), [(4 * MIB, 4 * MIB), (500 * MIB, INITIAL.fusion_threshold_bytes)])
+def test_what_was_packed_before_the_engine_had_it_is_never_given_a_threshold_that_would_have_packed_it_otherwise(
+    packed: int, least: int
+) -> None:
+    # Small fractions of the step would be best here, were they what they seem to be.
+    job = FakeJob(gradients(5, 60, 50 * MIB, 0.1), TRANSPORTS["a thin wire"], packed_bytes=packed)
+    run = Run(job, Tuner(INITIAL)).go()
+    assert run.changes
+    assert min(parameters.fusion_threshold_bytes for parameters in run.changes) >= least
+    freely = Run(FakeJob(job.gradients, job.transport), Tuner(INITIAL)).go()
+    assert min(parameters.fusion_threshold_bytes for parameters in freely.changes) < least
 
 
 def test_with_both_set_there_is_nothing_to_do() -> None:
