@@ -83,6 +83,20 @@ class Job:
             assert time.monotonic() < deadline_s, self.workers()
             time.sleep(0.05)
 
+    def wait_for_size(self, expected: int, *, after: int) -> int:
+        """Wait for a step later than ``after`` in a world of that size; returns its number.
+
+        A worker that has left, or has not made its first step in the new world yet, still tells the size of the old one.
+        """
+        steps: list[int] = []
+
+        def is_there(workers: dict[int, tuple[int, int, int]]) -> bool:
+            steps[:] = [step for step, _, size in workers.values() if size == expected and step > after]
+            return bool(steps)
+
+        self.wait_for(is_there)
+        return max(steps)
+
     def end(self, timeout_s: float = 150.0) -> list[Any]:
         (self.folder / "hurry").touch()
         self.thread.join(timeout_s)
@@ -159,8 +173,9 @@ def test_an_elastic_executor_with_a_discovery_of_its_own(ray_cluster: TestCluste
     executor = ElasticRayExecutor(settings, override_discovery=False, env_vars={"ADDED": "yes"})
     executor.start()
     job = Job(lambda callbacks: executor.run(lambda: train(str(tmp_path), 600), callbacks), tmp_path)
+    step = 0
     for expected in (4, 2, 4):  # a node leaves and comes back; the first world may already lack it
-        job.wait_for(lambda workers, expected=expected: any(size == expected for _, _, size in workers.values()))
+        step = job.wait_for_size(expected, after=step)
     results = job.end()
     assert all(result["mean"] == sum(range(600)) for result in results)
     assert {2, 4} == set(results[0]["sizes"])
