@@ -86,7 +86,7 @@ class Job:
     def wait_for_size(self, expected: int, *, after: int) -> int:
         """Wait for a step later than ``after`` in a world of that size; returns its number.
 
-        A worker that has left, or has not made its first step in the new world yet, still tells the size of the old one.
+        A worker that has left, or has not made its first step in the new world yet, still tells the old size.
         """
         steps: list[int] = []
 
