@@ -86,7 +86,9 @@ class Job:
     def wait_for_size(self, expected: int, *, after: int) -> int:
         """Wait for a step later than ``after`` in a world of that size; returns its number.
 
-        A worker that has left, or has not made its first step in the new world yet, still tells the old size.
+        A worker that has left, or has not made its first step in the new world yet, still tells the old size. It
+        cannot pass for one of the world after: a step takes what every rank gave to it, so no worker of an old world is
+        ahead of the first step of the next.
         """
         steps: list[int] = []
 

@@ -129,6 +129,7 @@ def test_lines_can_carry_the_time() -> None:
         (["-np", "3", "-H", "localhost:2", "true"], "Requested more processes (3) than there are available slots (2)"),
         (["-np", "1", "-H", "localhost", "true"], "Invalid host input"),
         (["-np", "1", "no-such-program"], "there is no program 'no-such-program' here"),
+        (["--min-np", "1", "-H", "localhost:1,elsewhere:1", "no-such"], "there is no program 'no-such' here"),
         (["-np", "0", "true"], "-np must be at least 1"),
         (["true"], "the number of workers is missing: -np N"),
         (["-np", "1", "--start-timeout", "0", "true"], "--start-timeout=0 must be > 0"),
