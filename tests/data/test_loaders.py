@@ -140,6 +140,7 @@ def test_a_loader_over_a_reader_that_was_stopped_ends(tmp_path: Path, make: Any,
         assert not [name for name in names if name.startswith(("hvd-reader", "hvd-async-loader"))]
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_amid_an_iteration_ends_quietly() -> None:
     program = Path(__file__).parent / "programs" / "exits_amid_loading.py"
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=100)

@@ -292,6 +292,7 @@ def _reader_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("hvd-reader")]
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_amid_an_epoch_ends_quietly(tmp_path: Path) -> None:
     columns = {f"x{index}": np.random.default_rng(index).standard_normal(300_000) for index in range(8)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=10_000)

@@ -100,7 +100,7 @@ def write(path: Path, group: pa.Table, num_bytes: int) -> int:
         (texts, {"measure": ["s"]}),
         pytest.param(ragged, {"shapes": {"t": [128]}, "pad": {"t": 0}}, marks=pytest.mark.slow),
         pytest.param(ragged, {"shapes": {"t": [16]}, "pad": {"t": 0}}, marks=pytest.mark.slow),
-        (wide, {}),
+        pytest.param(wide, {}, marks=pytest.mark.slow),
         pytest.param(one_number, {}, marks=pytest.mark.slow),
         pytest.param(texts, {"transformed": True}, marks=pytest.mark.slow),
     ],

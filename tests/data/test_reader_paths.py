@@ -113,7 +113,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("library", ["jax", "tensorflow"])
+@pytest.mark.parametrize("library", ["jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_other_libraries_take_tensors_through_dlpack(folder: Path, library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")

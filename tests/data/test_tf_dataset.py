@@ -82,6 +82,7 @@ else:
 
 
 @with_tensorflow
+@pytest.mark.slow
 def test_a_look_at_the_first_batch_costs_that_batch_alone(folder: Path) -> None:
     script = """
 expected = [batch["id"].tolist() for batch in reader.epoch(0)]
@@ -93,6 +94,7 @@ assert [batch["id"].numpy().tolist() for batch in dataset] == expected[1:]
 
 
 @with_tensorflow
+@pytest.mark.slow
 def test_a_program_that_ends_amid_iterations_that_run_ahead_ends(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": np.arange(20_000)}), tmp_path / "a.parquet", row_group_size=4_000)
     script = """
@@ -120,6 +122,7 @@ for iteration in iterations:
 
 
 @with_tensorflow
+@pytest.mark.slow
 def test_a_pipeline_that_chooses_how_much_to_prefetch_has_no_thread_that_outsleeps_its_end(folder: Path) -> None:
     script = """
 import time

@@ -207,6 +207,7 @@ def test_kill_9_at_any_moment_is_an_error_on_every_survivor(tmp_path: Path, leng
         assert len(list(folder.glob("False.*"))) == 2
 
 
+@pytest.mark.slow
 def test_what_was_decided_before_an_abort_is_waited_for_no_more(tmp_path: Path) -> None:
     """Rank 2 has voted. Before it reads that all have, rank 1 dies, and rank 0 tells of it and says farewell."""
 

@@ -53,7 +53,9 @@ def survive(folder: str, num_elements: int, victim: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
-@pytest.mark.parametrize(("num_elements", "victim"), [(1, 0), (20_000_000, 2)], ids=["small", "80 MB"])
+@pytest.mark.parametrize(
+    ("num_elements", "victim"), [(1, 0), pytest.param(20_000_000, 2, marks=pytest.mark.slow)], ids=["small", "80 MB"]
+)
 def test_kill_9_in_mid_operation_is_an_error_on_every_survivor_within_10_s(
     tmp_path: Path, num_elements: int, victim: int, transport: str
 ) -> None:

@@ -72,6 +72,7 @@ def test_parquet_that_workers_elsewhere_see_is_read_by_a_module_in_place_without
     assert len(model.getHistory()) == 3
 
 
+@pytest.mark.slow
 def test_the_best_epoch_outlives_a_death_where_checkpoints_travel_to_the_driver(frame, one_worker, tmp_path):
     pq.write_table(pa.Table.from_pandas(frame[["x", "y"]], preserve_index=False), tmp_path / "a.parquet")
 

@@ -27,6 +27,7 @@ def run_demo(out, environ):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_without_java_it_says_so_and_trains_over_pandas(tmp_path):
     without = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": ""}
     lines = run_demo(tmp_path, without).splitlines()

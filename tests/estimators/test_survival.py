@@ -29,6 +29,7 @@ def test_a_killed_worker_costs_nothing_but_time(frame, two_workers, tmp_path, ca
     assert "was killed by signal 9" in told
 
 
+@pytest.mark.slow
 def test_a_fit_gives_up_after_as_many_deaths_as_are_allowed(frame, tmp_path):
     marks = [tmp_path / str(index) for index in range(5)]
     fit = estimator(KillingLoss(marks, at=2), num_proc=2, max_restarts=1, store=tmp_path / "store", run_id="r")
@@ -51,6 +52,7 @@ def test_the_users_own_exception_is_raised_at_once(frame, tmp_path):
     assert mark.read_text() == "x"
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_started_again_goes_on_amid_the_epoch(frame, two_workers, tmp_path):
     undisturbed = estimator(F.mse_loss, backend=two_workers, run_id="r", random_seed=None).fit(frame)
     marks = [tmp_path / "killed"]

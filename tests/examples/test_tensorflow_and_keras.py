@@ -52,6 +52,7 @@ def test_a_tf_function(tmp_path: Path, spelling: str) -> None:
     assert saved.exists()
 
 
+@pytest.mark.slow
 def test_a_v1_session_in_horovods_spelling(tmp_path: Path) -> None:
     script = in_horovods_spelling("examples/tensorflow_v1_session.py", "horovod.tensorflow", tmp_path)
     assert accuracy_of(script, "--steps", "200", cwd=tmp_path, PYTHONPATH=OLD_PATHS) > 0.7

@@ -11,7 +11,7 @@ import pytest
 from hvd_cluster.launch.local import Executor
 
 OnRanks = Callable[..., list[Any]]
-BACKENDS = ["tensorflow", "torch", "jax"]
+BACKENDS = ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.slow)]
 
 
 def _initialised(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

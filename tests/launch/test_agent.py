@@ -70,6 +70,7 @@ def lines_of(messages: list[bytes]) -> list[bytes]:
     return [message for message in messages if isinstance(pickle.loads(message), Line)]
 
 
+@pytest.mark.slow
 def test_a_launcher_that_takes_no_output_is_sent_one_window_of_it_and_the_rest_when_it_does(launcher: Channel) -> None:
     start(launcher, *FLOOD)
     messages: list[bytes] = []

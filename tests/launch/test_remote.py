@@ -112,6 +112,7 @@ def test_no_process_survives_the_launcher_on_any_host_and_none_shows_the_secret(
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_workers_on_hosts_of_equal_names_without_common_shared_memory_reduce(hosts: MakeHosts) -> None:
     made = hosts(2)
     result = hvdrun(made, "-np", "4", "-H", made.hosts(2), sys.executable, "-c", ALLREDUCE)

@@ -34,7 +34,7 @@ print(json.dumps(failed))
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-@pytest.mark.parametrize("root", ["horovod", "hvd_cluster"])
+@pytest.mark.parametrize("root", ["horovod", pytest.param("hvd_cluster", marks=pytest.mark.slow)])
 def test_every_row_leads_to_something(root: str, tmp_path: Path) -> None:
     walk = subprocess.run([sys.executable, "-c", WALK, root], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(walk.stdout) == {}

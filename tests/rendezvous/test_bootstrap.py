@@ -125,6 +125,7 @@ def test_a_note_that_others_could_read_is_not_trusted(tmp_path: Path) -> None:
         meet(topology, 0, 1.0, folder=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_note_that_a_dead_job_has_left_is_passed_over(tmp_path: Path) -> None:
     ranks = [
         Topology(rank=rank, size=2, cross_rank=rank, cross_size=2, launcher="openmpi", job_id="again")

@@ -112,7 +112,7 @@ def test_without_a_session_the_message_is_horovods() -> None:
         HorovodRunner(np=1).run(lambda: 1)
 
 
-@pytest.mark.parametrize("shim", [False, True])
+@pytest.mark.parametrize("shim", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sparkdl_is_answered_for_where_it_is_absent(shim: bool, tmp_path: Path) -> None:
     code = f"""
 {"" if shim else "import hvd_cluster.compat"}

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 #: Runs where importing hvd_cluster fails; prints what the models say of the inputs in the file, as JSON.
 INFERENCE = """
 import json, sys
@@ -46,6 +48,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_models_work_where_this_package_cannot_be_imported(two: Any, tmp_path: Path) -> None:
     def fn(hvd: Any, folder: str) -> dict[str, Any]:
         import keras

@@ -106,6 +106,7 @@ def overlapping_sets() -> list[float]:
     return sums
 
 
+@pytest.mark.slow
 def test_buckets_of_overlapping_process_sets_do_not_wait_for_each_other_in_a_ring(hosts: Hosts) -> None:
     env = {**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "10", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     for rank, sums in enumerate(hosts.run(overlapping_sets, ranks=[3, 3], env=env)):

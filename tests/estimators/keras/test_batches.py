@@ -22,6 +22,7 @@ def test_elsewhere_than_on_tensorflow_keras_gets_a_generator():
 
 
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
+@pytest.mark.slow
 def test_tensorflow_gets_a_pipeline_that_keras_need_not_make():
     program = """
 import numpy as np

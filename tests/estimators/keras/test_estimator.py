@@ -402,6 +402,7 @@ def test_layers_losses_and_compressors_of_the_users_own_travel(driver, frame, tm
     assert driver(fn, frame, str(tmp_path)) == [True, ["Twice"], True, False]
 
 
+@pytest.mark.slow
 def test_what_a_fitted_model_saves_loads_without_this_package(driver, frame, tmp_path):
     fit = estimator
 

@@ -40,6 +40,7 @@ print(bool((again.predict(x, verbose=0) == model.predict(x, verbose=0)).all()))
 """
 
 
+@pytest.mark.slow
 def test_equal_models_are_equal_bytes_whatever_the_time_of_day() -> None:
     """A cluster keeps one copy of what is sent to it again and again, as from each batch of a stream."""
     env = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}

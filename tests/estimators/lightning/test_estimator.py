@@ -71,6 +71,7 @@ def difference(left, right):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(frame, one_worker, two_workers):
     two = estimator(two_workers, batch_size=8, validation=0.2).fit(frame)
     one = estimator(one_worker, batch_size=16, validation=0.2).fit(frame)

@@ -113,7 +113,7 @@ def test_loading_as_another_class_names_the_right_one(tmp_path):
         TorchModel.load(str(tmp_path / "stage"))
 
 
-@pytest.mark.parametrize("writer_has_spark", [True, False])
+@pytest.mark.parametrize("writer_has_spark", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_stages_travel_between_environments_with_and_without_spark(tmp_path, writer_has_spark):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     write = """

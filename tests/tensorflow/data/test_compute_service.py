@@ -112,6 +112,7 @@ def test_dispatchers_on_the_training_side_serve_a_rank_each(two: Any, serve: Any
     assert two(fn, config) == [[True, list(range(10))]] * 2  # one worker for each
 
 
+@pytest.mark.slow
 def test_a_config_survives_a_file_that_only_its_user_can_read(two: Any, tmp_path: Path) -> None:
     def fn(hvd: Any, path: str) -> list[Any]:
         from pathlib import Path
