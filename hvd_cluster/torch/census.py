@@ -20,7 +20,7 @@ from hvd_cluster.torch.submission import submit, synchronize
 
 # Columns of the head, and rows of the table below it.
 _PRESENT, _FINGERPRINT, _NUMBER = range(3)
-_DENSE, _SPARSE, _SPARSE_DIMS, _BUCKET, _PLACE = range(5)
+_DENSE, _SPARSE, _SPARSE_DIMS, _FORM, _BUCKET, _PLACE = range(6)
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,15 @@ class Census:
     dense: frozenset[int]
     #: Parameters whose gradients are sparse wherever they have one: number of sparse dimensions.
     sparse: dict[int, int]
+    #: Parameters with a gradient on some rank whose shape or dtype is not the same on all.
+    misfits: frozenset[int]
     #: The first rank's buckets; empty when it is absent.
     buckets: list[list[int]]
 
 
-def fingerprint(names: Sequence[str]) -> int:
-    """A number of 40 bits, so that those of all ranks can be added, that differs where the names do."""
-    digest = hashlib.sha256("\n".join(names).encode()).digest()
+def fingerprint(texts: Sequence[str]) -> int:
+    """A number of 40 bits, so that those of all ranks can be added, that differs where the texts do."""
+    digest = hashlib.sha256("\n".join(texts).encode()).digest()
     return int.from_bytes(digest[:5], "big")
 
 
@@ -59,6 +61,7 @@ def take_census(
     *,
     number: int,
     print_of_names: int,
+    prints_of_forms: Sequence[int],
     process_set: ProcessSet,
 ) -> Census:
     """Ask all ranks of ``process_set``; blocks until all have asked.
@@ -68,6 +71,7 @@ def take_census(
         buckets: how this rank would deal the parameters into buckets; the first rank's word counts.
         number: this rank's number for the optimizer; the first rank's counts.
         print_of_names: :func:`fingerprint` of this rank's names of the parameters.
+        prints_of_forms: that of each parameter's shape and dtype on this rank.
         process_set: whose ranks take part.
 
     Raises:
@@ -75,7 +79,9 @@ def take_census(
         HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
     """
     is_first = member_index(process_set) == 0
-    ballot = _written(gradients, buckets if is_first else (), number if is_first else -1, print_of_names)
+    ballot = _written(
+        gradients, buckets if is_first else (), number if is_first else -1, print_of_names, prints_of_forms
+    )
     handle = submit(
         Kind.ALLREDUCE,
         [ballot],
@@ -93,16 +99,21 @@ def take_census(
             "the parameters of a DistributedOptimizer have different names on different ranks: make the same "
             "optimizers over the same model on all ranks, and step them in the same order"
         )
-    return _read(head, table, num_members(process_set))
+    return _read(head, table, prints_of_forms, num_members(process_set))
 
 
 def _written(
-    gradients: Sequence[Gradient | None], buckets: Sequence[Sequence[int]], number: int, print_of_names: int
+    gradients: Sequence[Gradient | None],
+    buckets: Sequence[Sequence[int]],
+    number: int,
+    print_of_names: int,
+    prints_of_forms: Sequence[int],
 ) -> torch.Tensor:
-    """One rank's word, int64 of shape (6, 3 + parameters); those of all ranks are added."""
-    table = torch.zeros(6, 3 + len(gradients), dtype=torch.int64, device="cpu")
+    """One rank's word, int64 of shape (7, 3 + parameters); those of all ranks are added."""
+    table = torch.zeros(7, 3 + len(gradients), dtype=torch.int64, device="cpu")
     table[0, :3] = torch.tensor([1, print_of_names, number + 1])
-    rows: list[list[int]] = [[0] * len(gradients) for _ in range(5)]
+    rows: list[list[int]] = [[0] * len(gradients) for _ in range(6)]
+    rows[_FORM][:] = prints_of_forms
     for index, gradient in enumerate(gradients):
         if gradient is not None:
             rows[_SPARSE if gradient.sparse_dim else _DENSE][index] = 1
@@ -111,11 +122,11 @@ def _written(
         for place, member in enumerate(bucket):
             rows[_BUCKET][member] = index + 1
             rows[_PLACE][member] = place
-    table[1:, 3:] = torch.tensor(rows, dtype=torch.int64).view(5, -1)
+    table[1:, 3:] = torch.tensor(rows, dtype=torch.int64).view(6, -1)
     return table
 
 
-def _read(head: list[int], table: list[list[int]], num_ranks: int) -> Census:
+def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int], num_ranks: int) -> Census:
     dense = frozenset(index for index, count in enumerate(table[_DENSE]) if count)
     buckets: dict[int, list[tuple[int, int]]] = {}
     for index, (bucket, place) in enumerate(zip(table[_BUCKET], table[_PLACE], strict=True)):
@@ -130,5 +141,10 @@ def _read(head: list[int], table: list[list[int]], num_ranks: int) -> Census:
             for index, (count, dims) in enumerate(zip(table[_SPARSE], table[_SPARSE_DIMS], strict=True))
             if count and index not in dense
         },
+        misfits=frozenset(
+            index
+            for index, own in enumerate(prints_of_forms)
+            if table[_FORM][index] != head[_PRESENT] * own and (table[_DENSE][index] or table[_SPARSE][index])
+        ),
         buckets=[[index for _, index in sorted(buckets[bucket])] for bucket in sorted(buckets)],
     )

@@ -263,8 +263,10 @@ class GradientReducer:
             self.roster.deal(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
             number=self._number,
             print_of_names=self.roster.fingerprint,
+            prints_of_forms=self.roster.prints_of_forms,
             process_set=self.manner.process_set,
         )
+        self.roster.require_equal_forms(census.misfits)
         plan = Plan.of(census, len(self.roster)) if plan is None else plan.grown(census)
         if census.is_complete:
             self._plan = plan

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.census import Gradient, fingerprint
+
+#: Of parameters that differ, in an error.
+_MOST_TOLD = 5
 
 
 class Roster:
@@ -32,6 +36,25 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self.parameters)
+
+    @cached_property
+    def prints_of_forms(self) -> list[int]:
+        """The fingerprint of each parameter's shape and dtype, by number; lazy modules have none before they ran."""
+        return [fingerprint([_form(parameter)]) for parameter in self.parameters]
+
+    def require_equal_forms(self, misfits: Iterable[int]) -> None:
+        """Check that no parameter differs from rank to rank.
+
+        Raises:
+            ValueError: some do; those of this rank are told.
+        """
+        told = [f"{self.names[number]!r} is {_form(self.parameters[number])}" for number in sorted(misfits)]
+        if told:
+            more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+            raise ValueError(
+                "the parameters of a DistributedOptimizer have different shapes or dtypes on different ranks; on this "
+                f"rank {', '.join(told[:_MOST_TOLD])}{more}: make the same model on all ranks"
+            )
 
     def unfrozen(self, numbers: Iterable[int]) -> list[int]:
         """Those of ``numbers`` that require a gradient."""
@@ -61,3 +84,7 @@ class Roster:
             self._groups,
             threshold_bytes,
         )
+
+
+def _form(parameter: torch.Tensor) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"

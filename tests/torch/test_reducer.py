@@ -294,6 +294,28 @@ def test_process_sets_train_apart(four: Any) -> None:
     assert four(fn) == [[-4.5, 0.0], [-4.5, 0.0], [-10.5, 0.0], [-10.5, 0.0]]
 
 
+def test_parameters_of_different_shapes_are_named_on_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> tuple[str, float]:
+        width = 2 + hvd.rank()
+        parameters = {
+            "common": torch.nn.Parameter(torch.ones(4)),
+            "frozen": torch.nn.Parameter(torch.ones(width), requires_grad=False),  # it does not travel
+            "wide": torch.nn.Parameter(torch.ones(3, width)),
+            "late": torch.nn.Parameter(torch.ones(2, dtype=torch.float64 if hvd.rank() else torch.float32)),
+        }
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=1.0), parameters.items())
+        # Rank 1 alone has a gradient for one of them.
+        sum(p.sum() for name, p in parameters.items() if name != "late" or hvd.rank()).backward()
+        with pytest.raises(ValueError, match="different shapes or dtypes on different ranks") as caught:
+            optimizer.step()
+        return str(caught.value), hvd.allreduce(torch.ones(1), op=hvd.Sum).item()  # the engine goes on
+
+    (first, of_first), (second, of_second) = two(fn)
+    assert "on this rank 'late' is float32 [2], 'wide' is float32 [3, 2]: make the same model" in first
+    assert "on this rank 'late' is float64 [2], 'wide' is float32 [3, 3]: make the same model" in second
+    assert of_first == of_second == 2.0
+
+
 def test_a_plan_does_not_outlive_its_world(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         parameters = scalars(2, 0.0)
