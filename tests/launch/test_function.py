@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_an_argument_of_elastic_jobs_costs_a_line_where_the_job_is_none(caplog: 
     assert told == ["max_num_proc", "reset_limit", "cooldown_range", "slots"]
 
 
-@pytest.mark.parametrize("num_proc", [0, -1])
-def test_fewer_than_one_worker_is_refused(num_proc: int) -> None:
-    with pytest.raises(ValueError, match=f"num_proc={num_proc} must be a whole number of at least 1"):
+@pytest.mark.parametrize("num_proc", [0, -1, "2", 1.5])
+def test_fewer_than_one_worker_is_refused(num_proc: Any) -> None:
+    with pytest.raises(ValueError, match=f"num_proc={num_proc!r} must be a whole number of at least 1"):
         hvd_cluster.run(print, num_proc=num_proc)

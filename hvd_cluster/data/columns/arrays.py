@@ -71,7 +71,10 @@ def nulls_text(name: str, count: int) -> str:
 
 def inner_nulls_text(name: str, count: int) -> str:
     """What to say about nulls inside the lists of a column."""
-    return f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists: fill them"
+    return (
+        f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists (in pandas, NaN is one): put "
+        "numbers in their places, or drop those rows"
+    )
 
 
 def ragged_text(name: str, one: int, other: int, where: str = "") -> str:

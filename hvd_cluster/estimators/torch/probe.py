@@ -119,7 +119,9 @@ def _try(
     rows = len(next(iter(batch.values())))
     model.train()
     features = _attempt(lambda: inputs.features(batch, _CPU), "input_shapes does not fit the feature columns", 0)
-    raw = _attempt(lambda: model(*features), "the model does not take the feature columns", 1)
+    raw = _attempt(
+        lambda: model(*features), "the model does not take the feature columns", 1, _advice_on_features(inputs, batch)
+    )
     outputs = _attempt(lambda: as_outputs(raw), "the model must return a tensor, or a tuple or list of tensors", 1)
     for output in outputs:
         if not isinstance(output, Tensor) or not output.dim() or len(output) != rows:
@@ -194,11 +196,26 @@ def _try_metric(where: str, name: str, metric: Any, output: Tensor, label: Tenso
         raise _Refused(f"{where} must return one number for {name!r}, not a tensor of shape {tuple(number.shape)}", 5)
 
 
-def _attempt(what: Callable[[], Any], complaint: str, progress: int) -> Any:
+def _attempt(what: Callable[[], Any], complaint: str, progress: int, advice: str = "") -> Any:
     try:
         return what()
     except Exception as error:  # the user's own code, which may raise anything
-        raise _Refused(f"{complaint}: {type(error).__name__}: {error}", progress) from error
+        raise _Refused(f"{complaint}: {type(error).__name__}: {error}{advice}", progress) from error
+
+
+def _advice_on_features(inputs: Inputs, batch: Mapping[str, Tensor]) -> str:
+    """What people whose columns are single numbers do not know; lines of their own, or nothing."""
+    sizes = [batch[name].shape[1:] for name in inputs.feature_cols]
+    lines = []
+    if inputs.input_shapes is None and not all(sizes):
+        wanted = [[-1, *(size or (1,))] for size in sizes]
+        lines.append(f"a column of single numbers is a batch of shape (rows); input_shapes={wanted} makes it (rows, 1)")
+    if len(sizes) > 1:
+        lines.append(
+            "each feature column is an argument of its own for the model, in this order; for one argument, put the "
+            "numbers into one column of lists"
+        )
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _repeat(batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:

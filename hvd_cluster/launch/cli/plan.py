@@ -72,6 +72,8 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
             interfaces=interfaces,
             start_timeout_s=start_timeout_s,
         )
+    if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
+        notes.append("--network-interfaces has no effect: all workers are on this host, and meet over its loopback")
     if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
         raise ValueError(_not_a_program(parsed.command[0]))
     return Plan(spec, tuple(notes))

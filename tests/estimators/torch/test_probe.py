@@ -91,6 +91,21 @@ def test_a_misfit_is_named_with_the_shapes_and_the_complaint(net, loss, more, te
         assert text in str(caught.value)
 
 
+def test_who_has_columns_of_single_numbers_is_told_how_the_model_may_take_them():
+    with pytest.raises(DataError, match=r"input_shapes=\[\[-1, 1\]\] makes it \(rows, 1\)") as caught:
+        run(torch.nn.Linear(1, 1), F.mse_loss, features=torch.randn(ROWS))
+    assert "argument of its own" not in str(caught.value)
+    found = run(torch.nn.Linear(1, 1), F.mse_loss, features=torch.randn(ROWS), shapes=((-1, 1),))
+    assert found.output_shapes == ((1,),)
+
+    batch = {"a": torch.randn(ROWS), "b": torch.randn(ROWS, 4), "y": torch.randn(ROWS)}
+    schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
+    inputs = Inputs(feature_cols=("a", "b"), label_cols=("y",), sample_weight_col=None, input_shapes=None)
+    with pytest.raises(DataError, match="each feature column is an argument of its own") as caught:
+        probe(torch.nn.Linear(5, 1), inputs, MakeObjective((F.mse_loss,), False, (1.0,), None), [], batch, schema)
+    assert "input_shapes=[[-1, 1], [-1, 4]]" in str(caught.value)
+
+
 def test_a_label_of_one_number_meets_an_output_of_one_column():
     seen = []
 

@@ -91,6 +91,16 @@ def test_a_flag_of_elastic_jobs_costs_a_line_where_the_job_is_none(flag: list[st
     assert plan("-np", "4", "--host-discovery-script", "./find.sh", *flag).notes == ()
 
 
+def test_interfaces_cost_a_line_where_no_worker_is_on_another_host() -> None:
+    def notes(*arguments: str) -> tuple[str, ...]:
+        return make_plan(parse_args([*arguments, "--network-interfaces", "eth0", "true"]), {}, as_horovod=False).notes
+
+    (note,) = notes("-np", "2")
+    assert note.startswith("--network-interfaces has no effect: all workers are on this host")
+    assert notes("-np", "2", "-H", "localhost:1,elsewhere:1") == ()
+    assert notes("-np", "2", "--host-discovery-script", "./find.sh") == ()  # nobody knows yet where they will be
+
+
 def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb slots=1\n")
     made = plan("-np", "4", "--slots", "3", "--hostfile", str(tmp_path / "hosts"))
