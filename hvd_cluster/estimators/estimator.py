@@ -29,6 +29,7 @@ from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.scoring.metadata import Metadata
 from hvd_cluster.estimators.stages.stage import Estimator
 from hvd_cluster.estimators.view import tracking
+from hvd_cluster.estimators.view.loss_watch import LossWatch
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
                         if data.rows is None:  # else the workers see what there is
                             found.require_data(run_id, Fingerprint.of(data.dataset, spec.inputs))
                         logger.warning("%s", _resumed_text(found, spec))
-                    callbacks = [*self._value("driver_callbacks"), *tracker.callbacks]
+                    callbacks = [LossWatch(run_id), *self._value("driver_callbacks"), *tracker.callbacks]
                     epochs = EpochListener(callbacks, found.epochs if found is not None else 0)
                     with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
                         train_fn = self._train_fn()

@@ -116,6 +116,15 @@ def test_two_fits_at_once_do_not_meet(frame, tmp_path):
     assert not torch.equal(models[1].getModel().weight, models[2].getModel().weight)
 
 
+def test_a_fit_that_goes_astray_says_so_once(frame, two_workers, caplog):
+    labels = frame["y"].to_numpy().copy()
+    labels[5] = np.inf
+    model = estimator(two_workers).fit(frame.assign(y=labels))
+    assert not np.isfinite([record["train"]["loss"] for record in model.getHistory()]).any()
+    (line,) = [record.getMessage() for record in caplog.records if "training loss" in record.getMessage()]
+    assert f"run {model.getRunId()!r}: in epoch 0 the training loss is nan" in line
+
+
 def test_a_subclass_brings_its_own_backend_model_class_and_arguments(frame, two_workers):
     class MyModel(TorchModel): ...
 

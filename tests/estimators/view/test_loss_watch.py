@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from hvd_cluster.estimators.view.loss_watch import LossWatch
+
+
+def epoch(number, train, validation=None):
+    found = {"epoch": number, "train": {"loss": train}}
+    return found if validation is None else {**found, "validation": {"loss": validation}}
+
+
+def told(caplog, *records):
+    watch = LossWatch("run")
+    with caplog.at_level(logging.WARNING):
+        for record in records:
+            watch(record)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_numbers_however_large_cost_no_word(caplog):
+    assert told(caplog, epoch(0, 1e300), epoch(1, 0.0, -1e300), {"epoch": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ([epoch(0, 1.0), epoch(1, math.nan), epoch(2, math.nan)], "run 'run': in epoch 1 the training loss is nan."),
+        ([epoch(0, math.inf)], "run 'run': in epoch 0 the training loss is inf."),
+        ([epoch(0, 1.0, math.nan), epoch(1, math.nan)], "run 'run': in epoch 0 the validation loss is nan."),
+        ([epoch(0, math.nan, math.inf)], "in epoch 0 the training loss is nan and the validation loss is inf. Look"),
+    ],
+)
+def test_the_first_epoch_that_goes_astray_is_told_once(caplog, records, text):
+    (line,) = told(caplog, *records)
+    assert text in line
