@@ -8,9 +8,9 @@ from numbers import Integral
 logger = logging.getLogger(__name__)
 
 
-def wrong_num_proc(num_proc: int | None) -> list[str]:
+def wrong_num_proc(num_proc: object) -> list[str]:
     """What is wrong with a number of workers: nothing, or one sentence. None stands for "as many as there is room"."""
-    if num_proc is None or (isinstance(num_proc, Integral) and num_proc >= 1):
+    if num_proc is None or (isinstance(num_proc, Integral) and int(num_proc) >= 1):
         return []
     return [f"num_proc={num_proc!r} must be a whole number of at least 1: a job needs a worker"]
 
