@@ -1,19 +1,22 @@
-"""One rank's side of agreeing on what to do next: votes where the ranks share memory, reports up the tree elsewhere.
+"""One rank's side of agreeing on what to do next: votes where ranks share memory, reports up the tree elsewhere.
 
-:mod:`hvd_cluster.engine.negotiation` decides, :mod:`hvd_cluster.engine.shared_memory.ballot` holds votes and log where
-the whole world is on one host; here they meet. Everything comes in through arguments and goes out through the three
-callbacks, so the tests run it on simulated ranks, in any interleaving.
+:mod:`hvd_cluster.engine.negotiation` decides, :mod:`hvd_cluster.engine.shared_memory.ballot` holds the votes of one
+host, and its copy of the log; here they meet. Where the whole world is on one host its last vote decides; else that
+vote tells the leader of the host, which reports to other hosts' leaders and hands on what they decide. Everything comes
+in through arguments and goes out through callbacks, so the tests run it on simulated ranks, in any interleaving.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from hvd_cluster.engine.messages import Close, Decision, Entry, Recall, Tune, Up
+from hvd_cluster.engine.messages import Decision, Entry, Forget, Ready, Recall, Tune, Up
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Signature
 from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
+from hvd_cluster.engine.tree import Place
 
 
 class Votable(Protocol):
@@ -27,21 +30,22 @@ class Votable(Protocol):
     def signature(self) -> Signature:
         """What must be equal on all ranks."""
 
-    #: The epoch in which this rank has voted for it, or -1.
+    #: The epoch in which this rank has voted for it, or -1: it has not, or that is past recalling.
     epoch: int
 
 
 class Agreement:
-    """Submit, join and leave; hear what comes from the children; settle.
+    """Submit, join and leave; hear what comes from the tree; settle.
 
     Args:
         negotiator: this rank's negotiator.
-        ballot: what the ranks share if they are all on one host.
-        is_root: this rank sequences.
-        quorum: how many ranks a process set has.
+        ballot: what the ranks of this host share, if they do.
+        place: this rank's place in the tree.
+        quorum: how many ranks of this host a process set has.
         pending: the requests of this rank that are not decided.
         send_up: hands a message to the parent in the tree.
-        send_down: hands a message of the log to the children.
+        send_down: hands a message of the log to those children that do not read it in the ballot.
+        carry_out: does what was decided.
     """
 
     def __init__(
@@ -49,22 +53,25 @@ class Agreement:
         negotiator: Negotiator,
         ballot: Ballot | None,
         *,
-        is_root: bool,
+        place: Place,
         quorum: Callable[[int], int],
-        pending: Callable[[], Iterable[Votable]],
+        pending: Callable[[], Mapping[Key, Votable]],
         send_up: Callable[[Up], None],
-        send_down: Callable[[tuple[Entry, ...], bool], None],
+        send_down: Callable[[tuple[Entry, ...]], None],
+        carry_out: Callable[[Decision], None],
     ) -> None:
         self._negotiator = negotiator
         self._ballot = ballot
-        self._is_root = is_root
+        self._is_root = place.parent is None
+        self._leads = place.leads
         self._quorum = quorum
         self._pending = pending
         self._send_up = send_up
         self._send_down = send_down
+        self._carry_out = carry_out
         # What the log of the host had no room for.
         self._uncast: list[Votable] = []
-        self._unappended: tuple[Entry, ...] = ()
+        self._unappended: deque[tuple[Entry, ...]] = deque()
         self._unrecalled: tuple[set[int], bool] | None = None
         #: This rank joins when it has read the recall that begins this epoch; None where it does not join.
         self._joins_at: int | None = None
@@ -89,8 +96,8 @@ class Agreement:
         if self._ballot is None:
             self._negotiator.join()
         else:
-            # What this rank has voted for has to be reported before: the root would take a report that comes after its
-            # word that it has joined for the next request of that name.
+            # What this rank has voted for has to be reported before: the leader would take a report that comes after
+            # its word that it has joined for the next request of that name.
             self._recall(self._ballot, set(), suspend=True)
 
     def leave(self, rank: int) -> None:
@@ -103,45 +110,61 @@ class Agreement:
 
     def hear(self, child: int, message: Up) -> None:
         """A message from ``child`` has arrived."""
+        if self._ballot is not None:
+            # A rank of this host may have read further than this one: what it reports then is its next request of a
+            # name, and would go with the notes of the one before when that is carried out here.
+            self._read(self._ballot)
         self._negotiator.hear(child, message)
 
-    def settle(self, carry_out: Callable[[Decision], None]) -> None:
+    def hear_log(self, entries: tuple[Entry, ...]) -> None:
+        """A message of the world's log has arrived from the parent."""
+        self._spread(entries)
+
+    def settle(self) -> None:
         """Send up what is ready below, or decide on it; then carry out what was decided, in the order of the log."""
-        negotiator, ballot = self._negotiator, self._ballot
-        if ballot is not None and self._is_held_up_by_others(ballot):
-            self._read(ballot, carry_out)
-            return
-        if not self._is_root:
-            self._report()
-            if ballot is not None and ballot.has_news:
-                self._read(ballot, carry_out)
+        ballot = self._ballot
+        if ballot is None:
+            if not self._is_root:
                 self._report()
-        elif ballot is None:
+                return
             # Carrying out may free a name that was waiting to be negotiated.
-            while entries := negotiator.take_log():
-                self.apply(entries, carry_out)
+            while entries := self._negotiator.take_log():
+                self._spread(entries)
+        elif self._is_held_up_by_others(ballot):
+            self._read(ballot)
+        elif self._leads:
+            self._lead(ballot)
         else:
-            self._decide(ballot, carry_out)
+            self._report()
+            if ballot.has_news:
+                self._read(ballot)
+                self._report()
+
+    # ---- the tree ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         message = self._negotiator.take_up() if self._negotiator.has_news else None
         if message is not None:
             self._send_up(message)
 
-    def apply(self, entries: tuple[Entry, ...], carry_out: Callable[[Decision], None]) -> None:
-        """One message of the log has come from the parent, or was written here: forward it, then do what it says."""
+    def _spread(self, entries: tuple[Entry, ...]) -> None:
+        """One message of the world's log goes to whom this rank brings it, itself included."""
+        self._send_down(entries)
         if self._ballot is None:
-            self._send_down(entries, any(isinstance(entry, Close) for entry in entries))
+            self._apply(entries)
+        else:
+            self._unappended.append(entries)
+
+    def _apply(self, entries: tuple[Entry, ...]) -> None:
+        """Do what one message of the world's log says."""
         for decision in self._negotiator.apply(entries):
-            if isinstance(decision, Recall):
-                self._vote_anew(decision.epoch)
-                if decision.epoch == self._joins_at:
-                    self._joins_at = None
-                    self._negotiator.join()
-                continue
-            carry_out(decision)
+            self._carry_out(decision)
             if isinstance(decision, Tune) and self._ballot is not None:
                 self._ballot.forget_plans()
+        if self._ballot is not None and any(isinstance(entry, Forget) for entry in entries):
+            self._submit_again(lambda request: self._negotiator.id_of(request.key, request.signature) is None)
+
+    # ---- the ballot -------------------------------------------------------------------------------------------------
 
     def _is_held_up_by_others(self, ballot: Ballot) -> bool:
         if self._unrecalled is not None:
@@ -152,31 +175,64 @@ class Agreement:
             self._vote(ballot, requests)
         return self._unrecalled is not None
 
-    def _decide(self, ballot: Ballot, carry_out: Callable[[Decision], None]) -> None:
-        """The root's part: what was reported goes into the log, unless some rank may have voted for it."""
+    def _lead(self, ballot: Ballot) -> None:
+        """The leader's part: what was reported goes up, or into the log, unless some rank may have voted for it."""
         while True:
-            self._read(ballot, carry_out)
-            if not self._unappended:
-                if not self._negotiator.has_news:
+            self._read(ballot)
+            if self._unappended:
+                if not ballot.append(self._unappended[0]):
                     return
-                contested = {id for id in self._negotiator.take_contested() if ballot.may_be_voted_for(id)}
-                if contested:
-                    self._recall(ballot, contested, suspend=False)
-                    if self._unrecalled is not None:
-                        return
-                    continue
-                self._unappended = self._negotiator.take_log()
-                if not self._unappended:
-                    return
-            if not ballot.append(self._unappended):
+                self._unappended.popleft()
+                continue
+            if not self._negotiator.has_news:
                 return
-            self._unappended = ()
+            contested = {id for id in self._negotiator.take_contested() if ballot.may_be_voted_for(id)}
+            if contested:
+                self._recall(ballot, contested, suspend=False)
+                if self._unrecalled is not None:
+                    return
+                continue
+            if not self._is_root:
+                self._report()
+                return
+            entries = self._negotiator.take_log()
+            if not entries:
+                return
+            self._spread(entries)
 
-    def _read(self, ballot: Ballot, carry_out: Callable[[Decision], None]) -> None:
+    def _read(self, ballot: Ballot) -> None:
         # Carrying out what is read takes time, in which more may be written.
         while ballot.has_news:
-            for entries in ballot.read():
-                self.apply(entries, carry_out)
+            for message in ballot.read():
+                if isinstance(message, Ready):
+                    self._note_ready(message.ids)
+                elif isinstance(message, Recall):
+                    self._vote_anew(message.epoch)
+                else:
+                    self._apply(message)
+
+    def _note_ready(self, ids: tuple[int, ...]) -> None:
+        """From here on these count as reported by all ranks of this host: no recall concerns them."""
+        pending = self._pending()
+        for id in ids:
+            request = pending.get(self._negotiator.key_of(id))
+            if request is not None:
+                request.epoch = -1
+        if self._leads:
+            self._negotiator.hear_votes(ids)
+
+    def _vote_anew(self, epoch: int) -> None:
+        self._submit_again(lambda request: request.epoch < epoch)
+        if epoch == self._joins_at:
+            self._joins_at = None
+            self._negotiator.join()
+
+    def _submit_again(self, is_void: Callable[[Votable], bool]) -> None:
+        """Submit anew what this rank has voted for to no effect."""
+        again = [request for request in self._pending().values() if request.epoch >= 0 and is_void(request)]
+        for request in again:
+            request.epoch = -1
+        self.submit(again)
 
     def _vote(self, ballot: Ballot, requests: Sequence[Votable]) -> None:
         votes: list[Vote] = []
@@ -201,12 +257,6 @@ class Agreement:
                     if vote.id in refused:
                         request.epoch = -1
                         self._negotiator.submit(request.key, request.signature)
-
-    def _vote_anew(self, epoch: int) -> None:
-        again = [request for request in self._pending() if 0 <= request.epoch < epoch]
-        for request in again:
-            request.epoch = -1
-        self.submit(again)
 
     def _recall(self, ballot: Ballot, ids: set[int], *, suspend: bool) -> None:
         if self._unrecalled is not None:

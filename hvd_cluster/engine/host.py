@@ -1,4 +1,4 @@
-"""What the ranks of a world on one host share: the ballot, and the memory that the world's tensors travel through."""
+"""What the ranks of one host share: the ballot; and the memory for tensors, if the whole world is on this host."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ class Host:
 
     segment: Segment
     ballot: Ballot
-    arena: Arena
-    transport: ShmTransport
+    #: Where tensors live that need not be copied, and what carries the world's; None where other hosts take part.
+    arena: Arena | None = None
+    transport: ShmTransport | None = None
 
     def close(self) -> None:
         """Let go of everything."""
-        self.transport.close()
-        self.arena.close()
+        if self.transport is not None:
+            self.transport.close()
+        if self.arena is not None:
+            self.arena.close()
         self.ballot.release()
         self.segment.close()
 
@@ -42,7 +45,7 @@ def share_host(
     plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
     check: Callable[[], None],
 ) -> Host | None:
-    """The shared memory of a world on one host, or None on all ranks; collective.
+    """The shared memory of this rank's host, or None on all ranks of it; collective over them.
 
     Args:
         world: the connected world.
@@ -51,27 +54,31 @@ def share_host(
         plan: see :class:`Ballot`.
         check: called now and then while waiting; raises when the world is broken.
     """
-    size = world.topology.size
-    if world.client is None or not settings.shared_memory or len(set(world.host_keys)) > 1:
+    ranks = world.place.host_ranks
+    size = len(ranks)
+    if world.client is None or not settings.shared_memory or size == 1:
         return None
-    ranks = tuple(range(size))
+    is_whole_world = size == world.topology.size
     ballot_bytes = -(-Ballot.num_bytes(size) // _PAGE_BYTES) * _PAGE_BYTES
     spins = spares_cores(size)
 
-    fixed_bytes = ballot_bytes + segment_bytes(size)
-    region_bytes = _region_bytes(settings, size)
+    fixed_bytes = ballot_bytes + (segment_bytes(size) if is_whole_world else 0)
+    region_bytes = _region_bytes(settings, size) if is_whole_world else 0
 
     def build(segment: Segment) -> Host:
         ballot = Ballot(
             segment.memory,
             0,
+            ranks=ranks,
             index=segment.index,
             bells=segment.bells,
-            plan=plan,
+            plan=plan if is_whole_world else None,
             check=check,
             timeout_s=settings.gloo_timeout_s,
             spins=spins,
         )
+        if not is_whole_world:
+            return Host(segment, ballot)
         arena = Arena(segment.memory, os.dup(segment.descriptor), fixed_bytes, region_bytes, segment.index)
         transport = ShmTransport(
             segment.memory,
@@ -87,7 +94,7 @@ def share_host(
 
     group = Group(
         world.client,
-        f"{world.prefix}host/",
+        f"{world.prefix}host/{ranks[0]}/",
         world.topology.secret,
         ranks,
         world.topology.rank,

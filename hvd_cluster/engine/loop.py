@@ -16,7 +16,7 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
 from hvd_cluster.engine.mailbox import Mailbox
-from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, Tune
+from hvd_cluster.engine.messages import Bucket, Close, Decision, Entry, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.queues import Queues
@@ -105,14 +105,19 @@ class Loop:
         if self._ballot is not None:
             ballot = self._ballot
             self._neighbours.is_closed = lambda: ballot.is_closed
+        self._has_all_ranks_here = len(world.place.host_ranks) == world.topology.size
+        self._leads_others = world.place.leads and self._ballot is not None and not self._has_all_ranks_here
+        #: Who does not read the log in the ballot.
+        self._log_readers = list(world.place.children if self._ballot is None else world.place.children_elsewhere)
         self._agreement = Agreement(
             self._negotiator,
             self._ballot,
-            is_root=self._is_root,
-            quorum=lambda process_set_id: len(process_sets[process_set_id]),
-            pending=lambda: mailbox.pending().values(),
+            place=world.place,
+            quorum=lambda process_set_id: len(set(world.place.host_ranks).intersection(process_sets[process_set_id])),
+            pending=mailbox.pending,
             send_up=lambda message: self._neighbours.send_up(("up", message)),
-            send_down=lambda entries, is_last: self._neighbours.send_down(("close" if is_last else "log", entries)),
+            send_down=self._send_log,
+            carry_out=self._carry_out,
         )
         self._queues = Queues(process_sets, mailbox.ring, self._neighbours.check, self.transports.remove)
         self._next_process_set_id = len(process_sets)
@@ -125,7 +130,8 @@ class Loop:
             send_down=lambda message: self._neighbours.send_down(("stall", message)),
             abort=self._abort,
         )
-        self._most_looks = _MOST_LOOKS if spares_cores(world.topology.size) else 0
+        # What other hosts have to say takes longer than a look is worth.
+        self._most_looks = _MOST_LOOKS if self._has_all_ranks_here and spares_cores(world.topology.size) else 0
         self._usual_looks = 0
         self._join_handle: Handle | None = None
         self._join_device = -1
@@ -161,7 +167,7 @@ class Loop:
             self._negotiate()
         if self._queues.has_finished:
             self._queues.advance()
-        self._agreement.settle(self._carry_out)
+        self._agreement.settle()
         if self.recorder.enabled:
             self._timeline.flush()
         if self._neighbours.has_sent:
@@ -251,13 +257,14 @@ class Loop:
         """A driver leaves, and perhaps nobody drives for long.
 
         Where nothing is pending, the other ranks do not ring for this one for a moment: in a stream of operations it
-        comes back by itself. What has gone off while the driver worked shall not wake the engine's thread after it.
+        comes back by itself. (But for the leader of a host among others, which the ranks of its host may need for what
+        does not concern it.) What has gone off while the driver worked shall not wake the engine's thread after it.
         """
         if self._mailbox.cycle.is_due and self._mailbox.end_cycle():
             self.ring()
         if self._mailbox.rest.is_due:
             self._mailbox.rest.silence()
-        if not self._mailbox.has_pending:
+        if not self._mailbox.has_pending and not self._leads_others:
             self._mailbox.rest.start()
         elif not self.may_sleep():
             self.ring()
@@ -287,6 +294,10 @@ class Loop:
         if requests:
             self._stall.note(requests[-1].name)
             self._agreement.submit(requests)
+
+    def _send_log(self, entries: tuple[Entry, ...]) -> None:
+        kind = "close" if any(isinstance(entry, Close) for entry in entries) else "log"
+        self._neighbours.send_down((kind, entries), self._log_readers)
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -338,7 +349,7 @@ class Loop:
         if (process_set_id, device) not in self.transports:
             self._queues.finish_exclusive()
         transport = self.transports[process_set_id, device]
-        if transport.is_exclusive:
+        if transport.is_exclusive or transport.reduces_directly:  # it waits for ranks of this host
             self._queues.finish_exclusive(but=process_set_id)
         buckets = self._queues[process_set_id]
         observe = None if self._tuner is None else self._observe
@@ -396,7 +407,7 @@ class Loop:
             self._neighbours.receive(rank)
         except NeighbourGone as gone:
             if self._ballot is not None and not self._is_broken:
-                self._agreement.settle(self._carry_out)  # the end may stand there
+                self._agreement.settle()  # the end may stand there
             # An end without a farewell, while something all had agreed on is under way, is no end in good order.
             is_expected = self._closing_since_s is not None and (
                 self._neighbours.has_said_bye(rank) or not self._queues
@@ -407,10 +418,11 @@ class Loop:
     def _take_message(self, rank: int, message: Message) -> None:
         kind, content = message
         if kind == "up":
-            self._agreement.hear(rank, content)
+            if not self._is_broken:
+                self._agreement.hear(rank, content)
         elif kind in ("log", "close"):
             if not self._is_broken:
-                self._agreement.apply(content, self._carry_out)
+                self._agreement.hear_log(content)
         elif kind == "bye":
             self._neighbours.note_bye(rank)
         elif kind == "events":

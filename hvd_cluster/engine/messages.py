@@ -38,10 +38,9 @@ class CachedReport:
 
 @dataclass(frozen=True)
 class Joined:
-    """Up: every rank of the sender's subtree has joined."""
+    """Up: a rank of the sender's subtree has joined; what it had submitted before was reported before."""
 
-    #: The one that joined last, as far as the order of messages tells.
-    last_rank: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,6 @@ class Refuse:
 
 
 @dataclass(frozen=True)
-class Recall:
-    """Log: vote anew for what was voted for in an older epoch; only where ranks vote through shared memory."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
 class Tune:
     """Log: use these from here on."""
 
@@ -122,7 +114,25 @@ class Close:
     rank: int
 
 
-Entry = Define | Forget | Run | Refuse | Recall | Tune | JoinDone | Close
+Entry = Define | Forget | Run | Refuse | Tune | JoinDone | Close
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Log of one host: all of its ranks that these requests concern have voted for them; its leader reports them."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Log of one host: vote anew for what was voted for in an older epoch."""
+
+    epoch: int
+
+
+#: What the ranks of one host read: the world's log, and in between what concerns their host alone.
+HostMessage = tuple[Entry, ...] | Ready | Recall
 
 
 @dataclass(frozen=True)
@@ -133,4 +143,4 @@ class Bucket:
 
 
 #: What :meth:`Negotiator.apply` tells the engine to do, in this order.
-Decision = Bucket | Refuse | Recall | Tune | JoinDone | Close
+Decision = Bucket | Refuse | Tune | JoinDone | Close

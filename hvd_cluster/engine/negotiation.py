@@ -18,7 +18,7 @@ The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancesto
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hvd_cluster.engine.disagreement import explain, not_with_join
@@ -103,21 +103,24 @@ class Negotiator:
         self._num_acknowledged = 0
         self._children_applied = dict.fromkeys(place.children, 0)
         self._joined = False
-        self._joined_children: set[int] = set()
-        self._join_sent = False
+        self._joined_below: set[int] = set()
+        self._unsent_joins: list[int] = []
         self._last_joined = -1
         self._up: list[Report | CachedReport | Joined | Leaving] = []
         self._leaving: int | None = None
         self._is_closed = False
         self._removed_sets: set[int] = set()
         self._contested: set[int] = set()
-        self._children_of_set: dict[int, frozenset[int]] = {}
+        self._num_below = sum(map(len, place.children.values()))
+        #: By process set: the children whose subtrees have members of it, with these members.
+        self._below_of_set: dict[int, dict[int, frozenset[int]]] = {}
         self._tune: Tune | None = None
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
     def submit(self, key: Key, signature: Signature) -> None:
         """This rank has submitted a request; its key is not pending already."""
+        self._contest(key)
         notes = self._note(key)
         notes.mine = True
         notes.hear(Witness(self._place.rank, signature))
@@ -125,8 +128,7 @@ class Negotiator:
     def join(self) -> None:
         """This rank has run out of data and sends zeros until all have."""
         self._joined = True
-        self._last_joined = self._place.rank
-        self._touch_all()
+        self._note_join(self._place.rank)
 
     def leave(self, rank: int) -> None:
         """A rank of this subtree shuts down in good order."""
@@ -149,9 +151,8 @@ class Negotiator:
             elif isinstance(item, Report):
                 self._hear_report(child, item.key, item.witnesses, item.joined)
             elif isinstance(item, Joined):
-                self._joined_children.add(child)
-                self._last_joined = item.last_rank
-                self._touch_all()
+                self._joined_below.add(item.rank)
+                self._note_join(item.rank)
             else:
                 self.leave(item.rank)
         self._drop_readable()
@@ -178,8 +179,9 @@ class Negotiator:
                     self._notes.pop(entry.key, None)
                     self._touched.pop(entry.key, None)
                 elif isinstance(entry, JoinDone):
-                    self._joined = self._join_sent = False
-                    self._joined_children.clear()
+                    self._joined = False
+                    self._joined_below.clear()
+                    self._unsent_joins.clear()
                 elif isinstance(entry, Close):
                     self._is_closed = True
                 decisions.append(entry)
@@ -204,8 +206,7 @@ class Negotiator:
         """:meth:`take_up` or :meth:`take_log` may have something to say."""
         return bool(
             self._touched
-            or self._joined
-            or self._joined_children
+            or self._unsent_joins
             or self._up
             or self._leaving is not None
             or self._tune is not None
@@ -220,9 +221,9 @@ class Negotiator:
         """The message for the parent, if there is something to say. Not at the root."""
         for key in self._take_ready():
             self._up.append(self._report(key))
-        if self._all_joined() and not self._join_sent:
-            self._join_sent = True
-            self._up.append(Joined(self._last_joined))
+        # After the reports: a rank's word that it has joined stands in for what it has not submitted before.
+        self._up += [Joined(rank) for rank in self._unsent_joins]
+        self._unsent_joins.clear()
         if not self._up and not self._is_overdue:
             return None
         message = Up(self._num_applied, tuple(self._up))
@@ -279,6 +280,22 @@ class Negotiator:
 
     # ---- where ranks vote through shared memory ---------------------------------------------------------------------
 
+    def hear_votes(self, ids: Iterable[int]) -> None:
+        """At the leader of a host: its ranks have all submitted these requests, as the log has defined them."""
+        for id in ids:
+            key, signature = self._definitions[id]
+            if key[0] in self._removed_sets:
+                continue
+            members = [rank for rank in self._place.host_ranks if rank in self._process_sets[key[0]]]
+            notes = self._note(key)
+            notes.mine = self._place.rank in members
+            notes.children.update(rank for rank in members if rank != self._place.rank)
+            notes.hear(Witness(members[0], signature))
+
+    def key_of(self, id: int) -> Key:
+        """What the log has defined ``id`` as."""
+        return self._definitions[id][0]
+
     def id_of(self, key: Key, signature: Signature) -> int | None:
         """The id that the log has given to this request, if its signature is the same as then."""
         id = self._ids.get(key)
@@ -291,7 +308,7 @@ class Negotiator:
         return tuple(Run(tuple(ids[index] for index in bucket)) for bucket in buckets)
 
     def take_contested(self) -> set[int]:
-        """At the root: ids of requests that somebody has reported since the last call, and others may vote for."""
+        """At the leader: ids of what ranks of this host reported since the last call, and others may vote for."""
         contested, self._contested = self._contested, set()
         return contested
 
@@ -299,34 +316,41 @@ class Negotiator:
 
     def _note(self, key: Key) -> _Notes:
         self._touched[key] = None
-        if key in self._ids:
-            self._contested.add(self._ids[key])
         return self._notes.setdefault(key, _Notes())
 
-    def _touch_all(self) -> None:
+    def _contest(self, key: Key) -> None:
+        if key in self._ids:
+            self._contested.add(self._ids[key])
+
+    def _note_join(self, rank: int) -> None:
+        self._last_joined = rank
+        self._unsent_joins.append(rank)
         self._touched.update(dict.fromkeys(self._notes))
 
     def _hear_report(self, child: int, key: Key, witnesses: tuple[Witness, ...], joined: bool) -> None:
         if key[0] in self._removed_sets:
             return  # it was sent before its sender had read of the removal
+        if child in self._place.host_ranks:
+            self._contest(key)
         notes = self._note(key)
         notes.children.add(child)
         notes.joined |= joined
         for witness in witnesses:
             notes.hear(witness)
 
-    def _members_below(self, key: Key) -> frozenset[int]:
-        """The children whose subtrees have members of the request's process set."""
+    def _members_below(self, key: Key) -> dict[int, frozenset[int]]:
+        """The children whose subtrees have members of the request's process set, with these members."""
         process_set_id = key[0]
-        below = self._children_of_set.get(process_set_id)
+        below = self._below_of_set.get(process_set_id)
         if below is None:
             members = self._process_sets[process_set_id]
-            below = frozenset(child for child, ranks in self._place.children.items() if not ranks.isdisjoint(members))
-            self._children_of_set[process_set_id] = below  # ids of process sets are never used again
+            parts = {child: ranks & members for child, ranks in self._place.children.items()}
+            below = {child: ranks for child, ranks in parts.items() if ranks}
+            self._below_of_set[process_set_id] = below  # ids of process sets are never used again
         return below
 
     def _all_joined(self) -> bool:
-        return self._joined and self._joined_children == set(self._place.children)
+        return self._joined and len(self._joined_below) == self._num_below
 
     def _take_ready(self) -> list[Key]:
         """The touched requests that this whole subtree is ready for, in the order in which they became so."""
@@ -334,10 +358,14 @@ class Negotiator:
         ready = []
         for key in touched:
             notes = self._notes[key]
-            here = notes.mine or self._joined or self._place.rank not in self._process_sets[key[0]]
-            if here and not notes.sent and self._members_below(key) <= notes.children | self._joined_children:
+            is_missing = not notes.mine and self._place.rank in self._process_sets[key[0]]
+            if notes.sent or (is_missing and not self._joined):
+                continue
+            below = self._members_below(key)
+            missing = below.keys() - notes.children
+            if all(below[child] <= self._joined_below for child in missing):
                 notes.sent = True
-                notes.joined |= (self._joined and not notes.mine) or bool(self._members_below(key) - notes.children)
+                notes.joined |= is_missing or bool(missing)
                 ready.append(key)
         return ready
 

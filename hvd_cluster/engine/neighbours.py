@@ -7,7 +7,7 @@ import select
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -84,10 +84,11 @@ class Neighbours:
         if self._parent is not None:
             self._send(self._parent, pickle.dumps(message, protocol=5))
 
-    def send_down(self, message: Message) -> None:
-        """Send to every child that is still connected."""
-        packed = pickle.dumps(message, protocol=5) if self._children else b""
-        for child in self._children:
+    def send_down(self, message: Message, to: Sequence[int] | None = None) -> None:
+        """Send to every child that is still connected, or to some of them."""
+        children = self._children if to is None else to
+        packed = pickle.dumps(message, protocol=5) if children else b""
+        for child in children:
             self._send(child, packed)
 
     def send_all(self, message: Message, but: int | None = None) -> None:

@@ -22,6 +22,18 @@ class Place:
     parent: int | None
     #: Each child, with all ranks of the subtree below it, itself included.
     children: dict[int, frozenset[int]]
+    #: All ranks of this rank's host; the first of them leads it, and has the others among its children.
+    host_ranks: tuple[int, ...]
+
+    @property
+    def leads(self) -> bool:
+        """This rank is the first one of its host."""
+        return self.rank == self.host_ranks[0]
+
+    @property
+    def children_elsewhere(self) -> list[int]:
+        """The children that lead hosts of their own."""
+        return [child for child in self.children if child not in self.host_ranks]
 
     @property
     def neighbours(self) -> list[int]:
@@ -53,7 +65,15 @@ def plan(hosts: Sequence[str]) -> list[Place]:
         if parent is not None:
             below[parent] |= below[rank]
             children[parent].append(rank)
+    host_ranks: dict[str, tuple[int, ...]] = {}
+    for rank, host in enumerate(hosts):
+        host_ranks[host] = (*host_ranks.get(host, ()), rank)
     return [
-        Place(rank, parents[rank], {child: frozenset(below[child]) for child in sorted(children[rank])})
+        Place(
+            rank,
+            parents[rank],
+            {child: frozenset(below[child]) for child in sorted(children[rank])},
+            host_ranks[hosts[rank]],
+        )
         for rank in range(len(hosts))
     ]

@@ -179,3 +179,22 @@ def test_any_interleaving_decides_everything_once_and_alike(data: st.DataObject)
     assert sorted(decided(world.ranks[0].history)) == sorted(key for key in names for _ in range(rounds))
     assert all(not node.negotiator._notes for node in world.ranks)
     assert all(len(node.negotiator._readable) <= 2 * len(names) * rounds for node in world.ranks)
+
+
+def test_a_rank_that_has_joined_stands_in_for_in_a_process_set_whose_other_ranks_have_not() -> None:
+    """Its host has other ranks, which are not in the set and go on."""
+    world = SimulatedWorld(["a", "b", "b"], {1: frozenset({0, 2})})
+    world.join(2)
+    world.run()
+    world.submit(0, "x", process_set=1)
+    world.run()
+    assert [decided(node.history) for node in world.ranks] == [[(1, "x")]] * 3
+
+
+def test_a_gather_among_ranks_that_have_not_joined_is_no_mistake() -> None:
+    world = SimulatedWorld(["a", "a", "a"], {1: frozenset({1, 2})})
+    world.join(0)
+    for rank in (1, 2):
+        world.submit(rank, "x", GATHER, process_set=1)
+    world.run()
+    assert [decided(node.history) for node in world.ranks] == [[(1, "x")]] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import pytest
@@ -157,3 +158,40 @@ def test_process_sets_are_added_and_removed_at_run_time() -> None:
     ids = {"id 0": 1, "id 1": 2, "id 2": 3, "after": 3.0}
     sums = {f"sum {turn}": 3.0 for turn in range(3)}
     assert results == [ids, ids | sums, ids | sums]
+
+
+def test_a_root_that_stood_still_takes_no_new_request_for_the_one_of_that_name_before() -> None:
+    """It is not in the set: the others go on without it, and it reads all of it at once when it comes back."""
+
+    def fn(folder: str) -> list[list[float]]:
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        import hvd_cluster.torch as hvd
+
+        pair = hvd.ProcessSet([1, 2])
+        hvd.init(process_sets=[pair])
+        if hvd.rank() == 0:
+            Path(folder, "root.pid").write_text(str(os.getpid()))
+        hvd.barrier()
+        sums = []
+        if hvd.rank() > 0:
+            root = int(Path(folder, "root.pid").read_text())
+            sums.append(hvd.allreduce(torch.ones(4), name="x", op=hvd.Sum, process_set=pair).tolist())
+            if hvd.rank() == 1:
+                os.kill(root, signal.SIGSTOP)
+            sums.append(hvd.allreduce(torch.ones(4), name="x", op=hvd.Sum, process_set=pair).tolist())
+            handle = hvd.allreduce_async(torch.ones(5), name="x", op=hvd.Sum, process_set=pair)
+            time.sleep(0.5)  # until it has been reported
+            os.kill(root, signal.SIGCONT)
+            sums.append(hvd.synchronize(handle).tolist())
+        hvd.barrier()
+        hvd.shutdown()
+        return sums
+
+    with tempfile.TemporaryDirectory() as folder:
+        limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"}
+        results = local.run(fn, args=(folder,), num_proc=3, env={"OMP_NUM_THREADS": "1", **limits})
+    assert results == [[], *[[[2.0] * 4, [2.0] * 4, [2.0] * 5]] * 2]

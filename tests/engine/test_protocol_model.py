@@ -14,20 +14,21 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_host import JOIN, LEAVE, ODD, SUM, SimulatedHost, Step
+from simulated_hosts import JOIN, LEAVE, ODD, SUM, SimulatedHosts, SimulatedRank, Step
 from simulated_tree import SimulatedWorld, decided
 
-from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Ready, Refuse
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 
 Action = tuple[str, Hashable]
 Programs = list[list[Step]]
+Sets = dict[int, frozenset[int]]
 X, Y, Z = (0, "x", SUM), (0, "y", SUM), (0, "z", SUM)
 ODD_X = (0, "x", ODD)
 #: When a rank dies amid an action: it holds the lock; and is about to write the log, has written it and not said so, or
@@ -108,26 +109,32 @@ class FoundDead(Exception):
     """The rank that acts waits for a lock whose holder is dead, and notices."""
 
 
-class HostModel:
-    """One host. A rank does the next step of its program, reads what it was woken for, or goes to sleep.
+class HostsModel:
+    """Hosts with ballots. A rank does the next step of its program, reads what it was woken for, or goes to sleep.
 
     Args:
+        hosts: by rank. The only rank of a host has no ballot.
         programs: what each rank does.
         cache: how many requests keep an id.
         mortal: this rank may die.
+        sets: the ranks of process sets.
     """
 
-    def __init__(self, programs: Programs, cache: int, mortal: int | None = None) -> None:
-        self.world = SimulatedHost(programs, {}, cache)
-        self.awake = [True] * len(programs)
+    def __init__(
+        self, hosts: list[str], programs: Programs, cache: int, mortal: int | None = None, sets: Sets | None = None
+    ) -> None:
+        self.world = SimulatedHosts(programs, sets or {}, cache, hosts)
+        self.awake = [node.ballot is not None for node in self.world.ranks]
         self.histories = [node.history for node in self.world.ranks]
         self.dead: int | None = None
+        self._hosts = hosts
         self._mortal = mortal
         self._is_lock_lost = False
         #: These have noticed, and failed what they had not decided.
         self._ended: set[int] = set()
         for node in self.world.ranks:
-            self._lose_the_lock_with_its_holder(node.ballot)
+            if node.ballot is not None:
+                self._lose_the_lock_with_its_holder(node.rank, node.ballot)
 
     def actions(self) -> list[Action]:
         found: list[Action] = []
@@ -144,20 +151,24 @@ class HostModel:
             if self.dead is not None:
                 found.append(("hear of it", node.rank))
             elif node.rank == self._mortal:
-                found += [(f"{what}: {moment}", node.rank) for what in own for moment in MOMENTS]
+                if node.ballot is not None:
+                    found += [(f"{what}: {moment}", node.rank) for what in own for moment in MOMENTS]
                 found.append(("die", node.rank))
-        if self._is_gone(0):
-            return found
-        return found + [("deliver", rank) for rank, link in self.world.links.items() if link]
+        return found + [("deliver", link) for link in self.world.loaded() if not self._is_gone(link[1])]
 
     def do(self, action: Action) -> None:
-        what, rank = action
-        assert isinstance(rank, int)
+        what, where = action
         what, _, moment = what.partition(": ")
-        node = self.world.ranks[0 if what == "deliver" else rank]
+        rank = where[1] if isinstance(where, tuple) else where
+        assert isinstance(rank, int)
+        node = self.world.ranks[rank]
         try:
-            with _dying(node.ballot, moment):
-                self._do(what, rank)
+            with nullcontext() if node.ballot is None else _dying(node.ballot, moment):
+                if isinstance(where, tuple):
+                    self.world.deliver(where)
+                    self.awake[rank] = node.ballot is not None
+                else:
+                    self._do(what, node)
         except Died:
             self._is_lock_lost = moment in IN_THE_LOCK
             what = "die"
@@ -169,23 +180,19 @@ class HostModel:
             if _rang(each.bell):
                 self.awake[each.rank] = True
 
-    def _do(self, what: str, rank: int) -> None:
-        node = self.world.ranks[rank]
-        if what == "deliver":
-            self.world.deliver(rank)
-            self.awake[0] = True
-        elif what == "step":
+    def _do(self, what: str, node: SimulatedRank) -> None:
+        if what == "step":
             node.go_on(1)
-            self.awake[rank] = True
+            self.awake[node.rank] = node.ballot is not None
         elif what == "look":
-            is_busy = node.ballot.has_news or node.agreement.is_held_up
-            node.agreement.settle(node.carry_out)
+            is_busy = node.has_news or node.agreement.is_held_up
+            node.agreement.settle()
             if not is_busy:
-                self.awake[rank] = not node.ballot.may_sleep()
+                self.awake[node.rank] = not node.may_sleep()
         elif what == "hear of it":
             with suppress(FoundDead):
-                node.agreement.settle(node.carry_out)  # the end may stand there
-            self._end(rank)
+                node.agreement.settle()  # the end may stand there
+            self._end(node.rank)
 
     def _is_gone(self, rank: int) -> bool:
         return rank == self.dead or rank in self._ended
@@ -197,11 +204,11 @@ class HostModel:
         node.has_joined = False
         self._ended.add(rank)
 
-    def _lose_the_lock_with_its_holder(self, ballot: Ballot) -> None:
+    def _lose_the_lock_with_its_holder(self, rank: int, ballot: Ballot) -> None:
         acquire = ballot._acquire
 
         def or_notice() -> None:
-            if self._is_lock_lost:
+            if self._is_lock_lost and self.dead is not None and self._hosts[self.dead] == self._hosts[rank]:
                 raise FoundDead
             acquire()
 
@@ -214,23 +221,27 @@ class HostModel:
                 tuple((key, request.epoch) for key, request in sorted(node.pending.items())),
                 node.has_joined,
                 len(node.history),
-                node.ballot._position,
+                None if node.ballot is None else node.ballot._position,
                 _memory_of(node.agreement._negotiator),
                 node.agreement._joins_at,
+                len(node.agreement._unappended),
                 self._is_gone(node.rank),
             )
             for node in self.world.ranks
         ]
-        links = pickle.dumps([list(link) for link in self.world.links.values()])
-        ballot = self.world.ranks[0].ballot
-        shared = (*ballot._header, *ballot._ranks, *ballot._table[:64], bytes(ballot._ring[: ballot._header[0]]))
-        return (*ranks, links, shared, tuple(self.awake), self.dead, self._is_lock_lost)
+        links = pickle.dumps({link: list(self.world.links[link]) for link in self.world.loaded()})
+        ballots = [node.ballot for node in self.world.ranks if node.ballot is not None and node.agreement._leads]
+        shared = [
+            (*ballot._header, *ballot._ranks, *ballot._table[:64], bytes(ballot._ring[: ballot._header[0]]))
+            for ballot in ballots
+        ]
+        return (*ranks, links, *shared, tuple(self.awake), self.dead, self._is_lock_lost)
 
     def left(self) -> list[Any]:
         return [
-            (node.rank, list(node.program), list(node.pending), node.has_joined, node.ballot.has_news)
+            (node.rank, list(node.program), list(node.pending), node.has_joined, _overslept(node))
             for node in self.world.ranks
-            if node.program or node.pending or node.has_joined or node.ballot.has_news
+            if node.program or node.pending or node.has_joined or _overslept(node)
             if not self._is_gone(node.rank)
         ]
 
@@ -272,6 +283,16 @@ def _dying(ballot: Ballot, moment: str) -> Iterator[None]:
         ballot._acquire, ballot._give_back = acquire, give_back  # type: ignore[method-assign]
 
 
+def _overslept(node: SimulatedRank) -> list[Any]:
+    """What a rank that sleeps should have been woken for. That its host is ready is for the leader alone."""
+    ballot = node.ballot
+    if ballot is None or not ballot.has_news:
+        return []
+    unread = ballot._ring[ballot._position : ballot._header[0]]  # no model writes more than fits
+    messages = ballot._parsed(bytes(unread))
+    return [message for message in messages if node.agreement._leads or not isinstance(message, Ready)]
+
+
 def _rang(bell: int) -> bool:
     try:
         return os.eventfd_read(bell) > 0
@@ -279,10 +300,12 @@ def _rang(bell: int) -> bool:
         return False
 
 
-def on_a_host(programs: Programs, cache: int, mortal: int | None = None) -> Callable[[], AbstractContextManager[Model]]:
+def on_hosts(
+    hosts: list[str], programs: Programs, cache: int, mortal: int | None = None, sets: Sets | None = None
+) -> Callable[[], AbstractContextManager[Model]]:
     @contextmanager
     def make() -> Iterator[Model]:
-        model = HostModel(programs, cache, mortal)
+        model = HostsModel(hosts, programs, cache, mortal, sets)
         try:
             yield model
         finally:
@@ -291,21 +314,28 @@ def on_a_host(programs: Programs, cache: int, mortal: int | None = None) -> Call
     return make
 
 
+def on_a_host(programs: Programs, cache: int, mortal: int | None = None) -> Callable[[], AbstractContextManager[Model]]:
+    return on_hosts(["here"] * len(programs), programs, cache, mortal)
+
+
 class TreeModel:
-    """Several hosts. A rank does the next step of its program, or a message arrives.
+    """Hosts that share no memory. A rank does the next step of its program, or a message arrives.
 
     Args:
         hosts: by rank.
         programs: what each rank does.
         cache: how many requests keep an id.
         mortal: this rank may die.
+        sets: the ranks of process sets.
     """
 
-    def __init__(self, hosts: list[str], programs: Programs, cache: int, mortal: int | None = None) -> None:
+    def __init__(
+        self, hosts: list[str], programs: Programs, cache: int, mortal: int | None = None, sets: Sets | None = None
+    ) -> None:
         self.dead: int | None = None
         self._mortal = mortal
         self._ended: set[int] = set()
-        self.world = SimulatedWorld(hosts, cache_capacity=cache)
+        self.world = SimulatedWorld(hosts, sets, cache)
         self.programs = [deque(program) for program in programs]
         self.has_joined = [False] * len(hosts)
         self.pending: list[set[Any]] = [set() for _ in hosts]
@@ -371,7 +401,8 @@ class TreeModel:
     def _take(self, rank: int, decision: Decision) -> None:
         if isinstance(decision, Bucket):
             for key in decided([decision]):
-                assert key in self.pending[rank] or self.has_joined[rank]
+                is_member = rank in self.world.process_sets[key[0]]
+                assert key in self.pending[rank] or self.has_joined[rank] or not is_member
                 self.pending[rank].discard(key)
         elif isinstance(decision, Refuse):
             self.pending[rank].discard(decision.key)
@@ -403,11 +434,11 @@ class TreeModel:
 
 
 def on_a_tree(
-    hosts: list[str], programs: Programs, cache: int, mortal: int | None = None
+    hosts: list[str], programs: Programs, cache: int, mortal: int | None = None, sets: Sets | None = None
 ) -> Callable[[], AbstractContextManager[Model]]:
     @contextmanager
     def make() -> Iterator[Model]:
-        yield TreeModel(hosts, programs, cache, mortal)
+        yield TreeModel(hosts, programs, cache, mortal, sets)
 
     return make
 
@@ -418,6 +449,7 @@ PAIRS: dict[str, Programs] = {
     "again": [[X, X, X], [X, X, X]],
     "mismatch": [[X, Y], [ODD_X, Y]],
     "mismatch of what was voted for": [[X, X], [X, ODD_X]],
+    "mismatch after a vote": [[X, X, X], [X, X, ODD_X]],
     "eviction": [[X, Y, X], [Y, X, X]],
     "uneven join": [[X, X, JOIN], [X, JOIN]],
     "join, then again": [[X, JOIN, X], [JOIN, X]],
@@ -429,6 +461,15 @@ TRIPLES: dict[str, Programs] = {
     "mismatch": [[X], [ODD_X], [X]],
     "uneven join": [[X, JOIN], [JOIN], [X, JOIN]],
     "shutdown with requests under way": [[X, Y], [X, LEAVE], [Y, X]],
+}
+
+
+#: The second time of a name, ranks of one host vote.
+VOTERS: dict[str, Programs] = {
+    "again": [[X, X, X], [X, X, X], [X, X, X]],
+    "mismatch of what was voted for": [[X, X], [X, ODD_X], [X, X]],
+    "uneven join": [[X, X, JOIN], [X, JOIN], [X, X, JOIN]],
+    "shutdown with requests under way": [[X, X], [X, LEAVE], [X, X]],
 }
 
 
@@ -457,6 +498,26 @@ def test_three_ranks_in_a_tree_in_every_order(programs: Programs, hosts: list[st
     assert explore(on_a_tree(hosts, programs, 1)) > 10
 
 
+@pytest.mark.parametrize("programs", VOTERS.values(), ids=VOTERS)
+@pytest.mark.parametrize("hosts", [["a", "a", "b"], ["a", "b", "b"]], ids="".join)
+def test_a_host_that_votes_beside_one_that_reports_in_every_order(hosts: list[str], programs: Programs) -> None:
+    assert explore(on_hosts(hosts, programs, 1)) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hosts", [["a", "a", "b"], ["a", "b", "b"]], ids="".join)
+def test_a_host_that_votes_for_what_is_evicted_in_every_order(hosts: list[str]) -> None:
+    assert explore(on_hosts(hosts, [[X, Y, X]] * 3, 1)) > 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("programs", [[[X, X]] * 4, [[X, X]] * 3 + [[X, ODD_X]]], ids=["again", "mismatch"])
+def test_two_hosts_that_vote_in_every_order(programs: Programs) -> None:
+    assert explore(on_hosts(["a", "a", "b", "b"], programs, 1)) > 500
+
+
 @pytest.mark.parametrize("mortal", [0, 1])
 @pytest.mark.parametrize("programs", PAIRS.values(), ids=PAIRS)
 def test_one_of_two_ranks_of_a_host_dies_at_any_moment(programs: Programs, mortal: int) -> None:
@@ -469,19 +530,39 @@ def test_one_of_three_hosts_dies_at_any_moment(programs: Programs, mortal: int) 
     assert explore(on_a_tree(["a", "b", "c"], programs, 1, mortal)) > 50
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mortal", [0, 1, 2])
+@pytest.mark.parametrize("hosts", [["a", "a", "b"], ["a", "b", "b"]], ids="".join)
+@pytest.mark.parametrize("programs", [[[X, X]] * 3, [[X, X], [X, ODD_X], [X, X]]], ids=["again", "mismatch"])
+def test_one_of_three_ranks_on_two_hosts_dies_at_any_moment(hosts: list[str], programs: Programs, mortal: int) -> None:
+    assert explore(on_hosts(hosts, programs, 1, mortal)) > 500
+
+
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Programs, int, int | None]:
-    """Programs that come to an end, the size of the cache, and who may die.
+def worlds(draw: st.DrawFn) -> tuple[Programs, int, int | None, Sets]:
+    """Programs that come to an end, the size of the cache, who may die, and perhaps a process set.
 
     All ranks submit the same names in each round, in orders of their own; one may submit something else by a name that
     others use, some may run out of data, and one may shut down, or die.
     """
     num_ranks = draw(st.integers(2, 5))
-    names, num_rounds = "xyz"[: draw(st.integers(1, 3))], draw(st.integers(1, 2))
-    programs: Programs = [
-        [(0, name, SUM) for _ in range(num_rounds) for name in draw(st.permutations(names))] for _ in range(num_ranks)
-    ]
     ranks = st.integers(0, num_ranks - 1)
+    names = [(0, name, SUM) for name in "xyz"[: draw(st.integers(1, 3))]]
+    sets: Sets = {}
+    if draw(st.booleans()):
+        sets[1] = draw(st.frozensets(ranks, min_size=1))
+        names.append((1, "x", SUM))
+    num_rounds = draw(st.integers(1, 3))
+    programs: Programs = [
+        [
+            step
+            for _ in range(num_rounds)
+            for step in draw(st.permutations(names))
+            if step[0] == 0 or rank in sets[step[0]]
+        ]
+        for rank in range(num_ranks)
+    ]
     if draw(st.booleans()):
         program = programs[draw(ranks)]
         place = draw(st.integers(0, len(program) - 1))
@@ -490,24 +571,35 @@ def worlds(draw: st.DrawFn) -> tuple[Programs, int, int | None]:
         programs = [[*program[: draw(st.integers(0, len(program)))], JOIN] for program in programs]
     if draw(st.booleans()):
         programs[draw(ranks)].append(LEAVE)
-    return programs, draw(st.sampled_from([0, 1, 64])), draw(st.none() | ranks)
+    return programs, draw(st.sampled_from([0, 1, 64])), draw(st.none() | ranks), sets
+
+
+def draw_hosts(data: st.DataObject, programs: Programs) -> list[str]:
+    return data.draw(st.lists(st.sampled_from("abc"), min_size=len(programs), max_size=len(programs)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_a_host_of_any_size_ends_with_everything_decided_or_failed(
-    world: tuple[Programs, int, int | None], data: st.DataObject
+    world: tuple[Programs, int, int | None, Sets], data: st.DataObject
 ) -> None:
-    with on_a_host(*world)() as model:
+    with on_hosts(["a"] * len(world[0]), *world)() as model:
+        walk(model, lambda num: data.draw(st.integers(0, num - 1)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(world=worlds(), data=st.data())
+def test_hosts_of_any_shape_end_with_everything_decided_or_failed(
+    world: tuple[Programs, int, int | None, Sets], data: st.DataObject
+) -> None:
+    with on_hosts(draw_hosts(data, world[0]), *world)() as model:
         walk(model, lambda num: data.draw(st.integers(0, num - 1)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_a_tree_of_any_shape_ends_with_everything_decided_or_failed(
-    world: tuple[Programs, int, int | None], data: st.DataObject
+    world: tuple[Programs, int, int | None, Sets], data: st.DataObject
 ) -> None:
-    programs, cache, mortal = world
-    hosts = data.draw(st.lists(st.sampled_from("abc"), min_size=len(programs), max_size=len(programs)))
-    with on_a_tree(hosts, programs, cache, mortal)() as model:
+    with on_a_tree(draw_hosts(data, world[0]), *world)() as model:
         walk(model, lambda num: data.draw(st.integers(0, num - 1)))

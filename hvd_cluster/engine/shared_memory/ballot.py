@@ -1,16 +1,18 @@
-"""Agreement through shared memory, for the ranks of one host: whoever votes last for a request writes the decision.
+"""Agreement through shared memory, for the ranks of one host: whoever votes last for a request speaks for all of them.
 
 The segment holds a table with a count for each request that the log has given an id (see
 :mod:`hvd_cluster.engine.negotiation`), and the log itself, a ring of bytes that every rank reads at its own pace.
-Everything is touched under one lock. A rank votes for the ids that it has submitted; the vote that completes a count
-appends the decision to the log in the same breath, so no other process has to run for it. Requests without an id, or
-whose signature has changed, travel as reports up the tree to the root, which appends its decisions to the same log:
-one log orders everything.
+Everything is touched under one lock. A rank votes for the ids that it has submitted. Where the whole world is on this
+host, the vote that completes a count appends the decision to the log in the same breath, so no other process has to
+run for it. Where other hosts have a say, it appends that the host is ready, and wakes the leader, which reports it.
+Requests without an id, or whose signature has changed, travel as reports up the tree to the leader. The leader appends
+the world's log, its own decisions or what comes from other hosts, to the same ring: one log orders everything.
 
 Votes and reports must not be mixed for one request, or neither would ever be complete. Whoever finds that they may be
-(the root, when it hears a report of a request that has an id; a rank that joins) appends a *recall*: all incomplete
-counts are set to zero and a new epoch begins, and every rank votes again for what it voted for in an older epoch, or
-reports it if its id is forgotten, or voting is suspended because a rank has joined.
+(the leader, when a rank of its host reports a request that has an id; a rank that joins) appends a *recall*: all
+incomplete counts are set to zero and a new epoch begins, and every rank votes again for what it voted for in an older
+epoch, or reports it if that id cannot be voted for any more, or voting is suspended because a rank has joined. An id
+that was recalled for can be voted for again once the log has run it: all ranks have done with it then.
 
 Order of memory: the lock is a semaphore, whose operations acquire and release; what is read without it
 (:attr:`Ballot.has_news`) is only a hint to look again under it. So this is correct on weakly ordered processors.
@@ -21,18 +23,19 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from hvd_cluster.engine.messages import Close, Define, Entry, Forget, JoinDone, Recall, Run
+from hvd_cluster.engine.messages import Close, Define, Entry, Forget, HostMessage, JoinDone, Ready, Recall, Run
 from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Semaphores
 
 #: Ids share a slot of the table when they differ by this; an id that finds its slot taken is reported, not voted for.
 _NUM_SLOTS = 1 << 13
 _RING_BYTES = 1 << 20
-#: Longer messages of the root travel in pieces.
+#: Longer messages of the leader travel in pieces.
 _MOST_BYTES = _RING_BYTES // 8
 #: So many fit into the log at once.
 MOST_VOTES = _MOST_BYTES // 16
@@ -44,7 +47,7 @@ _TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _HOLDER, _NUM_WORDS = range(6)
 _POSITION, _SLEEPS, _NUM_RANK_WORDS = range(3)
 
 # The first word of a message is its length in bytes times 8, plus one of these.
-_RUN, _PICKLED, _PIECE, _RECALL = range(4)
+_RUN, _PICKLED, _PIECE, _RECALL, _READY = range(5)
 
 
 class Vote(NamedTuple):
@@ -70,9 +73,10 @@ class Ballot:
     Args:
         memory: :meth:`num_bytes` zero bytes that all ranks share, from ``offset`` on.
         offset: a multiple of 64.
-        index: this rank among those of the host; the one with index 0 creates the lock.
+        ranks: those of the host, by index.
+        index: this rank among them; the one with index 0 creates the lock, and leads.
         bells: an eventfd for each rank, by index.
-        plan: makes the decision for ids whose counts have become complete together.
+        plan: makes the decision for ids whose counts have become complete together; None where other hosts have a say.
         check: called now and then while waiting for the lock; raises when the world is broken.
         timeout_s: how long to wait for the lock. It is held for microseconds: a rank was stopped in just those.
         spins: a rank may try for the lock before it blocks; False where ranks outnumber cores.
@@ -83,9 +87,10 @@ class Ballot:
         memory: mmap.mmap,
         offset: int,
         *,
+        ranks: Sequence[int],
         index: int,
         bells: Sequence[int],
-        plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
+        plan: Callable[[tuple[int, ...]], tuple[Run, ...]] | None,
         check: Callable[[], None],
         timeout_s: float,
         spins: bool,
@@ -106,7 +111,7 @@ class Ballot:
 
         def holders() -> list[int]:
             holder = header[_HOLDER]
-            return [holder - 1] if holder else []
+            return [ranks[holder - 1]] if holder else []
 
         self._patience = Patience(check, timeout_s, holders, "finish its vote")
         self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]
@@ -128,7 +133,7 @@ class Ballot:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def cast(self, votes: Sequence[Vote]) -> Cast | None:
-        """Count this rank's votes, and append the decision on those that are complete now; None if the log is full.
+        """Count this rank's votes, and append what follows from those that complete a count; None if the log is full.
 
         A full log has to be read by every rank: read it, and call again.
 
@@ -141,6 +146,7 @@ class Ballot:
             # Whoever votes is awake, and reads before it sleeps.
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
             if not self._has_room(16 * len(votes) + 16):
+                sleepers = self._take_sleepers()
                 return None
             epoch = self._header[_EPOCH]
             if self._header[_IS_SUSPENDED]:
@@ -157,39 +163,45 @@ class Ballot:
                     complete.append(id)
                     count = 0
                 table[slot + 1] = count
-            if complete:
+            if complete and self._plan is None:
+                self._write(_READY, _packed(complete))
+                sleepers = self._take_sleepers([0])
+            elif complete:
                 self._write(_RUN, self._encoded(tuple(complete)))
                 sleepers = self._take_sleepers()
+            return Cast(epoch, refused)
         finally:
             self._give_back()
-        self._wake(sleepers)
-        return Cast(epoch, refused)
+            self._wake(sleepers)
 
     def append(self, entries: tuple[Entry, ...]) -> bool:
-        """The root's decisions; False if the log is full: read it, and call again with the same ones.
+        """The next message of the world's log; False if the ring is full: read it, and call again with the same one.
 
-        Ids are forgotten only if nobody has voted for them since.
+        Votes for what it forgets are void: who has cast one reads that here.
         """
         sleepers: list[int] = []
         self._acquire()
         try:
             if not self._outgoing:
-                kept = tuple(entry for entry in entries if not (isinstance(entry, Forget) and self._count(entry.id)))
-                for entry in kept:
+                for entry in entries:
                     if isinstance(entry, Forget):
                         self._shut(entry.id)
-                message = pickle.dumps(kept, protocol=5)
+                message = pickle.dumps(entries, protocol=5)
                 starts = range(0, len(message), _MOST_BYTES)
                 self._outgoing = [message[start : start + _MOST_BYTES] for start in starts]
             while self._outgoing and self._has_room(len(self._outgoing[0])):
                 self._write(_PIECE if len(self._outgoing) > 1 else _PICKLED, self._outgoing.pop(0))
                 sleepers = self._take_sleepers()
             if self._outgoing:
+                sleepers = self._take_sleepers()
                 return False
             for entry in entries:
                 if isinstance(entry, Define):
                     self._open(entry.id)
-                elif isinstance(entry, Forget) and not self._count(entry.id):
+                elif isinstance(entry, Run):
+                    for id in entry.ids:
+                        self._open(id)
+                elif isinstance(entry, Forget):
                     self._shut(entry.id)
                 elif isinstance(entry, JoinDone):
                     self._header[_IS_SUSPENDED] = 0
@@ -201,27 +213,25 @@ class Ballot:
             self._wake(sleepers)
 
     def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
-        """Have all incomplete votes cast anew, and forget ``ids``; the new epoch, or None if the log is full.
+        """Have all incomplete votes cast anew, but none for ``ids``; the new epoch, or None if the log is full.
 
         Args:
-            ids: what was voted for by some ranks and reported by others.
+            ids: what was voted for by some ranks and reported by others; it is reported by all from here on.
             suspend: nobody votes from here on until all ranks have joined.
         """
         sleepers: list[int] = []
         self._acquire()
         try:
-            entries = tuple(Forget(id) for id in ids)
-            message = pickle.dumps((*entries, Recall(self._header[_EPOCH] + 1)), protocol=5)
-            if not self._has_room(len(message)):
+            sleepers = self._take_sleepers()
+            if not self._has_room(16):
                 return None
-            for entry in entries:
-                self._shut(entry.id)
+            for id in ids:
+                self._shut(id)
             self._table[1::2] = self._zeros
             self._header[_EPOCH] += 1
             if suspend:
                 self._header[_IS_SUSPENDED] = 1
-            self._write(_RECALL, message)
-            sleepers = self._take_sleepers()
+            self._write(_RECALL, _packed([self._header[_EPOCH]]))
             return self._header[_EPOCH]
         finally:
             self._give_back()
@@ -247,7 +257,7 @@ class Ballot:
         finally:
             self._give_back()
 
-    def read(self) -> list[tuple[Entry, ...]]:
+    def read(self) -> list[HostMessage]:
         """The messages of the log that this rank has not read."""
         if self._header[_TAIL] == self._position:
             return []
@@ -294,9 +304,9 @@ class Ballot:
 
     # ---- inside, under the lock -------------------------------------------------------------------------------------
 
-    def _take_sleepers(self) -> list[int]:
+    def _take_sleepers(self, among: Iterable[int] | None = None) -> list[int]:
         sleepers = []
-        for index in range(len(self._bells)):
+        for index in range(len(self._bells)) if among is None else among:
             word = _NUM_RANK_WORDS * index + _SLEEPS
             if self._ranks[word] and index != self._index:
                 self._ranks[word] = 0
@@ -331,10 +341,6 @@ class Ballot:
         if self._table[slot] == id + 1:
             self._table[slot] = self._table[slot + 1] = 0
 
-    def _count(self, id: int) -> int:
-        slot = 2 * (id % _NUM_SLOTS)
-        return self._table[slot + 1] if self._table[slot] == id + 1 else 0
-
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def forget_plans(self) -> None:
@@ -346,15 +352,16 @@ class Ballot:
         payload = self._plans.get(ids)
         if payload is None:
             words: list[int] = []
+            assert self._plan is not None
             for run in self._plan(ids):
                 words += (len(run.ids), *run.ids)
-            payload = b"".join(word.to_bytes(8, "little") for word in words)
+            payload = _packed(words)
             if len(self._plans) > 1000:
                 self._plans.clear()
             self._plans[ids] = payload
         return payload
 
-    def _parsed(self, data: bytes) -> Iterator[tuple[Entry, ...]]:
+    def _parsed(self, data: bytes) -> Iterator[HostMessage]:
         start = 0
         while start < len(data):
             word = int.from_bytes(data[start : start + 8], "little")
@@ -366,7 +373,10 @@ class Ballot:
             elif kind == _PIECE:
                 self._pieces.append(payload)
             elif kind == _RECALL:
-                yield pickle.loads(payload)
+                (epoch,) = _unpacked(payload)
+                yield Recall(epoch)
+            elif kind == _READY:
+                yield Ready(tuple(_unpacked(payload)))
             else:
                 # Written by a rank of this job: nobody else has the descriptor of the segment.
                 message, self._pieces = b"".join((*self._pieces, payload)), []
@@ -375,7 +385,7 @@ class Ballot:
     def _runs(self, payload: bytes) -> tuple[Run, ...]:
         runs = self._decoded.get(payload)
         if runs is None:
-            words = memoryview(payload).cast("q").tolist()
+            words = _unpacked(payload)
             found, start = [], 0
             while start < len(words):
                 end = start + 1 + words[start]
@@ -385,3 +395,11 @@ class Ballot:
                 self._decoded.clear()
             runs = self._decoded[payload] = tuple(found)
         return runs
+
+
+def _packed(words: Iterable[int]) -> bytes:
+    return array("q", words).tobytes()
+
+
+def _unpacked(payload: bytes) -> list[int]:
+    return memoryview(payload).cast("q").tolist()

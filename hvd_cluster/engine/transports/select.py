@@ -38,7 +38,7 @@ class TransportTable:
         settings: the timeout, the network interface and the use of shared memory are read.
         process_sets: the ranks of each process set.
         check: called now and then by a transport that waits; raises when the world is broken.
-        host: what the ranks of the world share, if they are all on one host.
+        host: what the ranks of this host share, if they do.
         bell: this rank's eventfd.
     """
 
@@ -102,8 +102,8 @@ class TransportTable:
         world = self._world
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(torch.device("cpu"), ranks[0])
-        if self._host is not None:
-            if len(ranks) == world.topology.size:
+        if self._host is not None and set(ranks) <= set(world.place.host_ranks):
+            if self._host.transport is not None and len(ranks) == world.topology.size:
                 return self._host.transport
             shared = self._shm(world.client, process_set_id, ranks)
             if shared is not None:

@@ -1,4 +1,4 @@
-"""Ranks of one host that agree by votes in shared memory, simulated: one thread plays them all, in any order."""
+"""Hosts whose ranks agree by votes in shared memory, simulated: one thread plays them all, in any order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hvd_cluster.engine.agreement import Agreement
-from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, Up
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory.ballot import Ballot
@@ -39,7 +40,8 @@ def fail() -> None:
 class SimulatedRank:
     rank: int
     agreement: Agreement
-    ballot: Ballot
+    #: None where this rank shares no memory.
+    ballot: Ballot | None
     bell: int
     program: deque[Step]
     sets: dict[int, frozenset[int]]
@@ -62,6 +64,15 @@ class SimulatedRank:
             self.pending.clear()
             self.program.clear()
             self.has_joined = False
+
+    @property
+    def has_news(self) -> bool:
+        """There is something to read in the ballot."""
+        return self.ballot is not None and self.ballot.has_news
+
+    def may_sleep(self) -> bool:
+        """This rank has nothing to read, and its bell rings when it has."""
+        return self.ballot is None or self.ballot.may_sleep()
 
     def go_on(self, num_steps: int) -> None:
         """Submit what the program says next, as far as it can be submitted now."""
@@ -87,63 +98,99 @@ class SimulatedRank:
             submitted.append(request)
             num_steps -= 1
         self.agreement.submit(submitted)
-        self.agreement.settle(self.carry_out)
+        self.agreement.settle()
 
 
-class SimulatedHost:
-    """Ranks that share a ballot; reports travel to rank 0 through first-in-first-out queues."""
+class SimulatedHosts:
+    """The ranks of each host share a ballot; messages in the tree travel through first-in-first-out queues.
 
-    def __init__(self, programs: list[list[Step]], sets: dict[int, frozenset[int]], cache_capacity: int) -> None:
+    Args:
+        programs: what each rank does.
+        sets: the ranks of process sets.
+        cache_capacity: how many requests keep an id.
+        hosts: the host of each rank; one for all where this is left out.
+        without: hosts whose ranks share no memory.
+    """
+
+    def __init__(
+        self,
+        programs: list[list[Step]],
+        sets: dict[int, frozenset[int]],
+        cache_capacity: int,
+        hosts: list[str] | None = None,
+        without: str = "",
+    ) -> None:
         size = len(programs)
+        hosts = hosts or ["here"] * size
         self.sets = {0: frozenset(range(size))} | sets
-        self.memory = mmap.mmap(-1, Ballot.num_bytes(size))
-        self.links: dict[int, deque[Any]] = {rank: deque() for rank in range(1, size)}
+        #: By (sender, receiver).
+        self.links: dict[tuple[int, int], deque[Any]] = {}
+        self.memories: dict[str, mmap.mmap] = {}
         bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(size)]
         self.ranks = []
-        for place in plan(["here"] * size):
-            rank = place.rank
+        for place in plan(hosts):
+            rank, here = place.rank, place.host_ranks
             negotiator = Negotiator(place, self.sets, cache_capacity, lambda: 1 << 20)
-            ballot = Ballot(
-                self.memory,
-                0,
-                index=rank,
-                bells=bells,
-                plan=negotiator.plan,
-                check=fail,
-                timeout_s=20,
-                spins=False,
-            )
+            ballot = None
+            if len(here) > 1 and hosts[rank] not in without:
+                if hosts[rank] not in self.memories:
+                    self.memories[hosts[rank]] = mmap.mmap(-1, Ballot.num_bytes(len(here)))
+                ballot = Ballot(
+                    self.memories[hosts[rank]],
+                    0,
+                    ranks=here,
+                    index=here.index(rank),
+                    bells=[bells[other] for other in here],
+                    plan=negotiator.plan if len(here) == size else None,
+                    check=fail,
+                    timeout_s=20,
+                    spins=False,
+                )
             node = SimulatedRank(rank, None, ballot, bells[rank], deque(programs[rank]), self.sets)  # type: ignore[arg-type]
+            children = list(place.children) if ballot is None else place.children_elsewhere
             node.agreement = Agreement(
                 negotiator,
                 ballot,
-                is_root=rank == 0,
-                quorum=lambda process_set: len(self.sets[process_set]),
-                pending=node.pending.values,
-                send_up=lambda message, rank=rank: self.links[rank].append(message),  # type: ignore[misc]
-                send_down=lambda *_: fail(),
+                place=place,
+                quorum=lambda process_set, here=here: len(self.sets[process_set].intersection(here)),  # type: ignore[misc]
+                pending=lambda node=node: node.pending,  # type: ignore[misc]
+                send_up=partial(self.send, rank, [] if place.parent is None else [place.parent]),
+                send_down=partial(self.send, rank, children),
+                carry_out=node.carry_out,
             )
             self.ranks.append(node)
 
-    def deliver(self, rank: int) -> None:
-        if self.links[rank]:
-            self.ranks[0].agreement.hear(rank, self.links[rank].popleft())
-            self.ranks[0].agreement.settle(self.ranks[0].carry_out)
+    def send(self, source: int, targets: list[int], message: Any) -> None:
+        for target in targets:
+            self.links.setdefault((source, target), deque()).append(message)
+
+    def loaded(self) -> list[tuple[int, int]]:
+        """The links on which something is on its way."""
+        return sorted(link for link, queue in self.links.items() if queue)
+
+    def deliver(self, link: tuple[int, int]) -> None:
+        source, target = link
+        agreement, message = self.ranks[target].agreement, self.links[link].popleft()
+        if isinstance(message, Up):
+            agreement.hear(source, message)
+        else:
+            agreement.hear_log(message)
+        agreement.settle()
 
     def finish(self) -> None:
         """Fair turns until nothing changes; a lost vote or wake-up leaves something pending."""
         for turn in range(500):
             for node in self.ranks[turn % 2 :]:  # rank 0 pauses every other time
                 node.go_on(1 + turn % 3)
-            for rank in self.links:
-                self.deliver(rank)  # one at a time, so that messages of different ranks mix
+            for link in self.loaded():
+                self.deliver(link)  # one at a time, so that messages of different ranks mix
             for node in self.ranks:
                 # A rank that sleeps here must be woken by its bell if there is something to read.
-                if node.ballot.may_sleep() and not node.agreement.is_held_up:
+                if node.may_sleep() and not node.agreement.is_held_up:
                     continue
-                node.agreement.settle(node.carry_out)
+                node.agreement.settle()
             idle = not any(node.program or node.pending or node.has_joined for node in self.ranks)
-            if idle and not any(self.links.values()) and not any(node.ballot.has_news for node in self.ranks):
+            if idle and not self.loaded() and not any(node.has_news for node in self.ranks):
                 return
         raise AssertionError(
             f"left: {[(list(node.program)[:2], list(node.pending), node.has_joined) for node in self.ranks]}"
@@ -151,14 +198,22 @@ class SimulatedHost:
 
     def close(self) -> None:
         for node in self.ranks:
-            node.ballot.release()
+            if node.ballot is not None:
+                node.ballot.release()
             os.close(node.bell)
-        self.memory.close()
+        for memory in self.memories.values():
+            memory.close()
 
 
 @contextmanager
-def host(programs: list[list[Step]], sets: dict[int, frozenset[int]] | None = None, cache: int = 64) -> Iterator[Any]:
-    world = SimulatedHost(programs, sets or {}, cache)
+def host(
+    programs: list[list[Step]],
+    sets: dict[int, frozenset[int]] | None = None,
+    cache: int = 64,
+    hosts: list[str] | None = None,
+    without: str = "",
+) -> Iterator[SimulatedHosts]:
+    world = SimulatedHosts(programs, sets or {}, cache, hosts, without)
     try:
         yield world
     finally:
