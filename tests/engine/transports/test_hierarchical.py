@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_operations import soak
 
 from benchmarks.hosts import Hosts, missing
 from hvd_cluster.errors import WorkerFailedError
@@ -112,6 +113,60 @@ def test_buckets_of_overlapping_process_sets_do_not_wait_for_each_other_in_a_rin
     for rank, sums in enumerate(hosts.run(overlapping_sets, ranks=[3, 3], env=env)):
         assert sums[:10] == [6.0, 4.0 if rank in (0, 1, 3, 4) else 1.0] * 5
         assert sums[10:] == [6.0, 3.0 if rank in (0, 1, 5) else 0.0]
+
+
+def sets_within_hosts() -> tuple[str, list[float]]:
+    """What waits for ranks of this host and what waits for other hosts, under way at once, in another order each."""
+    import random
+
+    import torch
+
+    import hvd_cluster.torch as hvd
+    from hvd_cluster.engine import basics
+
+    sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3]), hvd.ProcessSet([1, 2])]
+    hvd.init(process_sets=sets)
+    mine = [hvd.global_process_set, *(one for one in sets if one.included())]
+    sums = []
+    for step in range(20):
+        orders = random.Random(100 * step + hvd.rank())
+        tensors = {one.process_set_id: torch.ones(400_000) for one in orders.sample(mine, len(mine))}
+        handles = [
+            hvd.allreduce_async_(tensor, name=f"x {step % 3}", op=hvd.Sum, process_set=one)
+            for id, tensor in tensors.items()
+            for one in mine
+            if one.process_set_id == id
+        ]
+        for handle in orders.sample(handles, len(handles)):
+            hvd.synchronize(handle)
+        sums += [tensors[one.process_set_id][-1].item() for one in mine]
+    name = basics.engine().transport_name(mine[1].process_set_id, torch.device("cpu"))
+    hvd.barrier()
+    hvd.shutdown()
+    return name, sums
+
+
+def test_sets_within_a_host_share_its_memory_and_do_not_wait_in_a_ring_with_the_others(hosts: Hosts) -> None:
+    env = {**ENV, "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
+    for rank, (name, sums) in enumerate(hosts.run(sets_within_hosts, ranks=[2, 2], env=env)):
+        assert name == "SHM"
+        assert sums == ([4.0, 2.0, 2.0] if rank in (1, 2) else [4.0, 2.0]) * 20
+
+
+@pytest.mark.parametrize(
+    ("ranks", "env"),
+    [
+        ([2, 2], {}),
+        pytest.param([3, 1], {}, marks=pytest.mark.slow),
+        pytest.param([1, 3], {}, marks=pytest.mark.slow),
+        pytest.param([2, 2], {"HOROVOD_SHARED_MEMORY": "0"}, marks=pytest.mark.slow),
+        pytest.param([2, 2], {"HOROVOD_CACHE_CAPACITY": "100"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_operations_of_all_kinds_in_random_order_are_exact(hosts: Hosts, ranks: list[int], env: dict[str, str]) -> None:
+    found = hosts.run(soak, (2_000,), ranks=ranks, env={**ENV, **env})
+    assert [done for done, _ in found] == [2_000] * 4
 
 
 @pytest.mark.slow
