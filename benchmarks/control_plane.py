@@ -1,9 +1,9 @@
 """The negotiation of 8 to 4096 simulated ranks over a simulated network: 25 us a hop, 10 Gbit/s at each host.
 
-Every rank runs the real Negotiator, and the real Neighbours encode and sign what it says; only sockets and clock are
-simulated. "Network" counts hops and bytes alone; "with CPU" adds what the code took on this machine (processor time of
-the thread) and what the system calls of one message cost here. A cycle begins when all ranks submit at once and ends
-when the last of them has read the decision.
+Every rank runs the real Agreement, with the real Ballot of its host, and the real Neighbours encode and sign what it
+says; only sockets, bells and clock are simulated. "Network" counts hops, wake-ups and bytes alone; "with CPU" adds what
+the code took on this machine (processor time of the thread) and what the system calls of one message cost here. A cycle
+begins when all ranks submit at once and ends when the last of them has read the decision.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ import gc
 import heapq
 import itertools
 import math
+import mmap
+import os
 import selectors
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.report import Report, Reports
 from hvd_cluster.engine import tree
+from hvd_cluster.engine.agreement import Agreement
+from hvd_cluster.engine.messages import Bucket, Decision
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.neighbours import Neighbours
-from hvd_cluster.engine.request import Kind, Signature, TensorMeta
+from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
+from hvd_cluster.engine.shared_memory.ballot import Ballot
 from hvd_cluster.engine.world import World
 from hvd_cluster.rendezvous.session import Session
 from hvd_cluster.topology import Topology
@@ -34,8 +40,8 @@ HOP_S = 25e-6
 BITS_PER_S = 10e9
 #: One hop between processes of a host: a Unix socket took 13 us (ENGINE-FACTS, "Waiting").
 LOCAL_HOP_S = 13e-6
-#: Ranks of a host that agree through shared memory: a barrier of 4 ranks on semaphores, twice (the same table).
-SHARED_MEMORY_S = 2 * 25e-6
+#: From the bell of a rank that sleeps to its first instruction: an eventfd (the same table).
+WAKE_S = 6.5e-6
 #: TCP, IP and Ethernet headers with preamble and gap.
 HEADER_BYTES = 78
 #: Ranks and requests for which fan-outs are compared.
@@ -50,6 +56,8 @@ class Costs:
 
     send_s: float
     receive_s: float
+    #: That of waking a rank of this host.
+    ring_s: float = 0.0
 
     @classmethod
     def measured(cls) -> Costs:
@@ -68,7 +76,13 @@ class Costs:
                 theirs.recv(1 << 18)
                 times["send"].append(sent_s - begin_s)
                 times["receive"].append(time.thread_time() - sent_s)
-        return cls(statistics.median(times["send"]), statistics.median(times["receive"]))
+        bell = os.eventfd(0, os.EFD_NONBLOCK)
+        begin_s = time.thread_time()
+        for _ in range(500):
+            os.eventfd_write(bell, 1)
+        ring_s = (time.thread_time() - begin_s) / 500
+        os.close(bell)
+        return cls(statistics.median(times["send"]), statistics.median(times["receive"]), ring_s)
 
 
 class SimulatedLink:
@@ -106,16 +120,36 @@ class NoPoll:
         pass
 
 
+class SimulatedBallot(Ballot):
+    """The real ballot of a host, whose bells the simulation hears."""
+
+    on_wake: Callable[[list[int]], None]
+
+    def _wake(self, ranks: list[int]) -> None:
+        if ranks:
+            self.on_wake(ranks)
+
+
+@dataclass
+class Request:
+    """What a rank has submitted."""
+
+    key: Key
+    signature: Signature
+    epoch: int = -1
+
+
 @dataclass
 class Node:
     """One rank."""
 
     rank: int
     host: int
-    negotiator: Negotiator
     neighbours: Neighbours
     links: dict[int, SimulatedLink]
-    is_root: bool
+    ballot: SimulatedBallot | None
+    agreement: Agreement = field(init=False)
+    pending: dict[Key, Request] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     busy_until_s: float = 0.0
     is_awake: bool = False
@@ -131,9 +165,10 @@ class Simulation:
         hosts: the host of each rank.
         costs: what system calls cost.
         counts_cpu: whether the processor takes time at all.
+        votes: the ranks of a host vote in shared memory; else each of them reports to its leader.
     """
 
-    def __init__(self, hosts: list[int], costs: Costs, *, counts_cpu: bool) -> None:
+    def __init__(self, hosts: list[int], costs: Costs, *, counts_cpu: bool, votes: bool = True) -> None:
         self.costs = costs if counts_cpu else Costs(0.0, 0.0)
         self.scale = float(counts_cpu)
         self.now_s = 0.0
@@ -148,23 +183,57 @@ class Simulation:
                 up, down = SimulatedLink(accepts=False), SimulatedLink(accepts=True)
                 _shake_hands(up.session, down.session)
                 ends[child, place.rank], ends[place.rank, child] = up, down
-        members = {0: frozenset(range(len(hosts)))}
+        self.members = {0: frozenset(range(len(hosts)))}
+        self.memories: dict[int, mmap.mmap] = {}
         self.nodes: list[Node] = []
         for place in places:
             links = {other: ends[place.rank, other] for other in place.neighbours}
             topology = Topology(rank=place.rank, size=len(hosts))
             world = World(topology, place, links, [], [], [], "", None, "")  # type: ignore[arg-type]
-            node = Node(
-                place.rank,
-                hosts[place.rank],
-                Negotiator(place, members, 1024, lambda: 128 << 20),
-                Neighbours(world, NoPoll()),  # type: ignore[arg-type]
-                links,
-                place.parent is None,
-            )
+            negotiator = Negotiator(place, self.members, 1024, lambda: 128 << 20)
+            ballot = self.ballot(place, hosts[place.rank], negotiator) if votes and len(place.host_ranks) > 1 else None
+            node = Node(place.rank, hosts[place.rank], Neighbours(world, NoPoll()), links, ballot)  # type: ignore[arg-type]
+            node.agreement = self.agreement(place, node, negotiator)
             for other, link in links.items():
                 link.on_send = lambda data, node=node, other=other: self.send(node, other, data)  # type: ignore[misc]
             self.nodes.append(node)
+
+    def ballot(self, place: tree.Place, host: int, negotiator: Negotiator) -> SimulatedBallot:
+        here = place.host_ranks
+        if host not in self.memories:
+            self.memories[host] = mmap.mmap(-1, Ballot.num_bytes(len(here)))
+        ballot = SimulatedBallot(
+            self.memories[host],
+            0,
+            ranks=here,
+            index=here.index(place.rank),
+            bells=[-1] * len(here),
+            plan=negotiator.plan if len(here) == len(self.members[0]) else None,
+            check=lambda: None,
+            timeout_s=60.0,
+            spins=False,
+        )
+        ballot.on_wake = lambda indices: self.wake([here[index] for index in indices])
+        return ballot
+
+    def agreement(self, place: tree.Place, node: Node, negotiator: Negotiator) -> Agreement:
+        readers = list(place.children) if node.ballot is None else place.children_elsewhere
+
+        def carry_out(decision: Decision) -> None:
+            assert isinstance(decision, Bucket)
+            for key, _ in decision.requests:
+                del node.pending[key]
+
+        return Agreement(
+            negotiator,
+            node.ballot,
+            place=place,
+            quorum=lambda _: len(place.host_ranks),
+            pending=lambda: node.pending,
+            send_up=lambda message: node.neighbours.send_up(("up", message)),
+            send_down=lambda entries: node.neighbours.send_down(("log", entries), readers),
+            carry_out=carry_out,
+        )
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time_s, next(self.order), action))
@@ -188,8 +257,17 @@ class Simulation:
             node.num_messages = node.num_bytes = 0
             self.at(begin_s, lambda node=node: self.work(node, requests))  # type: ignore[misc]
         self.run()
+        assert not any(node.pending for node in self.nodes)
         self.now_s = max(node.done_s for node in self.nodes)
         return self.now_s - begin_s
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for node in self.nodes:
+            if node.ballot is not None:
+                node.ballot.release()
+        for memory in self.memories.values():
+            memory.close()
 
     def send(self, node: Node, other: int, data: bytes) -> None:
         self.sent_costs_s += self.costs.send_s
@@ -212,6 +290,16 @@ class Simulation:
     def arrive(self, node: Node, source: int, data: bytes) -> None:
         node.links[source].arrived += data
         node.waiting.add(source)
+        self.rouse(node)
+
+    def wake(self, ranks: list[int]) -> None:
+        """Ring for ranks of this host."""
+        self.sent_costs_s += self.costs.ring_s * len(ranks)
+        for rank in ranks:
+            node = self.nodes[rank]
+            self.at(self.work_begin_s + self.elapsed() + WAKE_S, lambda node=node: self.rouse(node))  # type: ignore[misc]
+
+    def rouse(self, node: Node) -> None:
         if not node.is_awake:
             node.is_awake = True
             self.at(max(self.now_s, node.busy_until_s), lambda: self.work(node, []))
@@ -230,23 +318,21 @@ class Simulation:
         for source in sorted(node.waiting):
             node.neighbours.receive(source)
         node.waiting.clear()
-        for name, signature in requests:
-            node.negotiator.submit((0, name), signature)
+        submitted = [Request((0, name), signature) for name, signature in requests]
+        node.pending |= {request.key: request for request in submitted}
+        was_pending = bool(node.pending)
+        node.agreement.submit(submitted)
         for source, (kind, content) in node.neighbours.take():
             if kind == "up":
-                node.negotiator.hear(source, content)
+                node.agreement.hear(source, content)
             else:
-                self.apply(node, content)
-        if node.is_root:
-            while entries := node.negotiator.take_log():
-                self.apply(node, entries)
-        elif (message := node.negotiator.take_up()) is not None:
-            node.neighbours.send_up(("up", message))
-        node.done_s = node.busy_until_s = self.now_s + self.elapsed()
-
-    def apply(self, node: Node, entries: Any) -> None:
-        node.neighbours.send_down(("log", entries))
-        node.negotiator.apply(entries)
+                node.agreement.hear_log(content)
+        node.agreement.settle()
+        while node.ballot is not None and not node.ballot.may_sleep():
+            node.agreement.settle()
+        node.busy_until_s = self.now_s + self.elapsed()
+        if was_pending:
+            node.done_s = node.busy_until_s
 
 
 def _shake_hands(first: Session, second: Session) -> None:
@@ -269,16 +355,16 @@ class Result:
     most_bytes: int
 
 
-def simulate(hosts: list[int], num_requests: int, costs: Costs) -> Result:
+def simulate(hosts: list[int], num_requests: int, costs: Costs, *, votes: bool = True) -> Result:
     """Cycles of requests that the ranks know already, and the one before, in which they learn them."""
     signature = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (1024, 1024), "cpu"),))
     requests = [(f"allreduce.encoder.layers.{i}.attention.weight", signature) for i in range(num_requests)]
-    network = Simulation(hosts, costs, counts_cpu=False)
-    network.cycle(requests)
-    network_s = statistics.median(network.cycle(requests) for _ in range(2))
-    real = Simulation(hosts, costs, counts_cpu=True)
-    first_s = real.cycle(requests)
-    cpu_s = statistics.median(real.cycle(requests) for _ in range(CYCLES))
+    with closing(Simulation(hosts, costs, counts_cpu=False, votes=votes)) as network:
+        network.cycle(requests)
+        network_s = statistics.median(network.cycle(requests) for _ in range(2))
+    with closing(Simulation(hosts, costs, counts_cpu=True, votes=votes)) as real:
+        first_s = real.cycle(requests)
+        cpu_s = statistics.median(real.cycle(requests) for _ in range(CYCLES))
     messages = [node.num_messages for node in real.nodes]
     return Result(
         network_s,
@@ -294,8 +380,8 @@ def microseconds(value_s: float) -> str:
     return f"{value_s * 1e6:,.0f} us"
 
 
-def row(name: str, num_ranks: int, num_requests: int, result: Result, extra_s: float = 0.0) -> list[str]:
-    times = [microseconds(value + extra_s) for value in (result.network_s, result.cpu_s, result.first_s)]
+def row(name: str, num_ranks: int, num_requests: int, result: Result) -> list[str]:
+    times = [microseconds(value) for value in (result.network_s, result.cpu_s, result.first_s)]
     return [
         name,
         f"{num_ranks}",
@@ -309,26 +395,23 @@ def row(name: str, num_ranks: int, num_requests: int, result: Result, extra_s: f
 def sizes(costs: Costs, ranks_per_host: int = 8) -> Report:
     """How the cycle grows with the job."""
     rows = []
-    for num_ranks in (8, 64, 512, 4096):
-        hosts = [rank // ranks_per_host for rank in range(num_ranks)]
-        for num_requests in (1, 64):
-            if (num_ranks, num_requests) != (4096, 64):  # a minute for a shape that nobody would choose
-                result = simulate(hosts, num_requests, costs)
-                rows.append(row("every rank in the tree", num_ranks, num_requests, result))
-    for num_ranks in (8, 64, 512, 4096):
-        hosts = list(range(num_ranks // ranks_per_host))
-        for num_requests in (1, 64):
-            result = simulate(hosts, num_requests, costs)
-            rows.append(row("hosts in the tree (not built)", num_ranks, num_requests, result, SHARED_MEMORY_S))
+    for name, votes in (("hosts that vote", True), ("no shared memory", False)):
+        for num_ranks in (8, 64, 512, 4096):
+            hosts = [rank // ranks_per_host for rank in range(num_ranks)]
+            for num_requests in (1, 64):
+                if votes or (num_ranks, num_requests) != (4096, 64):  # a minute for a shape that nobody would choose
+                    result = simulate(hosts, num_requests, costs, votes=votes)
+                    rows.append(row(name, num_ranks, num_requests, result))
     return Report(
         f"Control plane: one cycle of negotiation, {ranks_per_host} ranks a host",
         ("", "ranks", "requests", "network", "with CPU", "first time", "messages a rank, most (mean)", "bytes, most"),
         rows,
         [
             (
-                '"Every rank in the tree" is what runs on several hosts. "Hosts in the tree" is what would be gained '
-                f"if the ranks of each host agreed through shared memory ({microseconds(SHARED_MEMORY_S)} are added "
-                "for it), as those of a job on one host do, and its leader alone spoke to other hosts."
+                '"Hosts that vote" is the default: the ranks of each host vote in shared memory, and their leaders '
+                'report to each other. With "no shared memory" (HOROVOD_SHARED_MEMORY=0, or where it cannot be had), '
+                "every rank reports to the leader of its host over a connection. The first time of a request it is "
+                "reported in either case."
             ),
             (
                 f"System calls of one message here: {microseconds(costs.send_s)} to send, "

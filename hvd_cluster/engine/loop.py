@@ -6,7 +6,7 @@ import logging
 import select
 import time
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -105,7 +105,8 @@ class Loop:
         if self._ballot is not None:
             ballot = self._ballot
             self._neighbours.is_closed = lambda: ballot.is_closed
-        self._has_all_ranks_here = len(world.place.host_ranks) == world.topology.size
+        here = set(world.place.host_ranks)
+        self._has_all_ranks_here = len(here) == world.topology.size
         self._leads_others = world.place.leads and self._ballot is not None and not self._has_all_ranks_here
         #: Who does not read the log in the ballot.
         self._log_readers = list(world.place.children if self._ballot is None else world.place.children_elsewhere)
@@ -113,7 +114,7 @@ class Loop:
             self._negotiator,
             self._ballot,
             place=world.place,
-            quorum=lambda process_set_id: len(set(world.place.host_ranks).intersection(process_sets[process_set_id])),
+            quorum=cache(lambda process_set_id: len(here.intersection(process_sets[process_set_id]))),
             pending=mailbox.pending,
             send_up=lambda message: self._neighbours.send_up(("up", message)),
             send_down=self._send_log,
