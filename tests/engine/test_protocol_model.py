@@ -468,7 +468,6 @@ TRIPLES: dict[str, Programs] = {
 VOTERS: dict[str, Programs] = {
     "again": [[X, X, X], [X, X, X], [X, X, X]],
     "mismatch of what was voted for": [[X, X], [X, ODD_X], [X, X]],
-    "uneven join": [[X, X, JOIN], [X, JOIN], [X, X, JOIN]],
     "shutdown with requests under way": [[X, X], [X, LEAVE], [X, X]],
 }
 
@@ -507,8 +506,11 @@ def test_a_host_that_votes_beside_one_that_reports_in_every_order(hosts: list[st
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hosts", [["a", "a", "b"], ["a", "b", "b"]], ids="".join)
-def test_a_host_that_votes_for_what_is_evicted_in_every_order(hosts: list[str]) -> None:
-    assert explore(on_hosts(hosts, [[X, Y, X]] * 3, 1)) > 500
+@pytest.mark.parametrize(
+    "programs", [[[X, Y, X]] * 3, [[X, X, JOIN], [X, JOIN], [X, X, JOIN]]], ids=["eviction", "uneven join"]
+)
+def test_a_host_that_votes_for_what_is_evicted_or_ended_by_a_join(hosts: list[str], programs: Programs) -> None:
+    assert explore(on_hosts(hosts, programs, 1)) > 500
 
 
 @pytest.mark.slow
