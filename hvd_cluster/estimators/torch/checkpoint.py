@@ -50,6 +50,8 @@ class Checkpoint:
     scaler: dict[str, Any] | None = None
     #: Where the next epoch stands; None at its beginning, when random generators are seeded anew.
     running: Running | None = None
+    #: Name of the optimizer's class; empty in files of before there was one.
+    optimizer_class: str = ""
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class Checkpoint:
             scheduler=None if scheduler is None else on_cpu(scheduler.state_dict()),
             scaler=None if scaler is None else on_cpu(scaler.state_dict()),
             running=running,
+            optimizer_class=type(optimizer).__name__,
         )
 
     def is_over(self, spec: TrainSpec) -> bool:
@@ -116,6 +119,12 @@ class Checkpoint:
             DataError: the checkpoint is of another model or optimizer.
         """
         fresh = [list(one.base_lrs) for one in _with_base_rates(scheduler)]
+        own = type(optimizer).__name__  # that of a DistributedOptimizer is the name of what it wraps
+        if self.optimizer_class not in {"", own}:  # torch loads it, and fails in the first step
+            raise DataError(
+                f"run_id={run_id!r} has a checkpoint of the optimizer {self.optimizer_class}, not {own}: choose "
+                "another run_id"
+            )
         try:
             model.load_state_dict(self.model)
             optimizer.load_state_dict(self.optimizer)
@@ -154,6 +163,7 @@ class Checkpoint:
             "scheduler": self.scheduler,
             "scaler": self.scaler,
             "running": None if self.running is None else vars(self.running),
+            "optimizer_class": self.optimizer_class,
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -181,6 +191,7 @@ class Checkpoint:
                 scheduler=content.get("scheduler"),
                 scaler=content.get("scaler"),
                 running=None if running is None else Running(**running),
+                optimizer_class=content.get("optimizer_class", ""),
             )
         except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
             raise DataError(

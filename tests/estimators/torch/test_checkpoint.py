@@ -50,6 +50,17 @@ def test_a_restored_run_has_the_state_and_the_rate_for_its_workers(tmp_path, siz
     assert fresh.param_groups[0]["lr"] == (0.7 if size == 3 else pytest.approx(0.7 / 3 * 2))
 
 
+@pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_checkpoint_of_another_class_of_optimizer_is_refused(tmp_path, other):
+    files = RunFiles(Store.create(tmp_path), "run")
+    model = torch.nn.Linear(2, 1)
+    Checkpoint.of(model, torch.optim.Adam(model.parameters()), 1, 1.0, [{"epoch": 0}]).save(files)
+    found = Checkpoint.load(files)
+    twin = torch.nn.Linear(2, 1)
+    with pytest.raises(DataError, match=rf"optimizer Adam, not {other.__name__}: choose another run_id"):
+        found.restore("run", twin, other(twin.parameters(), lr=0.1), 1, 1.0)
+
+
 def warming_up(optimizer):
     schedulers = [
         torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
