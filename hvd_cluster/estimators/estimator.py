@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders
@@ -237,7 +238,11 @@ class DistributedEstimator(ColumnRoles, Estimator):
         return self._value("transformation_fn")  # type: ignore[no-any-return]
 
     def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
-        """A few rows to try the model on, as the reader yields them."""
+        """A few rows to try the model on, as the reader yields them.
+
+        Raises:
+            DataError: ``transformation_fn`` failed, or leaves out columns that are needed.
+        """
         reader = ParquetReader(
             dataset.train,
             dataset.schema,
@@ -249,7 +254,13 @@ class DistributedEstimator(ColumnRoles, Estimator):
             transformation_fn=self._transformation(),
             num_threads=1,
         )
-        return next(reader.epoch(0))
+        found = next(reader.epoch(0))
+        inputs = self._inputs(dataset)
+        weight = (inputs.sample_weight_col,) if inputs.sample_weight_col else ()
+        lost = [name for name in (*inputs.feature_cols, *inputs.label_cols, *weight) if name not in found]
+        if lost:
+            raise DataError(f"the rows of transformation_fn lack columns: {missing_columns_text(lost, list(found))}")
+        return found
 
     def _metadata_of(self, spec: Any) -> dict[str, Any]:
         """What the model keeps of its training."""

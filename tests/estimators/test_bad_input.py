@@ -120,6 +120,15 @@ def test_a_null_in_a_feature_names_the_column_and_the_count(frame):
         estimator(feature_cols=["a"], model=torch.nn.Linear(1, 1)).fit(holes)
 
 
+@pytest.mark.parametrize("lost", ["x", "y", "a"])
+def test_a_column_that_transformation_fn_leaves_out_is_named(frame, lost):
+    def leave_out(row):
+        return {name: value for name, value in row.items() if name != lost}
+
+    with pytest.raises(DataError, match=f"transformation_fn lack columns: there is no column '{lost}'"):
+        estimator(transformation_fn=leave_out, sample_weight_col="a").fit(frame)
+
+
 def test_nothing_is_left_of_a_fit_that_failed(frame, tmp_path):
     with pytest.raises(DataError):
         estimator(model=torch.nn.Linear(3, 1), store=tmp_path).fit(frame)
