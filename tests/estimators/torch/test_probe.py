@@ -12,10 +12,10 @@ from hvd_cluster.estimators.torch.probe import probe
 ROWS = 3
 
 
-def run(net, loss, *, features=None, label=None, metrics=(), weights=False, shapes=None, **more):
+def run(net, loss, *, features=None, label=None, metrics=(), weights=False, row_weights=None, shapes=None, **more):
     batch = {"x": torch.randn(ROWS, 4) if features is None else features}
     batch["y"] = torch.randn(ROWS) if label is None else label
-    batch["w"] = torch.ones(ROWS)
+    batch["w"] = torch.ones(ROWS) if row_weights is None else row_weights
     schema = Schema(tuple(Column(name, Kind.NUMERIC, "float32", tuple(t.shape[1:])) for name, t in batch.items()))
     inputs = Inputs(
         feature_cols=("x",), label_cols=("y",), sample_weight_col="w" if weights else None, input_shapes=shapes
@@ -81,6 +81,12 @@ def test_the_trial_leaves_model_and_generator_as_they_were():
             lambda o, l: F.mse_loss(o, l),
             {"weights": True},
             ["must take reduction='none' because sample_weight_col"],
+        ),
+        (
+            torch.nn.Linear(4, 1),
+            F.mse_loss,
+            {"weights": True, "row_weights": torch.ones(ROWS, 2)},
+            ["sample_weight_col='w' holds 2 numbers a row"],
         ),
     ],
 )
