@@ -80,6 +80,15 @@ def test_every_kind_of_pandas_column_arrives_as_the_same_numbers(frame: pd.DataF
     assert dataset.schema["vector"] == Column("vector", Kind.LIST, "float32", (2,))
 
 
+def test_sparse_pandas_columns_are_columns_of_numbers(store: Store) -> None:
+    frame = pd.get_dummies(pd.Series(list("abca")), sparse=True).assign(x=pd.arrays.SparseArray([0.0, 0.0, 1.5, 0.0]))
+    dataset = materialize(frame, store, columns=["a", "x"])
+    reader = ParquetReader(dataset.train, dataset.schema, dataset.store, batch_size=4, shuffle=False)
+    batch = next(reader.epoch(0))
+    assert batch["a"].tolist() == [True, False, False, True]
+    assert batch["x"].tolist() == [0.0, 0.0, 1.5, 0.0]
+
+
 def test_spark_vectors_in_pandas_are_columns_too(store: Store) -> None:
     linalg = pytest.importorskip("pyspark.ml.linalg", reason="pyspark is not installed")
     frame = pd.DataFrame({"id": [0, 1], "v": [linalg.Vectors.dense([1.0, 2.0]), linalg.Vectors.sparse(2, {1: 3.0})]})

@@ -54,6 +54,8 @@ def _to_array(series: pd.Series[Any]) -> Any:
         first = next((value for value in values if value is not None), None)
         if getattr(first, "ndim", 0) > 1 or hasattr(first, "toArray") or hasattr(first, "detach"):
             return _stacked(values)
+    if hasattr(series.dtype, "fill_value"):  # a SparseDtype, which Arrow does not take
+        series = series.sparse.to_dense()
     return pyarrow.array(series, from_pandas=True)
 
 
