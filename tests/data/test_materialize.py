@@ -310,14 +310,24 @@ def test_nulls_and_ragged_lists_are_reported_together_and_nothing_stays(frame: p
     assert store.list(store.prefix) == []
 
 
+@pytest.mark.parametrize("array", [np.ones((2, 3)), torch.ones(2)])
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+def test_what_a_join_leaves_among_arrays_is_a_null(store: Store, array: Any, missing: Any) -> None:
+    for values in ([array, array, missing], [missing, array, array]):
+        with pytest.raises(DataError, match="column 'image' holds 1 null"):
+            materialize(pd.DataFrame({"image": values}), store, columns=["image"])
+
+
 def test_arrays_of_different_shapes_and_mixed_types_are_reported_together(frame: pd.DataFrame, store: Store) -> None:
     frame.at[3, "image"] = np.zeros((3, 2), dtype=np.uint8)
     frame["mixed"] = [1, "two"] * (ROWS // 2)
+    frame["huge"] = [2**70] * ROWS
     with pytest.raises(DataError) as caught:
-        materialize(frame, store, columns=["image", "mixed"])
+        materialize(frame, store, columns=["image", "mixed", "huge"])
     assert "'image'" in str(caught.value)
     assert "different shapes, (2, 3) and (3, 2)" in str(caught.value)
     assert "'mixed' cannot be converted" in str(caught.value)
+    assert "'huge' cannot be converted" in str(caught.value)
 
 
 @pytest.mark.parametrize("empty", [pd.DataFrame({"id": []}), pa.table({"id": pa.array([], pa.int64())})])

@@ -40,7 +40,7 @@ def to_table(frame: pd.DataFrame, columns: Sequence[str]) -> pa.Table:
         series = frame.iloc[:, existing.index(name)]
         try:
             arrays[name] = _to_array(series)
-        except (pyarrow.ArrowException, ValueError, TypeError) as error:
+        except (pyarrow.ArrowException, ValueError, TypeError, OverflowError) as error:
             problems.append(f"column {name!r} cannot be converted: {error}")
     if problems:
         raise DataError("\n".join(problems))
@@ -51,7 +51,7 @@ def _to_array(series: pd.Series[Any]) -> Any:
     pyarrow = load_pyarrow()
     if series.dtype == object:
         values = series.to_numpy()
-        first = next((value for value in values if value is not None), None)
+        first = next((value for value in values if not _is_missing(value)), None)
         if getattr(first, "ndim", 0) > 1 or hasattr(first, "toArray") or hasattr(first, "detach"):
             return _stacked(values)
     if hasattr(series.dtype, "fill_value"):  # a SparseDtype, which Arrow does not take
@@ -59,10 +59,15 @@ def _to_array(series: pd.Series[Any]) -> Any:
     return pyarrow.array(series, from_pandas=True)
 
 
+def _is_missing(value: Any) -> bool:
+    """Whether an object is what pandas has for no value; a join leaves NaN, also among arrays."""
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+
+
 def _stacked(values: Any) -> Any:
     """Arrays of one shape as (nested) fixed-size lists, nulls where there is None."""
     pyarrow = load_pyarrow()
-    arrays = [None if value is None else _to_numpy(value) for value in values]
+    arrays = [None if _is_missing(value) else _to_numpy(value) for value in values]
     present = [array for array in arrays if array is not None]
     shapes = sorted({array.shape for array in present})
     if len(shapes) > 1:
