@@ -108,9 +108,17 @@ class Scorer:
         if len(outputs) <= max(column.output for column in self.columns):
             raise DataError(f"the model returned {len(outputs)} outputs, which are fewer than the label columns")
         return [
-            to_arrow(column.values(outputs[column.output]), arrow_type)
+            _to_array(column, outputs[column.output], arrow_type)
             for column, arrow_type in zip(self.columns, types, strict=True)
         ]
+
+
+def _to_array(column: OutputColumn, output: torch.Tensor, arrow_type: Any) -> Any:
+    try:
+        return to_arrow(column.values(output), arrow_type)
+    except DataError as error:
+        remedy = "the type is its label's; setOutputKinds(['array']), or another kind, takes numbers as they are"
+        raise DataError(f"output column {column.name!r}: {error}; {remedy}") from error
 
 
 @dataclass(frozen=True)

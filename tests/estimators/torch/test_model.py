@@ -76,6 +76,14 @@ def test_integers_and_bools_are_rounded(name, expected):
     assert str(scored["y__output"].type) == name
 
 
+def test_an_output_beyond_the_type_of_its_label_is_named_with_the_remedy():
+    narrow = model(types=("uint8", VECTOR))
+    with pytest.raises(DataError, match=r"output column 'y__output': values do not fit the type uint8.*setOutputKinds"):
+        narrow.transform(TABLE)
+    scored = narrow.setOutputKinds(["array", "plain"]).transform(TABLE)
+    assert scored["y__output"][2].as_py() == pytest.approx([-1.6])
+
+
 def test_a_pandas_frame_keeps_its_index():
     frame = TABLE.to_pandas().set_index(pd.Index(["a", "b", "c"]))
     scored = model().transform(frame)
