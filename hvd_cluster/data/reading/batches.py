@@ -80,7 +80,7 @@ def to_arrow(tensor: torch.Tensor, arrow_type: Any) -> pa.Array:
 
     Args:
         tensor: shape (n,), (n, 1) for a scalar type; (n, ...) for lists and vectors, where each row is flattened.
-        arrow_type: integer (values are rounded, NaN becomes null), floating, bool (rounded, then ``!= 0``) or decimal;
+        arrow_type: integer (values are rounded, NaN becomes null), floating, bool (rounded, then ``> 0``) or decimal;
             ``list``, ``large_list`` or ``fixed_size_list`` of such; or the struct of Spark's vectors.
 
     Raises:
@@ -137,7 +137,8 @@ def _scalars(values: Any, arrow_type: Any) -> pa.Array:
     types = load_pyarrow("pyarrow.types")
     try:
         if types.is_boolean(arrow_type):
-            return pyarrow.array(np.rint(values.astype(np.float64)) != 0)
+            # Not `!= 0`: the logit of a sure False is far below 0.
+            return pyarrow.array(np.rint(values.astype(np.float64)) > 0)
         if types.is_integer(arrow_type) and values.dtype.kind == "f":
             # Also beyond 2**53 and out of range: Arrow checks, NumPy would wrap.
             missing = np.isnan(values)
