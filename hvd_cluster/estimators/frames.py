@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.materialize import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    from hvd_cluster.data.store import Store
 
 
 class Frame(enum.Enum):
@@ -65,7 +68,21 @@ def _parquet_columns(path: str) -> list[str]:
     from hvd_cluster.data.store import Store
 
     store = Store.create(path)
+    return parquet_columns(store, store.prefix, repr(path))
+
+
+def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
+    """The names of the columns of Parquet in a store; ``shown`` is how messages tell the place.
+
+    Raises:
+        DataError: no Parquet can be read there.
+    """
     try:
-        return list(store.get_parquet_dataset(store.prefix).schema.names)
+        names = list(store.get_parquet_dataset(path).schema.names)
+    except FileNotFoundError as error:
+        raise DataError(f"no Parquet can be read at {shown}: there is no such file or folder") from error
     except (OSError, ValueError) as error:
-        raise DataError(f"no Parquet can be read at {path!r}: {error}") from error
+        raise DataError(f"no Parquet can be read at {shown}: {error}") from error
+    if not names:
+        raise DataError(f"no Parquet can be read at {shown}: the folder holds no Parquet files")
+    return names

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.store import Store
-from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.frames import parquet_columns
 
 
 def column_names(store: Store, dataset_idx: int | str | None) -> list[str]:
@@ -18,10 +18,7 @@ def column_names(store: Store, dataset_idx: int | str | None) -> list[str]:
         DataError: no Parquet can be read there.
     """
     path = store.get_train_data_path(dataset_idx)
-    try:
-        return list(store.get_parquet_dataset(path).schema.names)
-    except (OSError, ValueError) as error:
-        raise DataError(f"no Parquet can be read at {path!r}, where the training data should be: {error}") from error
+    return parquet_columns(store, path, f"{path!r}, where the training data should be")
 
 
 def dataset(store: Store, dataset_idx: int | str | None, columns: Sequence[str], num_proc: int) -> Dataset:

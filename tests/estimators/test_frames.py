@@ -29,5 +29,7 @@ def test_anything_else_is_refused_with_what_there_is():
 
 
 def test_a_path_without_parquet_is_named(tmp_path):
-    with pytest.raises(DataError, match="no Parquet can be read at"):
+    with pytest.raises(DataError, match=r"no Parquet can be read at '.*nothing': there is no such file or folder"):
         column_names(str(tmp_path / "nothing"))
+    with pytest.raises(DataError, match="no Parquet can be read at .*: the folder holds no Parquet files"):
+        column_names(str(tmp_path))

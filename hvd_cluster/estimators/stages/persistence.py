@@ -137,8 +137,10 @@ def _metadata(store: Store, path: str) -> dict[str, Any]:
     folder = f"{store.prefix}/metadata"
     try:
         parts = [name for name in store.list(folder) if "/part-" in name or name.startswith("part-")]
+        if not parts:
+            raise FileNotFoundError(f"there is no {_METADATA} in it")
         found: dict[str, Any] = json.loads(store.read(sorted(parts)[0]))
-    except (OSError, IndexError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a saved stage: no metadata can be read there ({error})") from error
     return found
 

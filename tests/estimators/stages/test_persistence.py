@@ -103,8 +103,9 @@ def test_a_folder_without_metadata_is_not_a_stage(tmp_path):
     estimator().save(str(path))
     for file in (path / "metadata").iterdir():
         file.unlink()
-    with pytest.raises(DataError, match="not a saved stage"):
-        TorchEstimator.load(str(path))
+    for place in (path, tmp_path / "nothing"):
+        with pytest.raises(DataError, match="not a saved stage.*there is no metadata/part-00000 in it"):
+            TorchEstimator.load(str(place))
 
 
 def test_loading_as_another_class_names_the_right_one(tmp_path):
