@@ -10,6 +10,7 @@ import torch
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.early_stopping import EarlyStopping
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
@@ -47,10 +48,20 @@ class Inputs:
         ]
 
     def sample_weights(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor | None:
-        """(rows,) float32, or None."""
+        """(rows,) float32, or None.
+
+        Raises:
+            DataError: the column holds several numbers a row.
+        """
         if self.sample_weight_col is None:
             return None
-        return batch[self.sample_weight_col].to(device=device, dtype=torch.float32).reshape(-1)
+        weights = batch[self.sample_weight_col]
+        if weights.numel() != len(weights):
+            raise DataError(
+                f"sample_weight_col={self.sample_weight_col!r} holds {weights[0].numel()} numbers a row: give a column "
+                "with one"
+            )
+        return weights.to(device=device, dtype=torch.float32).reshape(-1)
 
 
 @dataclass(frozen=True, kw_only=True)

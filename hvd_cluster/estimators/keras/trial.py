@@ -77,6 +77,8 @@ def try_model(
     columns = replace(columns, label_shapes=label_shapes or shaped, output_keys=keys_of(raw))
     try:
         model.test_on_batch(*columns.item(batch))
+    except DataError:
+        raise
     except Exception as error:  # the user's own loss
         raise _refused(
             "the loss or a metric does not take its output and label", error, inputs, batch, schema

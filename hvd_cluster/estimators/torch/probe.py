@@ -144,12 +144,6 @@ def _try(
         lambda: objective.transform_outputs(outputs, labels), "label_shapes does not fit the labels", 2
     )
     weights = inputs.sample_weights(batch, _CPU)
-    if weights is not None and len(weights) != rows:
-        raise _Refused(
-            f"sample_weight_col={inputs.sample_weight_col!r} holds {len(weights) // rows} numbers a row: give a column "
-            "with one",
-            2,
-        )
     if weighted and weights is None:
         weights = torch.ones(rows)
     total: Any = 0.0

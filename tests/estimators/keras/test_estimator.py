@@ -472,6 +472,7 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
             lambda: fit(workers(2), label_cols=["y", "w"]),
             lambda: fit(workers(2), feature_cols=["a", "x"]),
             lambda: fit(workers(2), loss=lambda y, p: keras.ops.zeros((3, 4, 5)) + y),
+            lambda: fit(workers(2), sample_weight_col="x"),
         ):
             try:
                 act().fit(frame)
@@ -480,7 +481,7 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
         return texts, workers(2).runs - runs
 
     texts, runs = driver(fn, frame)
-    model, compiled, outputs, swapped, loss = texts
+    model, compiled, outputs, swapped, loss, weight = texts
     assert "Model parameter is required: give a keras.Model" in model
     assert "optimizer is required" in compiled
     assert "loss is required" in compiled
@@ -488,6 +489,7 @@ def test_mistakes_are_named_before_anything_starts(driver, frame):
     assert "the model does not take the feature columns" in swapped
     assert "feature 'a': batch of shape (rows)" in swapped
     assert "the loss or a metric does not take its output and label" in loss
+    assert weight.startswith("sample_weight_col='x' holds 4 numbers a row")
     assert runs == 0
 
 
