@@ -1,10 +1,12 @@
 """What a param may hold: each rule takes a value and returns it in its final form, or raises ValueError.
 
-The text of the error completes "<param>=<value> ...".
+The text of the error completes "<param>=<value> ...". Stages hold the rules, so that these are functions that
+pickle knows.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +21,17 @@ def anything(value: Any) -> Any:
 
 def whole(at_least: int) -> Rule:
     """An integer (Python's or numpy's) of at least ``at_least``."""
+    return functools.partial(_whole, at_least)
 
-    def rule(value: Any) -> int:
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise ValueError("must be a whole number") from None
-        if isinstance(value, bool) or number < at_least:
-            raise ValueError(f"must be a whole number of at least {at_least}")
-        return number
 
-    return rule
+def _whole(at_least: int, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError("must be a whole number") from None
+    if isinstance(value, bool) or number < at_least:
+        raise ValueError(f"must be a whole number of at least {at_least}")
+    return number
 
 
 def flag(value: Any) -> bool:
@@ -89,12 +91,13 @@ def share_or_column(value: Any) -> float | str:
 
 
 def one_of(*choices: str) -> Rule:
-    def rule(value: Any) -> Any:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(repr(choice) for choice in choices)}")
-        return value
+    return functools.partial(_one_of, choices)
 
-    return rule
+
+def _one_of(choices: tuple[str, ...], value: Any) -> Any:
+    if value not in choices:
+        raise ValueError(f"must be one of {', '.join(repr(choice) for choice in choices)}")
+    return value
 
 
 def callables(value: Any) -> list[Any]:
@@ -164,9 +167,10 @@ def stopping(value: Any) -> Any:
 
 
 def deprecated(remedy: str) -> Rule:
-    def rule(value: Any) -> Any:
-        if value is not None:
-            warnings.warn(f"this param has no effect any more: {remedy}", DeprecationWarning, stacklevel=6)
-        return value
+    return functools.partial(_deprecated, remedy)
 
-    return rule
+
+def _deprecated(remedy: str, value: Any) -> Any:
+    if value is not None:
+        warnings.warn(f"this param has no effect any more: {remedy}", DeprecationWarning, stacklevel=6)
+    return value

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import warnings
 
 import pytest
 import torch
 
-from hvd_cluster.estimators import TorchEstimator, TorchModel
+from hvd_cluster.estimators import KerasEstimator, KerasModel, LightningEstimator, TorchEstimator, TorchModel
 
 
 def test_every_param_has_a_setter_that_returns_the_stage_and_a_getter():
@@ -100,6 +101,15 @@ def test_copy_and_explain_params_work_as_in_spark_ml():
     assert estimator.isSet("epochs")
     assert not estimator.isSet("batch_size")
     assert estimator.extractParamMap()[estimator.epochs] == 3
+
+
+@pytest.mark.parametrize("cls", [TorchEstimator, TorchModel, KerasEstimator, KerasModel, LightningEstimator])
+def test_stages_are_pickled_with_their_values(cls):
+    stage = cls(run_id="mine")
+    again = pickle.loads(pickle.dumps(stage))
+    assert (again.uid, again.getRunId()) == (stage.uid, "mine")
+    with pytest.raises(ValueError, match="batch_size=0 must be a whole number"):
+        again.setBatchSize(0)
 
 
 def test_a_subclass_may_have_params_of_its_own_in_the_way_of_synapse_ml():

@@ -17,6 +17,10 @@ P = TypeVar("P", bound="Params")
 ParamMap = dict["Param", Any]
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 class Param:
     """A param with self-contained documentation, owned by the stage whose uid is ``parent``."""
 
@@ -24,7 +28,7 @@ class Param:
         self.parent = parent.uid
         self.name = name
         self.doc = doc
-        self.typeConverter = typeConverter or (lambda value: value)
+        self.typeConverter = typeConverter or _unchanged
 
     def owned_by(self, stage: Params) -> Param:
         mine = copy.copy(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from hvd_cluster.estimators.stages import plain_stage
@@ -43,6 +45,13 @@ def test_values_beat_defaults(doubler):
     assert stage.getOrDefault("factor") == 2.0
     with pytest.raises(KeyError):
         stage.getOrDefault("label")
+
+
+def test_a_param_is_pickled_with_its_converter():
+    param = plain_stage.Param(plain_stage.Params._dummy(), "label", "a text")
+    again = pickle.loads(pickle.dumps(param))
+    assert again == param
+    assert again.typeConverter("a") == "a"
 
 
 def test_a_copy_keeps_the_uid_and_takes_extra_values(doubler):
