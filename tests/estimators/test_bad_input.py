@@ -90,6 +90,12 @@ def test_an_optimizer_that_needs_a_closure_is_refused(frame):
         estimator(model=net, optimizer=torch.optim.LBFGS(net.parameters())).fit(frame)
 
 
+def test_a_lazy_model_that_has_no_shape_yet_is_refused_with_the_remedy(frame):
+    net = torch.nn.Sequential(torch.nn.LazyLinear(1))
+    with pytest.raises(ValueError, match=r"model: 0\.weight, 0\.bias have no shape yet.*call the model once"):
+        estimator(model=net).fit(frame)
+
+
 def test_an_unpicklable_capture_is_named(frame):
     lock = threading.Lock()
 

@@ -27,6 +27,7 @@ class ModuleEstimator(DistributedEstimator):
                 "optimizer: LBFGS needs a closure in each step, which distributed training has not; use another"
             )
         elif isinstance(value("model"), torch.nn.Module):
+            wrong += _unsized(value("model"))
             try:
                 OptimizerState.of(value("optimizer"), value("model"))
             except ValueError as error:
@@ -81,6 +82,15 @@ class ModuleEstimator(DistributedEstimator):
             "loss": self._value("loss"),
             "loss_constructors": self._value("loss_constructors"),
         }
+
+
+def _unsized(model: torch.nn.Module) -> list[str]:
+    """A complaint of parameters that have no shape yet, which workers cannot make equal; empty if all have one."""
+    lazy = [name for name, one in model.named_parameters() if isinstance(one, torch.nn.UninitializedParameter)]
+    if not lazy:
+        return []
+    remedy = "call the model once with rows like those of the data, and build the optimizer after that"
+    return [f"model: {', '.join(lazy)} have no shape yet, as in LazyLinear: {remedy}"]
 
 
 def as_tuples(shapes: list[list[int]] | None) -> tuple[tuple[int, ...], ...] | None:
