@@ -10,6 +10,7 @@ import functools
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 Rule = Callable[[Any], Any]
@@ -47,7 +48,9 @@ def text(value: Any) -> str:
 
 
 def column_names(value: Any) -> list[str]:
-    """A list of distinct column names; one name stands for a list of one."""
+    """A list of distinct column names, or an index or array of such; one name stands for a list of one."""
+    if hasattr(value, "tolist"):  # of pandas or NumPy, as in df.columns.drop("y")
+        value = value.tolist()
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError("must be a list of column names that is not empty")
@@ -85,7 +88,7 @@ def share_or_column(value: Any) -> float | str:
     """A share of the rows in [0, 1), or the name of the column that marks validation rows."""
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+    if type(value) is not bool and isinstance(value, Real) and 0 <= float(value) < 1:
         return float(value)
     raise ValueError("must be a share of the rows in [0, 1), or the name of a column that marks the validation rows")
 
@@ -123,7 +126,7 @@ def functions(value: Any) -> Any:
 
 
 def positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    if type(value) is bool or not isinstance(value, Real) or float(value) <= 0:
         raise ValueError("must be a number above 0")
     return float(value)
 

@@ -85,11 +85,18 @@ def test_an_unknown_param_is_a_type_error_with_the_near_miss():
 
 def test_numpy_numbers_and_tuples_become_plain_values():
     import numpy as np
+    import pandas as pd
 
     estimator = TorchEstimator(epochs=np.int64(4), feature_cols="x", input_shapes=((-1, 2),))
     assert type(estimator.getEpochs()) is int
     assert estimator.getFeatureCols() == ["x"]
     assert estimator.getInputShapes() == [[-1, 2]]
+    estimator = TorchEstimator(
+        validation=np.float32(0.25), gradient_clip_norm=np.int64(2), feature_cols=np.array(["x"])
+    )
+    assert (estimator.getValidation(), estimator.getGradientClipNorm()) == (0.25, 2.0)
+    assert estimator.getFeatureCols() == ["x"]
+    assert TorchEstimator(feature_cols=pd.Index(["a", "b", "y"]).drop("y")).getFeatureCols() == ["a", "b"]
 
 
 def test_copy_and_explain_params_work_as_in_spark_ml():
