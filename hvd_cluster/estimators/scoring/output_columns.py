@@ -17,6 +17,10 @@ ARRAY = "array"
 KINDS = ("plain", "vector", "array", "probability", "argmax", "columns")
 
 
+#: Types of labels that Spark has not -> those that hold the same numbers there.
+_ON_SPARK = {"uint8": "int16"}
+
+
 @dataclass(frozen=True)
 class OutputColumn:
     """One column that ``transform`` adds."""
@@ -82,7 +86,7 @@ def plan(
             found += [OutputColumn(f"{name}_{i}", output, kind, "float32", i) for i in range(width)]
             continue
         type_of_kind = {
-            "plain": types[output],
+            "plain": _ON_SPARK.get(types[output], types[output]) if on_spark else types[output],
             "vector": VECTOR,
             "array": ARRAY,
             "probability": VECTOR,

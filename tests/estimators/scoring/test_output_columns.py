@@ -5,7 +5,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+from hvd_cluster.data.schema import Kind
 from hvd_cluster.estimators import TorchModel
+from hvd_cluster.estimators.scoring.metadata import output_type
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, plan
 
 LOGITS = [[0.0, 1.0, 3.0], [2.0, 1.0, 0.0]]
@@ -57,6 +59,17 @@ def test_classes_are_float64_on_spark_and_int64_elsewhere():
         "int64",
         ARRAY,
     ]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64"])
+def test_spark_has_a_type_for_the_output_of_any_label(dtype):
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    from hvd_cluster.estimators.spark.rows import spark_type
+
+    types = [output_type(Kind.BOOL if dtype == "bool" else Kind.NUMERIC, dtype, ())]
+    column = plan(["p"], 1, types, None, None, on_spark=True)[0]
+    assert spark_type(column.type).typeName()
+    assert np.can_cast(dtype, column.type)
 
 
 def test_what_does_not_agree_is_named():
