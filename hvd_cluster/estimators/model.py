@@ -192,10 +192,13 @@ class FittedModel(Stage, Model):
     def _transform_spark(self, dataset: Any, scorer: Scorer) -> Any:
         from pyspark.sql.types import StructField, StructType
 
+        from hvd_cluster.data import schema_spark
         from hvd_cluster.data.spark_batches import map_batches
         from hvd_cluster.estimators.spark.rows import spark_type
         from hvd_cluster.spark.session import active
 
+        if self._predicts_by_batch():  # now, and not in a task of whatever job asks for the result
+            schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()
         blob = self._pickled_model()
         # Never freed by us: the result is lazy, and may be asked for at any time.
         parcel = active(dataset.sparkSession).keep(blob)

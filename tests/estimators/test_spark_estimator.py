@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hvd_cluster.errors import NotEnoughSlotsError, WorkerFailedError
+from hvd_cluster.errors import DataError, NotEnoughSlotsError, WorkerFailedError
 from hvd_cluster.estimators import TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -242,6 +242,14 @@ def test_any_column_may_have_dots_and_backticks_in_its_name(spark, data, own):
     for row in found:
         assert row["y.1__output"] == pytest.approx(2 * row["a.b"])
         assert row["c__output"] == pytest.approx(row["id.`x`"] if own else row["a.b"])
+
+
+@pytest.mark.spark("local")
+def test_a_feature_that_no_tensor_can_hold_is_named_before_a_job_starts(spark, data):
+    model = TorchModel(model=Net(), feature_columns=["features", "a"], label_columns=["y", "c"])
+    texts = data.selectExpr("features", "string(a) AS a", "y")
+    with pytest.raises(DataError, match=r"no tensor can be made of column 'a' \(string\)"):
+        model.transform(texts)
 
 
 @pytest.mark.spark("local", "connect")
