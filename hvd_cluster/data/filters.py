@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import decimal
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,8 @@ def _condition(entry: Any) -> Condition:
         name, op = entry[0], "==" if entry[1] == "=" else entry[1]
         if op in _NULL_CHECKS:
             return name, op, None
-        if op in {"in", "not in"} and len(entry) == 3 and not isinstance(entry[2], (str, bytes)):
+        several = len(entry) == 3 and isinstance(entry[2], Iterable) and not isinstance(entry[2], (str, bytes))
+        if op in {"in", "not in"} and several:
             # In an order that every process finds: a set of texts has another one in each.
             choices = {repr(value): value for value in entry[2] if value is not None}
             return name, op, tuple(choices[text] for text in sorted(choices))

@@ -132,6 +132,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         lanes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        _check_whole(batch_size=batch_size, rank=rank, size=size, seed=seed, epoch=epoch, num_threads=num_threads)
         _check(batch_size, rank, size, remainder, arrays, num_threads, lanes)
         rules = ColumnRules(shapes=shapes or {}, fill=fill_nulls or {}, pad=pad or {}, decode=decode or {})
         opened = open_source(
@@ -339,6 +340,17 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             window_rows=budget.window_rows,
         )
         return Course(planner, self._blocks, budget, self._end_epoch)
+
+
+def _check_whole(**numbers: Any) -> None:
+    """Refuse what is no whole number, all at once."""
+    problems = [
+        f"{name} is {value!r}: it must be a whole number"
+        for name, value in numbers.items()
+        if not hasattr(value, "__index__")
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def _check(

@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
@@ -158,15 +159,18 @@ def test_a_reader_pickles_with_its_position(folder: Path) -> None:
     ("source", "options", "message"),
     [
         ("nowhere", {}, "there is no Parquet at"),
-        (7, {}, "cannot read 7: give a path"),
+        (7, {}, "cannot read data of type int: give a path"),
+        (pd.DataFrame({"id": [1]}), {}, "^cannot read data of type DataFrame: give a path"),
         ([], {}, r"cannot read \[\]: give a path"),
         ("", {"columns": "id"}, "columns is the text 'id'"),
+        ("", {"drop_nulls": "id"}, "drop_nulls is the text 'id'"),
         ("", {"columns": ["ID"]}, "there is no column 'ID'; did you mean 'id'"),
         (
             "",
             {"rank": 2, "size": 2, "arrays": "jax", "lanes": 0},
             "(?s)rank is 2 of size 2.*arrays is 'jax'.*lanes is 0",
         ),
+        ("", {"batch_size": 2.5, "seed": None}, "(?s)batch_size is 2.5: it must be a whole number.*seed is None"),
         ("", {"remainder": "keep"}, "remainder is 'keep': it is one of drop, pad, partial, uneven"),
         ("", {"filesystem": object()}, "object is no filesystem"),
     ],

@@ -88,6 +88,8 @@ def open_source(
         name = repr(source if isinstance(source, (str, os.PathLike)) else paths[0])
         listed = not isinstance(source, (str, os.PathLike))
         folder = ParquetFolder(opened, paths, _names(columns), rules.decode, listed=listed)
+        if isinstance(drop_nulls, str):
+            raise DataError(f"drop_nulls is the text {drop_nulls!r}: give a list of names, or True for all columns")
         valid = folder.schema.names if drop_nulls is True else drop_nulls or ()
         row_filter = row_filters.parse(filters, valid)
         groups = folder.row_groups if row_filter is None else folder.filtered(row_filter)
@@ -113,7 +115,9 @@ def _open_paths(source: Any, filesystem: Any, storage_options: Mapping[str, Any]
     """The filesystem of one or several paths, and the paths inside it."""
     several = [source] if isinstance(source, (str, os.PathLike)) else list(source) if _is_list(source) else []
     if not several or not all(isinstance(path, (str, os.PathLike)) for path in several):
-        raise DataError(f"cannot read {source!r}: give a path or URL of Parquet data, a list of such, or a Dataset")
+        # The type, and not all rows of a DataFrame.
+        shown = repr(source) if _is_list(source) and not several else f"data of type {type(source).__name__}"
+        raise DataError(f"cannot read {shown}: give a path or URL of Parquet data, a list of such, or a Dataset")
     if filesystem is None:
         store = Store.create(several[0], storage_options=storage_options)
         return store.fs, [store.get_localized_path(normalize(path)) for path in several]
