@@ -20,6 +20,7 @@ from hvd_cluster.data.schema import infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.probe import shapes_text
 from hvd_cluster.oldpaths.carry import carries
 
 _CPU = torch.device("cpu")
@@ -74,14 +75,23 @@ class Scorer:
         with self.framework.mode(model):
             for start in range(0, table.num_rows, self.batch_size):
                 part = features.slice(start, self.batch_size)
-                tensors = self.inputs.features(to_tensors(part, infer(part.schema)), _CPU)
-                outputs = self.framework.predict(model, tensors)
+                outputs = self._outputs(model, part)
                 for chunk, array in zip(chunks, self._to_arrays(outputs, part.num_rows, types), strict=True):
                     chunk.append(array)
         return [
             pa.concat_arrays(chunk) if chunk else pa.array([], type=arrow_type)
             for chunk, arrow_type in zip(chunks, types, strict=True)
         ]
+
+    def _outputs(self, model: Any, part: Any) -> Sequence[torch.Tensor]:
+        """What the model returns for some rows of the feature columns."""
+        schema = infer(part.schema)
+        tensors = to_tensors(part, schema)
+        try:
+            return self.framework.predict(model, self.inputs.features(tensors, _CPU))
+        except Exception as error:  # the user's own model, which may raise anything
+            text = f"the model failed on the feature columns: {type(error).__name__}: {error}"
+            raise DataError(f"{text}\n{shapes_text(self.inputs, tensors, schema)}") from error
 
     def score_rows(self, model: Any, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
         """The same, one row at a time through a ``predict_fn(model, row)`` of the user's own."""

@@ -135,6 +135,11 @@ def test_what_cannot_be_scored_is_named(params, text):
 def test_nulls_and_wrong_shapes_are_named():
     with pytest.raises(DataError, match=r"'x'.*1"):
         model().transform(pa.table({"x": [[1.0, 2.0], None]}))
+    net = torch.nn.Linear(3, 1)
+    with pytest.raises(DataError, match=r"(?s)failed on the feature columns.*feature 'x': batch of shape \(rows, 2\)"):
+        model(model=net).transform(TABLE)
+    with pytest.raises(DataError, match=r"(?s)failed on the feature columns.*given to the model as \(-1, 4\)"):
+        model(model=net, input_shapes=[[-1, 4]]).transform(TABLE)
     with pytest.raises(DataError, match="one row for each"):
         model(model=torch.nn.Flatten(0), label_columns=["y"], _metadata=None).transform(TABLE)
 
