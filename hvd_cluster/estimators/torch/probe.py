@@ -80,7 +80,17 @@ def probe(
                 )
         except _Refused as refusal:
             refusals.append(refusal)
-    raise DataError(f"{max(refusals, key=lambda refusal: refusal.progress)}\n{shapes_text(inputs, batch, schema)}")
+    raise DataError(f"{_told(refusals)}\n{shapes_text(inputs, batch, schema)}")
+
+
+def _told(refusals: Sequence[_Refused]) -> str:
+    """What is wrong with the choices that came furthest.
+
+    One of them may be refused for its dtype alone, and only another for what is wrong: a class that is out of bounds.
+    """
+    furthest = max(refusal.progress for refusal in refusals)
+    first, *others = dict.fromkeys(str(refusal) for refusal in refusals if refusal.progress == furthest)
+    return "\n".join([first, *(f"with whole numbers as int64: {text.splitlines()[0]}" for text in others)])
 
 
 def floating_dtype(model: torch.nn.Module) -> str:

@@ -97,6 +97,17 @@ def test_a_misfit_is_named_with_the_shapes_and_the_complaint(net, loss, more, te
         assert text in str(caught.value)
 
 
+def test_a_class_or_an_index_that_is_out_of_bounds_is_not_hidden_by_the_dtype_that_was_tried_first():
+    with pytest.raises(
+        DataError, match=r"with whole numbers as int64: the loss .*label of 'y'.*Target 2 is out of bounds"
+    ):
+        run(torch.nn.Linear(4, 2), F.cross_entropy, label=torch.tensor([0, 1, 2]))
+    embedding = torch.nn.Sequential(torch.nn.Embedding(3, 2), torch.nn.Flatten(), torch.nn.Linear(8, 1))
+    with pytest.raises(DataError, match="with whole numbers as int64: the model .*index out of range") as caught:
+        run(embedding, F.mse_loss, features=torch.full((ROWS, 4), 7))
+    assert str(caught.value).count("\n") == 4  # and no complaint twice
+
+
 def test_who_has_columns_of_single_numbers_is_told_how_the_model_may_take_them():
     with pytest.raises(DataError, match=r"input_shapes=\[\[-1, 1\]\] makes it \(rows, 1\)") as caught:
         run(torch.nn.Linear(1, 1), F.mse_loss, features=torch.randn(ROWS))
