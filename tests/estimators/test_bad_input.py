@@ -50,6 +50,11 @@ def estimator(**params):
         ({"label_cols": None}, ValueError, ["label_cols is required"]),
         ({"optimizer": None}, ValueError, ["optimizer is required"]),
         ({"loss": None}, ValueError, ["loss is required"]),
+        (
+            {"loss": torch.nn.MSELoss, "metrics": [[torch.nn.L1Loss]]},
+            ValueError,
+            ["loss has the class MSELoss: give an instance of it, MSELoss()", "metrics has the class L1Loss"],
+        ),
         ({"loss_constructors": [torch.nn.MSELoss]}, ValueError, ["only one of loss_constructors and loss parameters"]),
         ({"num_proc": 2}, ValueError, ['At most one of parameters "backend" and "num_proc" may be specified']),
         ({"loss_weights": [0.5, 0.5]}, ValueError, ["loss_weights has 2 entries for 1 label columns"]),

@@ -36,7 +36,7 @@ class ModuleEstimator(DistributedEstimator):
             wrong.append("only one of loss_constructors and loss parameters can be specified.")
         if value("loss") is None and value("loss_constructors") is None:
             wrong.append("loss is required: give fn(output, label) -> scalar tensor")
-        return wrong
+        return wrong + _classes({"loss": value("loss"), "metrics": value("metrics")})
 
     def _count_mistakes(self) -> list[str]:
         """Which lists have not one entry for each column."""
@@ -82,6 +82,20 @@ class ModuleEstimator(DistributedEstimator):
             "loss": self._value("loss"),
             "loss_constructors": self._value("loss_constructors"),
         }
+
+
+def _classes(params: dict[str, Any]) -> list[str]:
+    """A complaint for each class of modules among functions: called with output and label, it would make a module."""
+    return [
+        f"{name} has the class {one.__name__}: give an instance of it, {one.__name__}()"
+        for name, value in params.items()
+        for one in _flat(value)
+        if isinstance(one, type) and issubclass(one, torch.nn.Module)
+    ]
+
+
+def _flat(value: Any) -> list[Any]:
+    return [one for entry in value for one in _flat(entry)] if isinstance(value, (list, tuple)) else [value]
 
 
 def _unsized(model: torch.nn.Module) -> list[str]:
