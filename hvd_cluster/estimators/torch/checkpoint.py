@@ -12,7 +12,7 @@ import torch
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
-from hvd_cluster.estimators.torch.optimizer_state import rates, set_rates
+from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import TrainSpec
@@ -150,6 +150,12 @@ class Checkpoint:
         """By what the rates of one worker were multiplied."""
         pairs = zip(self.scaled_rates, (group.get("lr", 0.0) for group in self.optimizer["param_groups"]), strict=True)
         return next((scaled / float(rate) for scaled, rate in pairs if rate), 1.0)
+
+    def unscaled_optimizer(self) -> dict[str, Any]:
+        """State of the optimizer for another fit, which multiplies again what schedulers begin from."""
+        groups = [dict(group) for group in self.optimizer["param_groups"]]
+        scale_initial_rates(groups, 1 / self._scale)
+        return {**self.optimizer, "param_groups": groups}
 
     def to_bytes(self) -> bytes:
         content = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,3 +72,10 @@ def set_rates(optimizer: torch.optim.Optimizer, values: list[float]) -> None:
             group["lr"].fill_(value)
         elif "lr" in group:
             group["lr"] = value
+
+
+def scale_initial_rates(groups: Iterable[dict[str, Any]], factor: float) -> None:
+    """Multiply what torch's schedulers begin from where an earlier one has left it in the param groups."""
+    for group in groups:
+        if "initial_lr" in group:
+            group["initial_lr"] = group["initial_lr"] * factor

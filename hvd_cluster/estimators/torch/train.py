@@ -23,7 +23,7 @@ from hvd_cluster.estimators.torch.checkpointing import Checkpointing, share_buff
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.objective import Objective
-from hvd_cluster.estimators.torch.optimizer_state import rates, set_rates
+from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
 from hvd_cluster.estimators.torch.steps import Steps
 from hvd_cluster.estimators.torch.worker import Worker
 
@@ -137,6 +137,7 @@ def _start_equal(hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimi
     if optimizer.state:  # it came with the optimizer that was given; an empty one is equal on all ranks
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
+    scale_initial_rates(optimizer.param_groups, scale)
 
 
 def choose_device(use_gpu: bool, hvd: Any) -> torch.device:
@@ -163,5 +164,5 @@ def choose_device(use_gpu: bool, hvd: Any) -> torch.device:
 
 def _pack(checkpoint: Checkpoint) -> bytes:
     buffer = io.BytesIO()
-    torch.save({"model": on_cpu(checkpoint.model), "optimizer": checkpoint.optimizer}, buffer)
+    torch.save({"model": on_cpu(checkpoint.model), "optimizer": checkpoint.unscaled_optimizer()}, buffer)
     return buffer.getvalue()

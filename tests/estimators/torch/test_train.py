@@ -130,6 +130,20 @@ def test_the_learning_rate_is_multiplied_by_the_number_of_workers(frame, two_wor
     assert scaled.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.05)
 
 
+def test_a_scheduler_begins_from_the_multiplied_rate_also_where_the_optimizer_had_one_before(frame, two_workers):
+    def used(net):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # leaves initial_lr in the optimizer
+        return optimizer
+
+    constant = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)  # noqa: E731
+    fresh = fit(frame, two_workers, scale_lr=True, lr_scheduler=constant)
+    again = fit(frame, two_workers, scale_lr=True, lr_scheduler=constant, optimizer=used)
+    assert difference(fresh, again) == 0
+    for model in (fresh, again):
+        assert model.getOptimizer().param_groups[0]["initial_lr"] == pytest.approx(0.05)
+
+
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(frame, two_workers, tmp_path):
     kept = {"net": None, "scale_lr": True, "validation": 0.2, "random_seed": None}
     whole = fit(frame, two_workers, **{**kept, "net": Net(0.3)}, epochs=4, store=tmp_path / "a", run_id="r")
