@@ -42,7 +42,10 @@ def restore(model: Any, state: bytes, run_id: str, rate_factor: float = 1.0) -> 
     optimizer = _optimizer(model)
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
+    refusal = f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id"
     with np.load(io.BytesIO(state)) as arrays:
+        if "rate_factor" not in arrays:  # Lightning's files are archives too
+            raise DataError(refusal)
         weights = _weights(model)
         pairs = [(variable, arrays.get(f"weight.{index}")) for index, variable in enumerate(weights)]
         same_factor = float(arrays["rate_factor"]) == rate_factor
@@ -54,7 +57,7 @@ def restore(model: Any, state: bytes, run_id: str, rate_factor: float = 1.0) -> 
         shapes = [(tuple(variable.shape), None if value is None else value.shape) for variable, value in pairs]
         num_arrays = sum(name.startswith(("weight.", "optimizer.")) for name in arrays)
         if num_arrays != len(pairs) or any(mine != theirs for mine, theirs in shapes):
-            raise DataError(f"run_id={run_id!r} has a checkpoint of another model or optimizer: choose another run_id")
+            raise DataError(refusal)
         for variable, value in pairs:
             variable.assign(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
 
