@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -448,6 +449,28 @@ def test_reducescatter_deals_the_rows_of_the_sum(three: Any, rows: int, dtype: s
     for (total, scaled), part in zip(three(fn), sums.split(counts), strict=True):
         assert total == part.tolist()
         assert scaled == (part * 2).tolist()
+
+
+def test_a_group_may_come_from_a_generator(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        def mine() -> Iterator[torch.Tensor]:
+            return (torch.full((2,), float(hvd.rank() + count)) for count in (1, 10))
+
+        net = torch.nn.Linear(1, 1)
+        for parameter, value in zip(net.parameters(), mine(), strict=True):
+            parameter.data.fill_(value[0])
+        hvd.grouped_allreduce_(net.parameters())
+        handles = [
+            hvd.grouped_allreduce_async(mine()),
+            hvd.grouped_allgather_async(mine()),
+            hvd.grouped_reducescatter_async(mine()),
+        ]
+        groups = [net.parameters(), hvd.grouped_allreduce(mine()), hvd.grouped_allgather(mine())]
+        groups += [hvd.grouped_reducescatter(mine()), *map(hvd.synchronize, handles)]
+        return [[tensor.flatten().tolist() for tensor in group] for group in groups]
+
+    reduced, gathered, scattered = [[1.5] * 2, [10.5] * 2], [[1, 1, 2, 2], [10, 10, 11, 11]], [[1.5], [10.5]]
+    assert two(fn) == [[scattered, reduced, gathered, scattered, reduced, gathered, scattered]] * 2
 
 
 def test_grouped_reducescatter_and_its_limits(two: Any) -> None:

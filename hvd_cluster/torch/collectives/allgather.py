@@ -47,6 +47,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """:func:`allgather` of several tensors as one request."""
+    tensors = list(tensors)
     return list(_allgather(name, process_set, *tensors)) if tensors else []
 
 
@@ -64,6 +65,7 @@ def _submit_allgather(
     as_list: bool,
     is_waited_for: bool = False,
 ) -> int:
+    tensors = list(tensors)
     if not tensors:
         return keep_finished([])
     for tensor in tensors:

@@ -105,6 +105,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
     arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    tensors = list(tensors)  # model.parameters() is gone once it is read
     return _compressed_allreduce(tensors, compression, arguments) if tensors else []
 
 
@@ -134,8 +135,8 @@ def grouped_allreduce_(
     """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
     op = _reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
-    synchronize(_submit_allreduce(tensors, *arguments, True, True, is_waited_for=True))
-    return list(tensors)
+    result: list[torch.Tensor] = synchronize(_submit_allreduce(tensors, *arguments, True, True, is_waited_for=True))
+    return result
 
 
 def grouped_allreduce_async_(
@@ -188,10 +189,10 @@ def _submit_allreduce(
     is_waited_for: bool = False,
     wire: torch.dtype | None = None,
 ) -> int:
-    if not tensors:
-        return keep_finished([])
-    check_reduction(tensors, op, prescale, postscale, process_set)
     originals = list(tensors)
+    if not originals:
+        return keep_finished([])
+    check_reduction(originals, op, prescale, postscale, process_set)
     if in_place:
         value = originals if as_list else originals[0]
         finish: Callable[[list[torch.Tensor]], Any] = lambda _: value  # noqa: E731 - one of three

@@ -74,6 +74,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """:func:`reducescatter` of several tensors as one request."""
+    tensors = list(tensors)
     if not tensors:
         return []
     compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
@@ -110,6 +111,7 @@ def _submit(
     as_list: bool,
     is_waited_for: bool = False,
 ) -> int:
+    tensors = list(tensors)
     if not tensors:
         return keep_finished([])
     if any(getattr(tensor, "ndim", None) == 0 for tensor in tensors):
