@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,15 +19,12 @@ from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.compression import Compressor
+from hvd_cluster.torch.parameters import names_of_last_group
 from hvd_cluster.torch.submission import submit, synchronize
-
-if TYPE_CHECKING:
-    _Base = torch.optim.Optimizer
-else:
-    _Base = object
+from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
-class DeltaOptimizer(_Base):
+class DeltaOptimizer(Wrapper):
     """What is put in front of the wrapped optimizer's class; see :meth:`around`."""
 
     _names: dict[torch.Tensor, str]
@@ -52,9 +49,7 @@ class DeltaOptimizer(_Base):
             NotImplementedError: the number of ranks is no power of two.
         """
         check_adasum(global_process_set)
-        cls: Any = type(type(optimizer).__name__, (DeltaOptimizer, type(optimizer)), {})
-        wrapped = cls.__new__(cls)
-        wrapped.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")})
+        wrapped = wrap(optimizer, DeltaOptimizer)
         wrapped._names = names
         wrapped._compression = compression
         wrapped._passes_per_step = passes_per_step
@@ -86,6 +81,7 @@ class DeltaOptimizer(_Base):
             NotImplementedError: the number of ranks has become one that is no power of two.
         """
         check_adasum(global_process_set)
+        self.mark_stepped()
         parameters = [p for p in self._names if p.requires_grad]
         with torch.no_grad():
             starts = [parameter.detach().clone() for parameter in parameters]
@@ -99,6 +95,16 @@ class DeltaOptimizer(_Base):
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
     step.hooked = True  # type: ignore[attr-defined]
+    # A scheduler need not wrap it either: it sets the mark that schedulers look for by itself.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take in more parameters, at the same step on all ranks."""
+        super().add_param_group(param_group)
+        self._names = self._names | names_of_last_group(self, self._names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (*self.plain(), self._names, self._compression, self._passes_per_step)
 
     def _own_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         arguments = [] if closure is None else [closure]
@@ -141,3 +147,14 @@ class DeltaOptimizer(_Base):
         for handle in handles:
             synchronize(handle)
         return [wire.unpack(parcel, self._compression) for parcel in parcels]
+
+
+def _rebuilt(
+    plain_class: type[torch.optim.Optimizer],
+    state: dict[str, Any],
+    names: dict[torch.Tensor, str],
+    compression: type[Compressor],
+    passes_per_step: int,
+) -> Any:
+    """The copy that :meth:`DeltaOptimizer.__reduce__` describes."""
+    return DeltaOptimizer.around(unwrapped(plain_class, state), names, compression, passes_per_step)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,14 +19,10 @@ from hvd_cluster.torch import backward
 from hvd_cluster.torch.collectives.allreduce import allreduce
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.delta_optimizer import DeltaOptimizer
-from hvd_cluster.torch.parameters import named, resolve_groups
+from hvd_cluster.torch.parameters import named, names_of_last_group, resolve_groups
 from hvd_cluster.torch.reducer import GradientReducer
 from hvd_cluster.torch.transfers import Manner
-
-if TYPE_CHECKING:
-    _Base = torch.optim.Optimizer
-else:
-    _Base = object
+from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -116,11 +111,7 @@ def _wrapped(
     groups: Sequence[Sequence[torch.Tensor]],
     configuration: _Configuration,
 ) -> Any:
-    # A subclass of the wrapped class with our methods in front, so that isinstance() and the class name stay.
-    cls: Any = type(type(optimizer).__name__, (_DistributedOptimizer, type(optimizer)), {})
-    wrapped = cls.__new__(cls)
-    # Instance attributes are shared, but not the step() that a scheduler has put in front of the original's own.
-    wrapped.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")})
+    wrapped = wrap(optimizer, _DistributedOptimizer)
     process_set = configuration.process_set or global_process_set
     manner = Manner(
         compression=configuration.compression,
@@ -134,7 +125,6 @@ def _wrapped(
     wrapped._reducer = GradientReducer(names, groups, configuration.passes_per_step, manner, is_sparse_only)
     wrapped._should_synchronize = True
     wrapped._is_synchronized = False
-    wrapped._original = weakref.ref(optimizer)
     # A copy that was unpickled before init() finds out at its first gradient that it needs a world.
     if not basics.is_initialized() or (_may_reduce() and process_set.included()):
         wrapped._reducer.attach()
@@ -154,20 +144,16 @@ def _rebuilt(
     configuration: _Configuration,
 ) -> Any:
     """The copy that :meth:`_DistributedOptimizer.__reduce__` describes."""
-    plain = plain_class.__new__(plain_class)
-    plain.__setstate__(state)
-    return _wrapped(plain, names, groups, configuration)
+    return _wrapped(unwrapped(plain_class, state), names, groups, configuration)
 
 
-class _DistributedOptimizer(_Base):
+class _DistributedOptimizer(Wrapper):
     """What is put in front of the wrapped optimizer's class."""
 
     _reducer: GradientReducer
     _configuration: _Configuration
     _should_synchronize: bool
     _is_synchronized: bool
-    #: The optimizer that was wrapped; schedulers may hold it.
-    _original: Callable[[], torch.optim.Optimizer | None]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -208,6 +194,7 @@ class _DistributedOptimizer(_Base):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sum the gradients of ``passes`` backward passes before they are reduced."""
+        self._configuration = replace(self._configuration, passes_per_step=passes)  # a copy goes by it
         self._reducer.set_passes_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -215,10 +202,7 @@ class _DistributedOptimizer(_Base):
 
         LBFGS decides by the loss how to go on, and gets the average of the ranks' losses, so that all decide alike.
         """
-        # What a scheduler, of this optimizer or of the original, looks for.
-        for stepped in (self, self._original()):
-            if stepped is not None:
-                stepped._opt_called = True  # type: ignore[attr-defined]
+        self.mark_stepped()
         if not self._should_synchronize:
             self._is_synchronized = False
             return super().step(*([] if closure is None else [closure]), **kwargs)
@@ -272,25 +256,13 @@ class _DistributedOptimizer(_Base):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take in more parameters, at the same step on all ranks."""
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        known = self._reducer.roster.named
-        self._reducer.add(
-            {
-                parameter: f"noname.{index}.{i}"
-                for i, parameter in enumerate(self.param_groups[index]["params"])
-                if parameter not in known
-            }
-        )
+        self._reducer.add(names_of_last_group(self, self._reducer.roster.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of an unwrapped one; gradients under way are finished and forgotten."""
         self._reducer.reset()
         super().load_state_dict(state_dict)
-        original = self._original()
-        if original is not None:  # schedulers that hold it act on the groups that are in use
-            original.param_groups, original.state = self.param_groups, self.state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plain_class = next(base for base in type(self).__mro__[1:] if base is not _DistributedOptimizer)
         groups = [list(group) for group in self._reducer.roster.groups]
-        return _rebuilt, (plain_class, self.__getstate__(), self._reducer.roster.named, groups, self._configuration)
+        return _rebuilt, (*self.plain(), self._reducer.roster.named, groups, self._configuration)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,13 @@ def named(
             "named in it: pass model.named_parameters() of the whole model, or nothing."
         )
     return {parameter: names[parameter] for parameter in parameters}
+
+
+def names_of_last_group(optimizer: torch.optim.Optimizer, known: Container[torch.Tensor]) -> dict[torch.Tensor, str]:
+    """Names for the parameters of the last group that have none yet."""
+    index = len(optimizer.param_groups) - 1
+    parameters = enumerate(optimizer.param_groups[index]["params"])
+    return {parameter: f"noname.{index}.{i}" for i, parameter in parameters if parameter not in known}
 
 
 def resolve_groups(

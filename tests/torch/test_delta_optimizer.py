@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -146,3 +149,49 @@ def test_an_elastic_job_that_begins_with_one_rank_combines_changes_as_soon_as_th
     finally:
         hvd.shutdown()
     assert weight.tolist() == [-1.0, -1.0]
+
+
+def test_weights_stay_equal_when_parameters_are_added_later_and_in_copies(two: Any) -> None:
+    def fn(hvd: Any) -> list[torch.Tensor]:
+        net = make_net()
+        optimizer = torch.optim.Adam(net[0].parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, net[0].named_parameters(), op=hvd.Adasum)
+
+        def step(number: int) -> None:
+            net.zero_grad()
+            net(batch(number, hvd.rank())).square().sum().backward()
+            optimizer.step()
+
+        step(0)
+        optimizer.add_param_group({"params": net[2].parameters()})
+        step(1)
+        net, optimizer = copy.deepcopy((net, optimizer))
+        step(2)
+        net, optimizer = pickle.loads(pickle.dumps((net, optimizer)))
+        step(3)
+        assert type(optimizer).__name__ == "Adam"
+        return [p.detach() for p in net.parameters()]
+
+    for mine, theirs, start in zip(*two(fn), make_net().parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert not torch.equal(mine, start)
+
+
+def test_a_scheduler_that_holds_the_original_goes_on_driving_the_wrapped_optimizer(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        original = torch.optim.SGD([weight], lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(original, step_size=1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(original, op=hvd.Adasum)
+        rates = []
+        for _ in range(3):
+            weight.sum().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+            rates.append(optimizer.param_groups[0]["lr"])
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                scheduler.step()
+        return rates
+
+    assert two(fn) == [[1.0, 0.5, 0.25]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -112,6 +113,20 @@ def test_gradients_of_several_passes_are_summed_before_they_are_reduced(two: Any
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     for result in two(fn):
         torch.testing.assert_close(result, weights(net), rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_keeps_the_number_of_passes_that_was_set_later(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        optimizer.set_backward_passes_per_step(2)
+        optimizer, weight = copy.deepcopy((optimizer, weight))
+        for _ in range(2):
+            (weight * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        return weight.tolist()
+
+    assert two(fn) == [[-3.0, -3.0]] * 2
 
 
 def test_one_backward_pass_too_many_is_an_error(two: Any) -> None:
