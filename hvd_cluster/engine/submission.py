@@ -16,6 +16,7 @@ from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.parts import parts
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import OPEN_KINDS, REDUCED_DTYPES, Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.engine.untraced import keep_untraced
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 Tensors = list[torch.Tensor]
@@ -220,6 +221,7 @@ def check_adasum(process_set: ProcessSet) -> None:
 
 def running_engine() -> Engine:
     """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
+    keep_untraced()
     try:
         return basics.engine()
     except NotInitializedError as error:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_cluster.engine.untraced import keep_untraced
+
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
 else:
@@ -16,6 +18,7 @@ else:
 
 def wrap(optimizer: torch.optim.Optimizer, methods: type[Wrapper]) -> Any:
     """An instance of a subclass of ``optimizer``'s class, of the same name, with ``methods`` in front."""
+    keep_untraced()
     cls: Any = type(type(optimizer).__name__, (methods, type(optimizer)), {})
     wrapped = cls.__new__(cls)
     # Instance attributes are shared, but not the step() that a scheduler has put in front of the original's own.
