@@ -23,6 +23,11 @@ def not_with_join(key: Key, kind: Kind) -> str:
 def _difference(ours: Signature, theirs: Signature) -> str:
     if ours.kind != theirs.kind:
         return f"Mismatched operations: One rank did an {ours.kind.name}, but another rank did an {theirs.kind.name}."
+    if ours.kind is not Kind.BROADCAST and ours.root != theirs.root:
+        return (
+            "Mismatched members of a group: One rank sends other tensors than another rank, e.g. because they have "
+            "frozen different parameters."
+        )
     if len(ours.tensors) != len(theirs.tensors):
         return (
             f"Mismatched group sizes: One rank submitted a group of {len(ours.tensors)} tensors, "

@@ -77,7 +77,7 @@ class Signature(NamedTuple):
     #: One entry, or one for each tensor of a group.
     tensors: tuple[TensorMeta, ...] = ()
     op: ReduceOp = ReduceOp.SUM
-    #: Global rank that a broadcast starts from.
+    #: Global rank that a broadcast starts from. For a group: which tensors are in it, where metas do not say it.
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0

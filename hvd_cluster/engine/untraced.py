@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch._compile import _disable_dynamo
 
 _is_known = False
 
@@ -28,4 +29,4 @@ def _told() -> None:
         _is_known = True
 
 
-_tell = torch._disable_dynamo(_told)
+_tell = _disable_dynamo(_told)

@@ -8,7 +8,7 @@ the others. It is a sum and no broadcast, so it goes well with ranks that have j
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from hvd_cluster.torch.submission import submit, synchronize
 
 # Columns of the head, and rows of the table below it.
 _PRESENT, _FINGERPRINT, _NUMBER = range(3)
-_DENSE, _SPARSE, _SPARSE_DIMS, _FORM, _BUCKET, _PLACE = range(6)
+_DENSE, _SPARSE, _SPARSE_DIMS, _FORM, _UNFROZEN, _BUCKET, _PLACE = range(7)
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Census:
     sparse: dict[int, int]
     #: Parameters with a gradient on some rank whose shape or dtype is not the same on all.
     misfits: frozenset[int]
+    #: Parameters that require a gradient on some rank.
+    unfrozen: frozenset[int]
     #: The first rank's buckets; empty when it is absent.
     buckets: list[list[int]]
 
@@ -57,6 +59,7 @@ def fingerprint(texts: Sequence[str]) -> int:
 
 def take_census(
     gradients: Sequence[Gradient | None],
+    unfrozen: Collection[int],
     buckets: Sequence[Sequence[int]],
     *,
     number: int,
@@ -68,6 +71,7 @@ def take_census(
 
     Args:
         gradients: what this rank has, for each parameter in the common order; None for no gradient.
+        unfrozen: the parameters that require a gradient on this rank.
         buckets: how this rank would deal the parameters into buckets; the first rank's word counts.
         number: this rank's number for the optimizer; the first rank's counts.
         print_of_names: :func:`fingerprint` of this rank's names of the parameters.
@@ -79,9 +83,8 @@ def take_census(
         HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
     """
     is_first = member_index(process_set) == 0
-    ballot = _written(
-        gradients, buckets if is_first else (), number if is_first else -1, print_of_names, prints_of_forms
-    )
+    table = _table(gradients, unfrozen, buckets if is_first else (), prints_of_forms)
+    ballot = _written(table, number if is_first else -1, print_of_names)
     handle = submit(
         Kind.ALLREDUCE,
         [ballot],
@@ -102,18 +105,17 @@ def take_census(
     return _read(head, table, prints_of_forms, num_members(process_set))
 
 
-def _written(
+def _table(
     gradients: Sequence[Gradient | None],
+    unfrozen: Collection[int],
     buckets: Sequence[Sequence[int]],
-    number: int,
-    print_of_names: int,
     prints_of_forms: Sequence[int],
-) -> torch.Tensor:
-    """One rank's word, int64 of shape (7, 3 + parameters); those of all ranks are added."""
-    table = torch.zeros(7, 3 + len(gradients), dtype=torch.int64, device="cpu")
-    table[0, :3] = torch.tensor([1, print_of_names, number + 1])
-    rows: list[list[int]] = [[0] * len(gradients) for _ in range(6)]
+) -> list[list[int]]:
+    """What one rank says of each parameter: a row for each of the things above, a column for each parameter."""
+    rows: list[list[int]] = [[0] * len(gradients) for _ in range(_PLACE + 1)]
     rows[_FORM][:] = prints_of_forms
+    for index in unfrozen:
+        rows[_UNFROZEN][index] = 1
     for index, gradient in enumerate(gradients):
         if gradient is not None:
             rows[_SPARSE if gradient.sparse_dim else _DENSE][index] = 1
@@ -122,8 +124,15 @@ def _written(
         for place, member in enumerate(bucket):
             rows[_BUCKET][member] = index + 1
             rows[_PLACE][member] = place
-    table[1:, 3:] = torch.tensor(rows, dtype=torch.int64).view(6, -1)
-    return table
+    return rows
+
+
+def _written(table: list[list[int]], number: int, print_of_names: int) -> torch.Tensor:
+    """One rank's word, int64 of shape (1 + rows, 3 + parameters); those of all ranks are added."""
+    word = torch.zeros(1 + len(table), 3 + len(table[0]), dtype=torch.int64, device="cpu")
+    word[0, :3] = torch.tensor([1, print_of_names, number + 1])
+    word[1:, 3:] = torch.tensor(table, dtype=torch.int64).view(len(table), -1)
+    return word
 
 
 def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int], num_ranks: int) -> Census:
@@ -146,5 +155,6 @@ def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int
             for index, own in enumerate(prints_of_forms)
             if table[_FORM][index] != head[_PRESENT] * own and (table[_DENSE][index] or table[_SPARSE][index])
         ),
+        unfrozen=frozenset(index for index, count in enumerate(table[_UNFROZEN]) if count),
         buckets=[[index for _, index in sorted(buckets[bucket])] for bucket in sorted(buckets)],
     )

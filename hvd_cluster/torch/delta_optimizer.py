@@ -18,6 +18,7 @@ from hvd_cluster.engine.submission import check_adasum
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
+from hvd_cluster.torch.census import fingerprint
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.parameters import names_of_last_group
 from hvd_cluster.torch.submission import submit, synchronize
@@ -77,7 +78,7 @@ class DeltaOptimizer(Wrapper):
         """Take this rank's step, combine the changes of all ranks by Adasum, and apply the combination.
 
         Raises:
-            HorovodInternalError: the ranks disagree, or the job has ended.
+            HorovodInternalError: the ranks disagree, for instance in what is frozen, or the job has ended.
             NotImplementedError: the number of ranks has become one that is no power of two.
         """
         check_adasum(global_process_set)
@@ -131,6 +132,8 @@ class DeltaOptimizer(Wrapper):
             Settings.from_env().fusion_threshold_bytes,
         )
         parcels = [wire.pack(delta, self._compression, delta.device) for delta in deltas]
+        # A name stands for some members only where nothing is frozen.
+        is_partial = len(parameters) < len(self._names)
         handles = [
             submit(
                 Kind.ALLREDUCE,
@@ -139,6 +142,7 @@ class DeltaOptimizer(Wrapper):
                 name=f"DistributedDelta.{names[bucket[0]]}",
                 in_place=True,
                 op=ReduceOp.ADASUM,
+                root=fingerprint([names[index] for index in bucket]) if is_partial else -1,
                 finish=lambda _: None,
                 labels=[f"allreduce.{names[index]}" for index in bucket],
             )

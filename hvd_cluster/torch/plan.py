@@ -15,11 +15,13 @@ class Bucket:
     name: str
     #: Numbers of the parameters, in the order of the request.
     members: list[int]
-    #: The members that took part when the step's first gradient came: those that were not frozen.
+    #: The members that took part when the step's first gradient came: those that were not frozen, or all.
     active: list[int] = field(default_factory=list)
-    #: How many of them are not ready yet.
+    #: How many of those that are not frozen are not ready yet.
     num_waiting: int = 0
     is_sent: bool = False
+    #: Ranks have differed in what is frozen: all members travel at every step.
+    is_whole: bool = False
 
 
 @dataclass
@@ -32,8 +34,10 @@ class Plan:
     bucket_of: dict[int, Bucket]
     #: Number of sparse dimensions of the gradients that are gathered.
     sparse: dict[int, int]
-    #: Parameters that no rank has had a gradient for; a census is taken at every step until there are none.
+    #: Parameters that no rank has had a gradient for.
     unknown: set[int]
+    #: Those of them that are not frozen on some rank; a census is taken at every step until there are none.
+    awaited: set[int]
 
     @classmethod
     def of(cls, census: Census, num_parameters: int) -> Plan:
@@ -43,7 +47,7 @@ class Plan:
         # and those of two optimizers do not meet.
         label = f"DistributedOptimizer.{census.number if census.number >= 0 else 'alone'}"
         unknown = {number for number in numbers if number not in census.dense and number not in census.sparse}
-        plan = cls(label, [], {}, dict(census.sparse), unknown)
+        plan = cls(label, [], {}, dict(census.sparse), unknown, unknown & census.unfrozen)
         for members in census.buckets or [list(numbers)]:
             present = [number for number in members if number in census.dense]
             if present:
@@ -59,6 +63,7 @@ class Plan:
             bucket_of=dict(self.bucket_of),
             sparse=self.sparse | {number: dim for number, dim in census.sparse.items() if number in found},
             unknown=self.unknown - found,
+            awaited=(self.unknown - found) & census.unfrozen,
         )
         if found & census.dense:
             plan._append(sorted(found & census.dense))

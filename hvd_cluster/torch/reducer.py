@@ -24,7 +24,7 @@ from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.backward import in_checkpoint
-from hvd_cluster.torch.census import take_census
+from hvd_cluster.torch.census import fingerprint, take_census
 from hvd_cluster.torch.plan import Bucket, Plan
 from hvd_cluster.torch.roster import Roster
 from hvd_cluster.torch.transfers import Manner, Transfers
@@ -138,7 +138,7 @@ class GradientReducer:
         try:
             self._send_rest()
         finally:
-            self._transfers.wait()
+            self._wait()
         self._is_reduced = bool(self._ready)
 
     def reset(self) -> None:
@@ -189,7 +189,7 @@ class GradientReducer:
         if bucket is not None:
             if number in self._active:
                 bucket.num_waiting -= 1
-            elif not bucket.is_sent:  # unfrozen in the middle of the step
+            elif not bucket.is_sent and number not in bucket.active:  # unfrozen in the middle of the step
                 bucket.active.append(number)
             if bucket.num_waiting == 0 and not bucket.is_sent:
                 self._send(bucket, bucket.active)
@@ -208,8 +208,9 @@ class GradientReducer:
             return
         active = self._active = set(self.roster.unfrozen(range(len(self.roster))))
         for bucket in self._plan.buckets:
-            bucket.active = [number for number in bucket.members if number in active]
-            bucket.num_waiting = len(bucket.active)
+            unfrozen = [number for number in bucket.members if number in active]
+            bucket.num_waiting = len(unfrozen)
+            bucket.active = list(bucket.members) if bucket.is_whole else unfrozen
 
     def _begins_anew(self, number: int, parameter: torch.Tensor) -> bool:
         """A gradient comes that nobody waits for: True if it is the first of a new step, False if it counts already."""
@@ -241,11 +242,11 @@ class GradientReducer:
                 for bucket in self._plan.buckets:
                     if not bucket.is_sent:
                         self._send(bucket, bucket.active, is_wanted=False)
-                for number in self.roster.unfrozen(self._plan.sparse):
+                for number in self._plan.sparse:
                     if number not in self._sent_sparse:
                         self._send_sparse(number, self._plan, is_wanted=False)
             self._transfers.give_up()
-            self._transfers.wait()
+            self._wait(is_wanted=False)
         finally:
             self.clear()
 
@@ -254,12 +255,13 @@ class GradientReducer:
     def _agreed(self) -> tuple[Plan, list[int]]:
         """The plan for this step, and the parameters that no rank has a gradient for."""
         plan = self._plan
-        if plan is not None and not self.roster.unfrozen(plan.unknown):
+        if plan is not None and not plan.awaited and not self.roster.unfrozen(plan.unknown):
             return plan, []
         # What a re-entrant checkpoint accumulates repeatedly is known to be whole at the end only.
         ready = sorted(self._ready, key=lambda number: number in self._repeated)
         census = take_census(
             self.roster.gradients(self.manner.keeps_sparse),
+            self.roster.unfrozen(range(len(self.roster))),
             self.roster.deal(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
             number=self._number,
             print_of_names=self.roster.fingerprint,
@@ -280,12 +282,12 @@ class GradientReducer:
         for bucket in plan.buckets:
             unfrozen = self.roster.unfrozen(bucket.members)
             if not bucket.is_sent:
-                here = set(unfrozen)
+                here = set(bucket.members if bucket.is_whole else unfrozen)
                 self._send(bucket, [number for number in bucket.members if number in here or number in self._ready])
             elif unfrozen != bucket.active:  # unfrozen since the bucket was sent
                 late = [number for number in unfrozen if number not in bucket.active]
                 self._send(Bucket(f"{bucket.name}.late", late), late)
-        for number in self.roster.unfrozen(plan.sparse):
+        for number in plan.sparse:
             if number not in self._sent_sparse:
                 self._send_sparse(number, plan)
         for number in unseen:
@@ -293,12 +295,29 @@ class GradientReducer:
             if parameter.grad is None:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)
 
+    def _wait(self, *, is_wanted: bool = True) -> None:
+        """Wait for what is under way; a bucket whose members are frozen on some ranks only is sent again as a whole."""
+        try:
+            self._transfers.wait()
+        except HorovodInternalError:
+            mismatched = set(self._transfers.mismatched)
+            buckets = [b for b in self._plan.buckets if b.name in mismatched] if self._plan is not None else []
+            if len(buckets) < len(mismatched) or any(bucket.is_whole for bucket in buckets) or not buckets:
+                raise
+            for bucket in buckets:
+                bucket.is_whole = True
+                self._send(Bucket(f"{bucket.name}.whole", bucket.members), bucket.members, is_wanted=is_wanted)
+            self._transfers.wait()
+
     def _send(self, bucket: Bucket, members: Sequence[int], *, is_wanted: bool = True) -> None:
         bucket.is_sent = True
         if members:
             parameters = [self.roster.parameters[number] for number in members]
             labels = [f"allreduce.{self.roster.names[number]}" for number in members]
-            self._transfers.send(bucket.name, parameters, labels, is_wanted=is_wanted)
+            names = [] if len(members) == len(bucket.members) else [self.roster.names[number] for number in members]
+            self._transfers.send(
+                bucket.name, parameters, labels, members=fingerprint(names) if names else -1, is_wanted=is_wanted
+            )
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True) -> None:
         self._sent_sparse.add(number)

@@ -57,7 +57,7 @@ def submit(
         name: what the ranks are matched by; None takes the next number of this kind of operation.
         in_place: write the results into ``tensors``.
         op: the reduction.
-        root: the global rank that a broadcast starts from.
+        root: the global rank that a broadcast starts from; for a group, a number that says which tensors are in it.
         prescale: factor before the reduction.
         postscale: factor after it.
         wire: element type in which floating-point tensors travel and are added; allreduce only.

@@ -37,6 +37,7 @@ class Manner(NamedTuple):
 class _Sent:
     """A request under way."""
 
+    name: str
     wait: Callable[[], Any]
     parameters: Sequence[torch.Tensor]
     #: What was sent for each parameter; None for a sparse gradient.
@@ -57,9 +58,17 @@ class Transfers:
     def __init__(self, manner: Manner) -> None:
         self._manner = manner
         self._sent: list[_Sent] = []
+        #: Names of the requests that have failed because the ranks had sent different things; the same on all ranks.
+        self.mismatched: list[str] = []
 
     def send(
-        self, name: str, parameters: Sequence[torch.Tensor], labels: Sequence[str], *, is_wanted: bool = True
+        self,
+        name: str,
+        parameters: Sequence[torch.Tensor],
+        labels: Sequence[str],
+        *,
+        members: int = -1,
+        is_wanted: bool = True,
     ) -> None:
         """Reduce the dense gradients of some parameters in place; zeros stand in for those that are not there.
 
@@ -67,6 +76,7 @@ class Transfers:
             name: what the ranks are matched by.
             parameters: whose gradients; at least one.
             labels: what the timeline calls them.
+            members: a number that says which parameters these are, where the name does not.
             is_wanted: False sends zeros, and leaves the gradients alone.
         """
         manner = self._manner
@@ -82,13 +92,14 @@ class Transfers:
             name=name,
             in_place=True,
             op=manner.op,
+            root=members,
             prescale=1.0 / manner.predivide_factor,
             postscale=manner.predivide_factor,
             wire=wire_dtype,
             finish=lambda _: None,
             labels=labels,
         )
-        self._sent.append(_Sent(partial(synchronize, handle), parameters, parcels, compression, is_wanted))
+        self._sent.append(_Sent(name, partial(synchronize, handle), parameters, parcels, compression, is_wanted))
 
     def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
         """Gather the sparse gradient of a parameter; without one this rank has no entries."""
@@ -102,6 +113,7 @@ class Transfers:
         wait = sparse_allreduce_async(packed, name, manner.op, manner.process_set)
         self._sent.append(
             _Sent(
+                name,
                 lambda: wire.decompress_sparse(wait(), manner.compression, context),
                 [parameter],
                 None,
@@ -122,6 +134,7 @@ class Transfers:
             HorovodInternalError: the first error; raised when nothing is under way any more.
         """
         error: HorovodInternalError | None = None
+        self.mismatched = []
         while self._sent:
             sent = self._sent[0]
             try:
@@ -130,6 +143,8 @@ class Transfers:
                     self._write_back(sent, result)
             except HorovodInternalError as failure:
                 error = error or failure
+                if str(failure).startswith("Mismatched"):
+                    self.mismatched.append(sent.name)
             del self._sent[0]
         if error is not None:
             raise error
@@ -140,11 +155,17 @@ class Transfers:
 
     def _write_back(self, sent: _Sent, result: Any) -> None:
         if sent.parcels is None:
-            sent.parameters[0].grad = result
+            (parameter,) = sent.parameters
+            if parameter.requires_grad or parameter.grad is not None or result._nnz():
+                parameter.grad = result
             return
         for parameter, parcel in zip(sent.parameters, sent.parcels, strict=True):
             gradient = wire.unpack(parcel, sent.compression)
-            if parameter.grad is None or parameter.grad.is_sparse:
+            if parameter.grad is None:
+                # Frozen on this rank: where it is so on the others too, zeros would move it by its momentum.
+                if parameter.requires_grad or gradient.any():
+                    parameter.grad = gradient
+            elif parameter.grad.is_sparse:
                 parameter.grad = gradient
             elif parameter.grad.data_ptr() != gradient.data_ptr():
                 with torch.no_grad():
@@ -154,7 +175,9 @@ class Transfers:
 def _dense(parameter: torch.Tensor) -> torch.Tensor:
     gradient = parameter.grad
     if gradient is None:
-        gradient = parameter.grad = torch.zeros_like(parameter)
+        gradient = torch.zeros_like(parameter, requires_grad=False)
+        if parameter.requires_grad:
+            parameter.grad = gradient
     elif gradient.is_sparse:
         gradient = parameter.grad = gradient.to_dense()
     return gradient

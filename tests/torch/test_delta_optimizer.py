@@ -109,6 +109,19 @@ def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
     two(fn)
 
 
+def test_ranks_that_have_frozen_different_parameters_do_not_mix_them_up(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+        named = [(str(i), weight) for i, weight in enumerate(weights)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), named, op=hvd.Adasum)
+        weights[1 + hvd.rank()].requires_grad_(False)
+        sum(weight.sum() for weight in weights).backward()
+        with pytest.raises(hvd.HorovodInternalError, match="frozen different parameters"):
+            optimizer.step()
+
+    two(fn)
+
+
 def test_the_number_of_ranks_has_to_be_a_power_of_two(three: Any) -> None:
     def fn(hvd: Any) -> None:
         weight = torch.nn.Parameter(torch.zeros(2))

@@ -213,6 +213,56 @@ def test_parameters_are_frozen_and_unfrozen_between_steps(two: Any) -> None:
     assert two(fn) == [expected] * 2
 
 
+def test_what_is_frozen_on_one_rank_only_gets_the_average_with_zeros(two: Any) -> None:
+    steps = [("0", ""), ("", ""), ("1", "2"), ("1", "1"), ("3", ""), ("3", "3"), ("", "")]
+
+    def fn(hvd: Any) -> tuple[list[Any], list[float]]:
+        parameters = [*scalars(3), torch.nn.Parameter(torch.zeros(4, 1))]
+        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, named(parameters))
+        found = []
+        for frozen in steps:
+            optimizer.zero_grad()
+            for i, parameter in enumerate(parameters):
+                parameter.requires_grad_(str(i) not in frozen[hvd.rank()])
+            loss = sum(parameter.sum() * 10**i for i, parameter in enumerate(parameters[:3])) * (hvd.rank() + 1)
+            (loss + torch.nn.functional.embedding(torch.tensor([0]), parameters[3], sparse=True).sum()).backward()
+            optimizer.step()
+            found.append([None if p.grad is None else p.grad.to_dense().flatten()[0].item() for p in parameters])
+        return found, [p.flatten()[0].item() for p in parameters]
+
+    (found, weights), second = two(fn)
+    assert found == [
+        [1.0, 15.0, 150.0, 1.0],
+        [1.5, 15.0, 150.0, 1.0],
+        [1.5, 10.0, 50.0, 1.0],
+        [1.5, None, 150.0, 1.0],
+        [1.5, 15.0, 150.0, 0.5],
+        [1.5, 15.0, 150.0, None],
+        [1.5, 15.0, 150.0, 1.0],
+    ]
+    assert second == (found, weights)
+
+
+def test_what_nobody_uses_and_one_rank_has_frozen_is_reduced_when_it_is_used(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(2)
+        parameters[0].requires_grad_(hvd.rank() == 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters))
+        found = []
+        for step in range(4):
+            optimizer.zero_grad()
+            if step == 2:
+                parameters[0].requires_grad_(True)
+            (sum(p.sum() for p in parameters[step < 2 :]) * (hvd.rank() + 1)).backward()
+            optimizer.step()
+            found.append([None if p.grad is None else p.grad[0].item() for p in parameters])
+        return found
+
+    later = [[1.5, 1.5]] * 2
+    assert two(fn) == [[[0.0, 1.5]] * 2 + later, [[None, 1.5]] * 2 + later]
+
+
 def test_strided_and_complex_gradients_are_reduced(two: Any) -> None:
     def fn(hvd: Any) -> Any:
         image = torch.nn.Parameter(torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last))
