@@ -1,4 +1,4 @@
-"""The state of a torch training function: models, optimizers, samplers and plain values."""
+"""The state of a torch training function: models, optimizers, schedulers, samplers and plain values."""
 
 from __future__ import annotations
 
@@ -74,12 +74,16 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
 
-class SamplerStateHandler(StateHandler):
-    """An :class:`~hvd_cluster.torch.elastic.sampler.ElasticSampler`."""
+class PacerStateHandler(StateHandler):
+    """A learning rate scheduler or a GradScaler: a copy of it would act on a copy of the optimizer."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
         self.save()
+
+
+class SamplerStateHandler(PacerStateHandler):
+    """An :class:`~hvd_cluster.torch.elastic.sampler.ElasticSampler`."""
 
     def reset(self) -> None:
         self.value.reset()
@@ -88,6 +92,8 @@ class SamplerStateHandler(StateHandler):
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, PacerStateHandler),
+    (torch.amp.GradScaler, PacerStateHandler),
     (ElasticSampler, SamplerStateHandler),
 ]
 
@@ -110,7 +116,8 @@ class TorchState(ObjectState):
     Args:
         model: a module.
         optimizer: an optimizer.
-        kwargs: further modules, optimizers, samplers, and plain values that can be pickled: ``epoch=0, batch=0``.
+        kwargs: further modules, optimizers, learning rate schedulers, scalers, samplers, and plain values that can be
+            pickled: ``epoch=0, batch=0``.
     """
 
     def __init__(

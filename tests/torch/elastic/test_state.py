@@ -156,3 +156,29 @@ def test_a_sync_makes_all_ranks_rank_0_and_deals_what_is_left() -> None:
     assert first == second
     assert (first["lr"], first["step"]) == (0.1, 0)
     assert len(first["moments"]) == 2
+
+
+def paced() -> list[Any]:
+    hvd.init()
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0 * (hvd.rank() + 1))
+    state = hvd.elastic.TorchState(None, optimizer, scheduler=scheduler, scaler=scaler)
+    state.sync()
+    found = []
+    for _ in range(2):
+        state.scaler.scale(weight.sum()).backward()
+        state.scaler.step(optimizer)
+        state.scaler.update()
+        state.scheduler.step()
+        found.append((optimizer.param_groups[0]["lr"], scaler.get_scale()))
+        state.restore()
+    return [*found, scheduler.last_epoch, state.scheduler is scheduler, state.scaler is scaler, weight.tolist()]
+
+
+def test_a_scheduler_and_a_scaler_of_a_state_go_on_acting_on_its_optimizer() -> None:
+    assert (
+        local.run(paced, num_proc=2, env={"OMP_NUM_THREADS": "1"})
+        == [[(0.5, 4.0), (0.5, 4.0), 0, True, True, [-2.0, -2.0]]] * 2
+    )
