@@ -44,12 +44,16 @@ _BASICS = _from(
     "cross_size",
     "start_timeline",
     "stop_timeline",
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
     "gloo_built",
     "gloo_enabled",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "rocm_built",
 )
 _TORCH_ESTIMATOR = _from("hvd_cluster.estimators", "TorchEstimator", "TorchModel")
 _KERAS_ESTIMATOR = _from("hvd_cluster.estimators", "KerasEstimator", "KerasModel")

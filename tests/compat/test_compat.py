@@ -139,6 +139,7 @@ def test_workers_answer_for_horovod_where_the_driver_does(hosts: str, tmp_path: 
 OLD_SCRIPT = """
 import torch
 import horovod.torch as hvd
+from horovod.torch.mpi_ops import ccl_built, cuda_built, ddl_built, mpi_built, nccl_built, rocm_built
 from horovod.torch.mpi_ops import rank, synchronize
 
 hvd.init()
