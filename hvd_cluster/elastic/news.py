@@ -16,6 +16,6 @@ def agreed_news(news: tuple[float, float, int]) -> tuple[float, float, int]:
         HorovodInternalError: the world has ended.
     """
     collective = Collective(kind=Kind.BROADCAST, process_set=global_process_set, name="elastic.news", root=0)
-    (agreed,) = collective.begin([torch.tensor(news, dtype=torch.float64)]).wait()
+    (agreed,) = collective.begin([torch.tensor(news, dtype=torch.float64, device="cpu")]).wait()
     before, latest, change = agreed.tolist()
     return before, latest, int(change)

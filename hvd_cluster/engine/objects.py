@@ -30,10 +30,10 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: Pr
     """
     label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
     is_root = running_engine().world.topology.rank == root_rank
-    data = _to_bytes(obj, label) if is_root else torch.empty(0, dtype=torch.uint8)
+    data = _to_bytes(obj, label) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
     collective = Collective(kind=Kind.BROADCAST, process_set=process_set, root=root_rank)
-    (size,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()])]).wait()
-    room = data if is_root else torch.empty(int(size), dtype=torch.uint8)
+    (size,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()], device="cpu")]).wait()
+    room = data if is_root else torch.empty(int(size), dtype=torch.uint8, device="cpu")
     (sent,) = collective.named(f"{label}.t").begin([room]).wait()
     return obj if is_root else _from_bytes(sent, label)
 
@@ -52,7 +52,7 @@ def allgather_object(obj: Any, name: str | None, process_set: ProcessSet) -> lis
     label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
     data = _to_bytes(obj, label)
     collective = Collective(kind=Kind.ALLGATHER, process_set=process_set)
-    (sizes,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()])]).wait()
+    (sizes,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()], device="cpu")]).wait()
     (gathered,) = collective.named(f"{label}.t").begin([data]).wait()
     return [_from_bytes(part, label) for part in gathered.split(sizes.tolist())]
 

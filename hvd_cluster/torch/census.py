@@ -130,8 +130,8 @@ def _table(
 def _written(table: list[list[int]], number: int, print_of_names: int) -> torch.Tensor:
     """One rank's word, int64 of shape (1 + rows, 3 + parameters); those of all ranks are added."""
     word = torch.zeros(1 + len(table), 3 + len(table[0]), dtype=torch.int64, device="cpu")
-    word[0, :3] = torch.tensor([1, print_of_names, number + 1])
-    word[1:, 3:] = torch.tensor(table, dtype=torch.int64).view(len(table), -1)
+    word[0, :3] = torch.tensor([1, print_of_names, number + 1], device="cpu")
+    word[1:, 3:] = torch.tensor(table, dtype=torch.int64, device="cpu").view(len(table), -1)
     return word
 
 

@@ -178,3 +178,28 @@ def test_process_sets_have_their_own_objects_and_parameters(four: Any) -> None:
         return tensor.item(), sent, gathered
 
     assert four(fn) == [(2.0, 2, [0, 2]), (3.0, 3, [1, 3])] * 2
+
+
+def test_a_default_device_of_the_program_is_not_where_we_work(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        weight = torch.nn.Parameter(torch.zeros(2))
+        table = torch.ones(hvd.rank() + 1, 2, requires_grad=True)
+        model = torch.nn.Linear(1, 1)
+        with torch.device("meta"):  # stands in for a GPU, as torch.set_default_device("cuda") makes it
+            optimizer = hvd.DistributedOptimizer(torch.optim.Adam([weight], lr=1.0), [("w", weight)])
+            (weight * (hvd.rank() + 1)).sum().backward()
+            optimizer.step()
+            hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+            hvd.allgather(table).sum().backward()
+            hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=hvd.rank()).sync()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+            objects = hvd.broadcast_object({"rank": hvd.rank()}, root_rank=1), hvd.allgather_object(hvd.rank())
+            split, _ = hvd.alltoall(torch.arange(2, device="cpu") + 10 * hvd.rank(), splits=[1, 1])
+        assert table.grad is not None
+        return [*objects, weight.grad.tolist(), table.grad.tolist(), split.tolist()]
+
+    rows = [[1.0, 1.0]]
+    assert two(fn) == [
+        [{"rank": 1}, [0, 1], [1.5, 1.5], rows, [0, 10]],
+        [{"rank": 1}, [0, 1], [1.5, 1.5], rows * 2, [1, 11]],
+    ]

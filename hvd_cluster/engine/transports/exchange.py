@@ -67,7 +67,7 @@ class HostExchange:
         self._slots: torch.Tensor | None = None
         self._num_filled = 0
         if memory is None:
-            self._buffers = torch.empty(NUM_BUFFERS, self.piece_bytes, dtype=torch.uint8)
+            self._buffers = torch.empty(NUM_BUFFERS, self.piece_bytes, dtype=torch.uint8, device="cpu")
             return
         count = Barrier.num_semaphores(num_ranks)
         # Behind those of the barrier, one for each rank: the leader's word that a piece has arrived.

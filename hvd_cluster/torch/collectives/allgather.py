@@ -95,7 +95,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         process_set = ctx.process_set
         averages = grouped_allreduce([gradient.contiguous() for gradient in gradients], process_set=process_set)
-        rows = allgather(torch.tensor([ctx.rows]), process_set=process_set)  # (ranks, tensors)
+        rows = allgather(torch.tensor([ctx.rows], device="cpu"), process_set=process_set)  # (ranks, tensors)
         before = rows[: member_index(process_set)].sum(dim=0).tolist()
         slices = [
             average[start : start + count] for average, start, count in zip(averages, before, ctx.rows, strict=True)

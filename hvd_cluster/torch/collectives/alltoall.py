@@ -74,7 +74,7 @@ def _checked_splits(
 ) -> tuple[int, ...]:
     """The rows for each rank."""
     if splits is not None and not isinstance(splits, torch.Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
+        splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     return rows_by_rank(tensor, [] if splits is None else [splits], process_set)
 
 
