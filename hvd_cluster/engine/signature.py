@@ -20,6 +20,10 @@ class ReduceOp(IntEnum):
     MAX = 4
     PRODUCT = 5
 
+    @classmethod
+    def _missing_(cls, value: object) -> ReduceOp:
+        raise ValueError(f"op={value!r} is none of {', '.join(f'hvd.{op.name.capitalize()}' for op in cls)}")
+
 
 class Kind(str, Enum):
     """The collective operations. The value is the prefix of a request's name."""

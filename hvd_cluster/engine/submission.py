@@ -197,6 +197,7 @@ def check_root(root: int, process_set: ProcessSet) -> None:
     Raises:
         ValueError: there is no such rank among those of ``process_set``.
     """
+    _require_process_set(process_set)
     ranks = process_set.ranks
     if ranks is not None and root not in ranks:
         shown = ranks if len(ranks) <= 8 else [*ranks[:4], "...", ranks[-1]]
@@ -228,8 +229,14 @@ def running_engine() -> Engine:
         raise HorovodInternalError(str(error)) from None
 
 
+def _require_process_set(process_set: object) -> None:
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set={process_set!r} is no hvd.ProcessSet: give one to hvd.init(process_sets=[...])")
+
+
 def process_set_id(process_set: ProcessSet) -> int:
     """The id of a registered process set."""
+    _require_process_set(process_set)
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} does not exist or has not been registered")
     return process_set.process_set_id

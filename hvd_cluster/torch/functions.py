@@ -35,7 +35,7 @@ def broadcast_parameters(
     elif isinstance(params, list):
         named = [entry if isinstance(entry, tuple) else (f"{i}", entry) for i, entry in enumerate(params)]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}")
+        raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     # A tensor that is no contiguous block travels through a copy; names keep the ranks matched in either case.
     copies = [(tensor, tensor.data if tensor.is_contiguous() else tensor.data.contiguous()) for _, tensor in tensors]

@@ -74,6 +74,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if gradient_predivide_factor == 0.0:
+        raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"DistributedOptimizer wraps a torch optimizer, and was given a {type(optimizer).__name__}")
+    if not hasattr(compression, "compress"):
+        raise ValueError(f"compression={compression!r} is no compressor: use hvd.Compression.fp16, or another of these")
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     names = named(optimizer, named_parameters)
@@ -193,7 +199,13 @@ class _DistributedOptimizer(Wrapper):
             self._should_synchronize = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sum the gradients of ``passes`` backward passes before they are reduced."""
+        """Sum the gradients of ``passes`` backward passes before they are reduced.
+
+        Raises:
+            ValueError: ``passes`` is less than 1.
+        """
+        if passes <= 0:
+            raise ValueError(f"backward_passes_per_step={passes} must be > 0")
         self._configuration = replace(self._configuration, passes_per_step=passes)  # a copy goes by it
         self._reducer.set_passes_per_step(passes)
 

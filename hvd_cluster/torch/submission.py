@@ -163,7 +163,12 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(f"Tensor is on device {tensor.device}, which is not supported: move it to the CPU or a GPU.")
-    if tensor.layout != torch.strided or not tensor.is_contiguous():
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"Tensor is required to be contiguous. Its layout is {tensor.layout}: use hvd.sparse_allreduce_async, or "
+            "tensor.to_dense()"
+        )
+    if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
     if tensor.is_inference():
         # It may be written in inference mode only, where the engine is not: take another one over its memory.

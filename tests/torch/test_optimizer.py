@@ -304,6 +304,9 @@ def test_two_optimizers_in_one_program_do_not_meet(two: Any) -> None:
     [
         ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step=0 must be > 0"),
         ({"gradient_predivide_factor": 2.0, "op": 1}, ValueError, "gradient_predivide_factor not supported"),
+        ({"gradient_predivide_factor": 0}, ValueError, "must be another number"),
+        ({"compression": "fp16"}, ValueError, "use hvd.Compression.fp16"),
+        ({"op": "average"}, ValueError, "is none of hvd.Average"),
         ({"groups": -1}, ValueError, "must be >= 0"),
         ({"groups": "2"}, ValueError, "non-negative integer or a list of lists"),
         ({"groups": [["x"]]}, ValueError, "lists of tensors"),
@@ -315,6 +318,17 @@ def test_wrong_arguments_are_refused(two: Any, arguments: dict[str, Any], error:
         net = make_net()
         with pytest.raises(error, match=text):
             hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), **arguments)
+
+    two(fn)
+
+
+def test_what_is_no_optimizer_is_refused_and_so_are_no_passes(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        net = make_net()
+        with pytest.raises(ValueError, match="wraps a torch optimizer, and was given a Sequential"):
+            hvd.DistributedOptimizer(net)
+        with pytest.raises(ValueError, match="must be > 0"):
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1)).set_backward_passes_per_step(0)
 
     two(fn)
 
