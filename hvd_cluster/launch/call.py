@@ -9,7 +9,7 @@ import inspect
 import linecache
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,8 @@ from hvd_cluster.launch.origin import is_users
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
+#: Characters of an argument in an error.
+_MAX_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,15 @@ def pack(
             travels by value, unless that is an installed one; so it does in any case when no import could find it.
 
     Raises:
-        TypeError: ``fn`` is not callable.
+        TypeError: ``fn`` is not callable, ``args`` are no sequence of arguments, or ``kwargs`` no mapping.
         LaunchError: something in the call cannot be pickled; the text names each variable and its type.
     """
     if not callable(fn):
         raise TypeError(f"the first argument must be a function that the workers can call, not {type(fn).__name__}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
+        raise TypeError(f"args={_shown(args)} must be a list or tuple of the function's arguments, e.g. args=(x,)")
+    if not isinstance(kwargs or {}, Mapping):
+        raise TypeError(f"kwargs={_shown(kwargs)} must be a dict of the function's named arguments")
     call = (fn, tuple(args), dict(kwargs or {}))
     with _by_value(_travelling_module(fn, shared_path)):
         try:
@@ -86,6 +92,11 @@ def unpack(packed: bytes) -> Callable[..., Any]:
             "uses must be importable there"
         ) from error
     return functools.partial(fn, *args, **kwargs)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -118,3 +118,11 @@ def test_the_source_of_a_notebook_cell_comes_along_for_tracebacks() -> None:
         assert linecache.getline(cell, 2).strip().endswith("# the line")
     finally:
         linecache.cache.pop(cell, None)
+
+
+@pytest.mark.parametrize("args", [3, "abc", None])
+def test_arguments_that_are_no_sequence_are_refused(args: object) -> None:
+    with pytest.raises(TypeError, match=rf"args={args!r} must be a list or tuple of the function's arguments"):
+        pack(len, args)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="kwargs='x' must be a dict"):
+        pack(len, (), "x")  # type: ignore[arg-type]
