@@ -38,7 +38,8 @@ def broadcast_parameters(
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     # A tensor that is no contiguous block travels through a copy; names keep the ranks matched in either case.
-    copies = [(tensor, tensor.data if tensor.is_contiguous() else tensor.data.contiguous()) for _, tensor in tensors]
+    # So does one whose memory is not what it says: a conjugate or a negative that torch has not worked out yet.
+    copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
     handles = [
         broadcast_async_(_as_sendable(copy), root_rank, f"parameters.{name}", process_set)
         for (name, _), (_, copy) in zip(tensors, copies, strict=True)

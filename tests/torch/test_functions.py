@@ -180,6 +180,16 @@ def test_process_sets_have_their_own_objects_and_parameters(four: Any) -> None:
     assert four(fn) == [(2.0, 2, [0, 2]), (3.0, 3, [1, 3])] * 2
 
 
+def test_lazy_conjugates_and_negatives_are_broadcast_by_value(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        one, two, three = (torch.full((2,), complex(hvd.rank(), 1 + hvd.rank())) for _ in range(3))
+        state = {"conjugate": one.conj(), "negative": two.conj().imag, "on one": three.conj() if hvd.rank() else three}
+        hvd.broadcast_parameters(state, root_rank=1)
+        return [tensor.tolist()[0] for tensor in state.values()]
+
+    assert two(fn) == [[1 - 2j, -2.0, 1 - 2j]] * 2
+
+
 def test_a_default_device_of_the_program_is_not_where_we_work(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         weight = torch.nn.Parameter(torch.zeros(2))
