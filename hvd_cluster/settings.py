@@ -105,7 +105,7 @@ class Settings:
     gloo_interface: str = _knob("HOROVOD_GLOO_IFACE", "", str)
     #: A folder that all hosts share: where ranks on several hosts meet under mpirun, srun or jsrun.
     rendezvous_folder: str = _knob("HOROVOD_RENDEZVOUS_FOLDER", "~/.hvd_cluster", str)
-    #: Let the workers of one host exchange tensors through shared memory.
+    #: Let the workers of one host exchange votes and tensors through shared memory.
     shared_memory: bool = _knob("HOROVOD_SHARED_MEMORY", True, _flag, is_common=True)
     #: Between hosts, let one rank of each do the work for all of its host.
     hierarchical_allreduce: bool = _knob("HOROVOD_HIERARCHICAL_ALLREDUCE", True, _flag, is_common=True)

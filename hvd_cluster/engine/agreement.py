@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from hvd_cluster.engine.messages import Decision, Entry, Forget, Ready, Recall, Tune, Up
+from hvd_cluster.engine.messages import Decision, Entry, Ready, Recall, Tune, Up
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Signature
 from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
@@ -72,6 +72,7 @@ class Agreement:
         # What the log of the host had no room for.
         self._uncast: list[Votable] = []
         self._unappended: deque[tuple[Entry, ...]] = deque()
+        self._num_forgotten = 0
         self._unrecalled: tuple[set[int], bool] | None = None
         #: This rank joins when it has read the recall that begins this epoch; None where it does not join.
         self._joins_at: int | None = None
@@ -148,9 +149,13 @@ class Agreement:
             self._send_up(message)
 
     def _spread(self, entries: tuple[Entry, ...]) -> None:
-        """One message of the world's log goes to whom this rank brings it, itself included."""
-        self._send_down(entries)
+        """One message of the world's log goes to whom this rank brings it, itself included.
+
+        Through the ring of its host first, where that may be full: a child that had read further in the log than this
+        rank can read would report what this rank does not know.
+        """
         if self._ballot is None:
+            self._send_down(entries)
             self._apply(entries)
         else:
             self._unappended.append(entries)
@@ -161,7 +166,8 @@ class Agreement:
             self._carry_out(decision)
             if isinstance(decision, Tune) and self._ballot is not None:
                 self._ballot.forget_plans()
-        if self._ballot is not None and any(isinstance(entry, Forget) for entry in entries):
+        if self._ballot is not None and self._num_forgotten != self._negotiator.num_forgotten:
+            self._num_forgotten = self._negotiator.num_forgotten
             self._submit_again(lambda request: self._negotiator.id_of(request.key, request.signature) is None)
 
     # ---- the ballot -------------------------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ class Agreement:
             if self._unappended:
                 if not ballot.append(self._unappended[0]):
                     return
-                self._unappended.popleft()
+                self._send_down(self._unappended.popleft())
                 continue
             if not self._negotiator.has_news:
                 return

@@ -97,6 +97,8 @@ class Negotiator:
         self._definitions: OrderedDict[int, tuple[Key, Signature]] = OrderedDict()
         self._ids: dict[Key, int] = {}
         self._next_id = 0
+        #: Of how many ids the log has said so.
+        self.num_forgotten = 0
         self._forgotten: deque[tuple[int, int]] = deque()  # (log position, id)
         self._readable: dict[int, tuple[Key, Signature]] = {}
         self._num_applied = 0
@@ -398,6 +400,8 @@ class Negotiator:
         key, signature = self._definitions.pop(id)
         if self._ids.get(key) == id:
             del self._ids[key]
+        self._contested.discard(id)
+        self.num_forgotten += 1
         self._readable[id] = (key, signature)
         self._forgotten.append((self._num_applied, id))
 

@@ -6,6 +6,7 @@ On one host, where the last vote decides, and on several, where it tells the lea
 from __future__ import annotations
 
 import mmap
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from simulated_hosts import JOIN, ODD, SUM, SimulatedHosts, Step, host
 
 from hvd_cluster.engine.messages import Close, Refuse
+from hvd_cluster.engine.request import Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory import ballot as ballot_module
 from hvd_cluster.engine.shared_memory.ballot import Ballot
 
@@ -106,6 +108,114 @@ def test_in_the_steady_state_nothing_travels_to_the_root() -> None:
             assert not world.loaded()
         world.finish()
         all_histories_are_equal(world)
+
+
+def test_in_the_steady_state_of_several_hosts_the_leaders_alone_send() -> None:
+    program = [(0, f"t{i}", SUM) for i in range(3)]
+    with host([program * 2] * 5, hosts=["a", "a", "b", "b", "c"]) as world:
+        world.finish()
+        sent: set[tuple[int, int]] = set()
+        for node in world.ranks:
+            node.program.extend(program * 3)
+        for turn in range(200):
+            world.ranks[turn % 5].go_on(3)
+            sent.update(loaded := world.loaded())
+            for link in loaded:
+                world.deliver(link)
+        world.finish()
+        assert [len(node.history) for node in world.ranks] == [len(world.ranks[0].history)] * 5
+        assert sum(len(decision.requests) for decision in world.ranks[1].history) == 15
+        assert sent == {(2, 0), (4, 0), (0, 2), (0, 4)}
+
+
+def test_a_new_shape_that_all_ranks_have_costs_no_recall() -> None:
+    shapes = [Signature(Kind.ALLREDUCE, (TensorMeta("float32", (n,), "cpu"),)) for n in range(1, 20)]
+    with host([[(0, "x", shape) for shape in shapes]] * 4, hosts=["a", "a", "b", "b"]) as world:
+        for _ in range(200):
+            for node in world.ranks:
+                node.go_on(1)
+            for link in world.loaded():
+                world.deliver(link)
+        world.finish()
+        assert len(world.ranks[3].history) == len(shapes)
+        assert all(node.ballot._header[ballot_module._EPOCH] == 0 for node in world.ranks)
+
+
+@pytest.mark.usefixtures("small_ring")
+@pytest.mark.parametrize("names", [["x"] * 60, [f"x{i // 2}" for i in range(60)]], ids=["one name", "new names"])
+def test_a_leader_whose_ring_is_full_does_not_let_other_hosts_run_ahead_of_it(names: list[str]) -> None:
+    """What they report then would be of an id that it does not know, or of the next request of a name."""
+    pair = [(1, name, SUM) for name in names]
+    with host([[], [], pair, pair], {1: frozenset({2, 3})}, hosts=["a", "a", "b", "c"]) as world:
+        for _ in range(50):  # rank 1 reads nothing
+            for link in world.loaded():
+                world.deliver(link)
+            for rank in (0, 2, 3):
+                world.ranks[rank].go_on(3)
+        assert world.ranks[0].agreement.is_held_up
+        world.finish()
+        all_histories_are_equal(world)
+        assert sum(len(bucket.requests) for bucket in world.ranks[1].history) == len(names)
+
+
+@pytest.mark.usefixtures("small_ring")
+def test_a_rank_that_joins_while_its_vote_waits_for_room_reports_before_it_says_so() -> None:
+    x, fill = (0, "x", SUM), (1, "fill", SUM)
+    with host([[x, fill], [x], [x, fill]], {1: frozenset({0, 2})}) as world:
+        world.finish()
+        root, _, joining = world.ranks
+        while not joining.agreement.is_held_up:  # rank 1 reads nothing
+            for node in (root, joining):
+                node.program.append(fill)
+                node.go_on(1)
+            for link in world.loaded():
+                world.deliver(link)
+            root.agreement.settle()
+            joining.agreement.settle()
+        joining.program.clear()
+        for step in (x, JOIN):
+            joining.program.append(step)
+            joining.go_on(1)
+        for node in world.ranks[:2]:
+            node.program += [x, JOIN]
+        world.finish()
+        for node in world.ranks:
+            node.program.append((0, "x", ODD))
+        world.finish()  # with what was left of x this would be a mismatch
+        all_histories_are_equal(world)
+        assert not any(isinstance(decision, Refuse) for decision in root.history)
+
+
+@pytest.mark.usefixtures("small_ring")
+def test_ranks_that_stand_still_for_a_while_lose_nothing() -> None:
+    for seed in range(60):
+        choose = random.Random(seed)
+        size = choose.choice([3, 4, 5])
+        hosts = ["a", "a", *(choose.choice("abbc") for _ in range(size - 2))]
+        sets = {number: frozenset(choose.sample(range(size), 2)) for number in (1, 2)}
+        names = [(process_set, f"t{i}") for process_set in (0, 1, 2) for i in range(2)]
+        programs: list[list[Step]] = [[] for _ in range(size)]
+        for _ in range(6):
+            odd = {name for name in names if choose.random() < 0.2}
+            for rank, program in enumerate(programs):
+                mine = [name for name in names if name[0] == 0 or rank in sets[name[0]]]
+                program += [(*name, ODD if name in odd else SUM) for name in choose.sample(mine, len(mine))]
+            if choose.random() < 0.2:
+                for program in programs:
+                    program.append(JOIN)
+        with host(programs, sets, choose.choice([0, 1, 64]), hosts, choose.choice(["", "b"])) as world:
+            still: set[int] = set()
+            for _ in range(500):
+                if choose.random() < 0.05:
+                    still = {choose.randrange(size)} if choose.random() < 0.7 else set()
+                rank = choose.randrange(size)
+                if rank not in still:
+                    world.ranks[rank].go_on(choose.randrange(4))
+                loaded = [link for link in world.loaded() if link[1] not in still]
+                if loaded:
+                    world.deliver(choose.choice(loaded))
+            world.finish()
+            all_histories_are_equal(world)
 
 
 def test_requests_that_become_ready_together_share_a_bucket() -> None:

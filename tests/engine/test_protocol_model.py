@@ -10,7 +10,6 @@ it sooner or later, or find the lock that it held; what they have not decided th
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_hosts import JOIN, LEAVE, ODD, SUM, SimulatedHosts, SimulatedRank, Step
+from simulated_hosts import JOIN, LEAVE, ODD, SUM, SimulatedHosts, SimulatedRank, Step, rang
 from simulated_tree import SimulatedWorld, decided
 
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Ready, Refuse
@@ -177,7 +176,7 @@ class HostsModel:
         if what == "die" or moment:
             self.dead = rank
         for each in self.world.ranks:
-            if _rang(each.bell):
+            if rang(each.bell):
                 self.awake[each.rank] = True
 
     def _do(self, what: str, node: SimulatedRank) -> None:
@@ -291,13 +290,6 @@ def _overslept(node: SimulatedRank) -> list[Any]:
     unread = ballot._ring[ballot._position : ballot._header[0]]  # no model writes more than fits
     messages = ballot._parsed(bytes(unread))
     return [message for message in messages if node.agreement._leads or not isinstance(message, Ready)]
-
-
-def _rang(bell: int) -> bool:
-    try:
-        return os.eventfd_read(bell) > 0
-    except BlockingIOError:
-        return False
 
 
 def on_hosts(

@@ -32,6 +32,14 @@ class Submitted:
     epoch: int = -1
 
 
+def rang(bell: int) -> bool:
+    """The bell has rung since this was asked last."""
+    try:
+        return os.eventfd_read(bell) > 0
+    except BlockingIOError:
+        return False
+
+
 def fail() -> None:
     raise AssertionError("the lock is free whenever another simulated rank has its turn")
 
@@ -48,6 +56,7 @@ class SimulatedRank:
     pending: dict[Key, Submitted] = field(default_factory=dict)
     has_joined: bool = False
     history: list[Decision] = field(default_factory=list)
+    is_asleep: bool = False
 
     def carry_out(self, decision: Decision) -> None:
         self.history.append(decision)
@@ -74,8 +83,17 @@ class SimulatedRank:
         """This rank has nothing to read, and its bell rings when it has."""
         return self.ballot is None or self.ballot.may_sleep()
 
+    def look(self) -> None:
+        """Do what there is to do, and go to sleep; a rank that sleeps looks when its bell has rung."""
+        if rang(self.bell):
+            self.is_asleep = False
+        if not self.is_asleep:
+            self.agreement.settle()
+            self.is_asleep = self.may_sleep() and not self.agreement.is_held_up
+
     def go_on(self, num_steps: int) -> None:
         """Submit what the program says next, as far as it can be submitted now."""
+        self.is_asleep = False
         submitted = []
         while self.program and num_steps and not self.has_joined:
             if self.program[0] == JOIN:
@@ -170,6 +188,7 @@ class SimulatedHosts:
 
     def deliver(self, link: tuple[int, int]) -> None:
         source, target = link
+        self.ranks[target].is_asleep = False
         agreement, message = self.ranks[target].agreement, self.links[link].popleft()
         if isinstance(message, Up):
             agreement.hear(source, message)
@@ -185,12 +204,9 @@ class SimulatedHosts:
             for link in self.loaded():
                 self.deliver(link)  # one at a time, so that messages of different ranks mix
             for node in self.ranks:
-                # A rank that sleeps here must be woken by its bell if there is something to read.
-                if node.may_sleep() and not node.agreement.is_held_up:
-                    continue
-                node.agreement.settle()
+                node.look()
             idle = not any(node.program or node.pending or node.has_joined for node in self.ranks)
-            if idle and not self.loaded() and not any(node.has_news for node in self.ranks):
+            if idle and not self.loaded() and all(node.is_asleep for node in self.ranks):
                 return
         raise AssertionError(
             f"left: {[(list(node.program)[:2], list(node.pending), node.has_joined) for node in self.ranks]}"

@@ -145,12 +145,13 @@ class Ballot:
         try:
             # Whoever votes is awake, and reads before it sleeps.
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
+            epoch = self._header[_EPOCH]
+            # Whether there is room or not: a rank that joins reports what it has submitted before it says so.
+            if self._header[_IS_SUSPENDED]:
+                return Cast(epoch, [vote.id for vote in votes])
             if not self._has_room(16 * len(votes) + 16):
                 sleepers = self._take_sleepers()
                 return None
-            epoch = self._header[_EPOCH]
-            if self._header[_IS_SUSPENDED]:
-                return Cast(epoch, [vote.id for vote in votes])
             table = self._table
             refused, complete = [], []
             for id, quorum in votes:
@@ -215,13 +216,20 @@ class Ballot:
     def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
         """Have all incomplete votes cast anew, but none for ``ids``; the new epoch, or None if the log is full.
 
+        If nobody has voted for any of ``ids`` yet, nobody has to do so anew, and the epoch goes on.
+
         Args:
             ids: what was voted for by some ranks and reported by others; it is reported by all from here on.
             suspend: nobody votes from here on until all ranks have joined.
         """
+        ids = list(ids)
         sleepers: list[int] = []
         self._acquire()
         try:
+            if not suspend and not any(map(self._count, ids)):
+                for id in ids:
+                    self._shut(id)
+                return self._header[_EPOCH]
             sleepers = self._take_sleepers()
             if not self._has_room(16):
                 return None
@@ -340,6 +348,10 @@ class Ballot:
         slot = 2 * (id % _NUM_SLOTS)
         if self._table[slot] == id + 1:
             self._table[slot] = self._table[slot + 1] = 0
+
+    def _count(self, id: int) -> int:
+        slot = 2 * (id % _NUM_SLOTS)
+        return self._table[slot + 1] if self._table[slot] == id + 1 else 0
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
