@@ -93,6 +93,8 @@ class SimulatedRank:
 
     def go_on(self, num_steps: int) -> None:
         """Submit what the program says next, as far as it can be submitted now."""
+        if not self.program or self.has_joined:
+            return
         self.is_asleep = False
         submitted = []
         while self.program and num_steps and not self.has_joined:

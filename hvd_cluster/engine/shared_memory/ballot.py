@@ -192,9 +192,8 @@ class Ballot:
                 self._outgoing = [message[start : start + _MOST_BYTES] for start in starts]
             while self._outgoing and self._has_room(len(self._outgoing[0])):
                 self._write(_PIECE if len(self._outgoing) > 1 else _PICKLED, self._outgoing.pop(0))
-                sleepers = self._take_sleepers()
+            sleepers = self._take_sleepers()  # to read what was written, or to make room for the rest
             if self._outgoing:
-                sleepers = self._take_sleepers()
                 return False
             for entry in entries:
                 if isinstance(entry, Define):
