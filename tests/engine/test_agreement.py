@@ -77,7 +77,8 @@ def test_any_interleaving_decides_everything_in_one_order(
     with host(programs, sets, cache, hosts and hosts[: len(programs)], without) as simulated:
         for choice, count in turns:
             if choice < len(programs):
-                simulated.ranks[choice].go_on(count)
+                node = simulated.ranks[choice]
+                node.go_on(count) if count else node.look()
             else:
                 loaded = simulated.loaded()
                 if loaded:
@@ -182,8 +183,12 @@ def test_a_rank_that_joins_while_its_vote_waits_for_room_reports_before_it_says_
         for step in (x, JOIN):
             joining.program.append(step)
             joining.go_on(1)
-        for node in world.ranks[:2]:
-            node.program += [x, JOIN]
+        for step in (x, JOIN):  # the others go on as soon as they have heard of it
+            for link in world.loaded():
+                world.deliver(link)
+            for node in world.ranks[:2]:
+                node.program.append(step)
+                node.go_on(1)
         world.finish()
         for node in world.ranks:
             node.program.append((0, "x", ODD))
@@ -217,6 +222,7 @@ def test_ranks_that_stand_still_for_a_while_lose_nothing() -> None:
                 rank = choose.randrange(size)
                 if rank not in still:
                     world.ranks[rank].go_on(choose.randrange(4))
+                    world.ranks[rank].look()
                 loaded = [link for link in world.loaded() if link[1] not in still]
                 if loaded:
                     world.deliver(choose.choice(loaded))
