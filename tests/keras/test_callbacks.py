@@ -85,6 +85,22 @@ def test_a_metric_with_a_value_for_each_class_is_averaged_class_by_class(two: An
     assert is_float1
 
 
+def test_metrics_that_not_all_ranks_have_are_named_on_all_ranks(two: Any) -> None:
+    def fn(hvd: Any) -> str:
+        logs = {"loss": 1.0, "val_loss" if hvd.rank() else "accuracy": 2.0}  # as many, which would be averaged
+        try:
+            hvd.callbacks.MetricAverageCallback().on_epoch_end(3, logs)
+        except ValueError as error:
+            return str(error)
+        return f"averaged: {logs}"
+
+    (text, same) = two(fn)
+    assert text == same
+    assert text.startswith(
+        "after epoch 3 rank 0 has the metrics ['accuracy', 'loss'] and rank 1 has ['loss', 'val_loss']"
+    )
+
+
 def test_the_learning_rate_warms_up_and_follows_its_schedule(two: Any) -> None:
     fit = fitted
 
