@@ -229,6 +229,24 @@ def test_an_elastic_state_is_saved_restored_and_made_equal(two: Any) -> None:
     assert two(fn) == [[3, True, True, True, 5, 2]] * 2
 
 
+def test_the_epochs_of_a_state_are_counted_whatever_number_a_fit_begins_with(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> list[int]:
+        import numpy as np
+
+        model, _ = fit(hvd, callbacks=[])
+        state = hvd.elastic.KerasState(model, epoch=1)
+        x = np.ones((8, 4), "float32")
+        callbacks = [hvd.elastic.UpdateEpochStateCallback(state)]
+        model.fit(x, x[:, :1], epochs=3, initial_epoch=state.epoch, verbose=0, callbacks=callbacks)
+        resumed = state.epoch
+        model.fit(x, x[:, :1], epochs=5 - state.epoch, verbose=0, callbacks=callbacks)
+        return [resumed, state.epoch]
+
+    assert two(fn) == [[3, 5]] * 2
+
+
 def test_a_model_with_dropout_goes_on_behind_a_step_that_failed(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import keras

@@ -103,12 +103,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.initial_epoch = 0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """This fit goes on where the state stands."""
-        self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """One more epoch is done."""
-        self.state.epoch = self.initial_epoch + epoch + 1
+        """One more epoch is done; Keras's own number of it depends on the ``initial_epoch`` of the fit."""
+        self.state.epoch += 1
