@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -138,6 +138,13 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
     """What is put in front of the wrapped optimizer's class."""
 
     _hvd: _Distribution
+    #: Of the optimizer that the class was made for.
+    _of_class: _Distribution
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Another one of the class, as ``from_config`` makes it: it is distributed in the same way."""
+        super().__init__(*args, **kwargs)
+        self.__dict__["_hvd"] = self._of_class.of_another()
 
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
@@ -203,6 +210,11 @@ class _Distribution:
     reduction: Reduction
     passes: Passes
 
+    def of_another(self) -> _Distribution:
+        """The same for another optimizer, which has made no pass yet."""
+        local = dict(self.reduction.local_variables)
+        return _Distribution(replace(self.reduction, local_variables=local), self.passes.of_another())
+
 
 def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) -> Any:
     """An optimizer like ``optimizer``, with its state, that steps as ``distribution`` says."""
@@ -210,7 +222,9 @@ def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) 
         raise ValueError("this optimizer is distributed already")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return around(_distributed(optimizer.inner_optimizer, None, distribution), optimizer, name)
-    wrapped = object.__new__(subclass_saved_as(type(optimizer), _DistributedOptimizer))
+    kind = subclass_saved_as(type(optimizer), _DistributedOptimizer)
+    kind._of_class = distribution
+    wrapped = object.__new__(kind)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__["_hvd"] = distribution
     if name is not None:

@@ -34,6 +34,10 @@ class Passes:
         self._has_gradients = False
         self._is_hidden = False
 
+    def of_another(self) -> Passes:
+        """As many passes of another optimizer, none of them done."""
+        return Passes(self.per_step, average=self._average)
+
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Make the sums for ``variables``; the first call counts."""
         if self.per_step == 1 or self._sums:

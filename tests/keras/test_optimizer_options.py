@@ -68,6 +68,24 @@ def test_a_model_loads_with_an_optimizer_of_the_users_own_and_sends_less(two: An
     assert two(fn, str(tmp_path)) == [[True, 1.0]] * 2  # float16 has not the last bits
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_optimizer_made_of_the_configuration_of_another_is_distributed_too(two: Any, passes: int) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import keras
+
+        options = {"op": hvd.Sum, "backward_passes_per_step": passes, "scale_local_gradients": False}
+        first = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
+        _, local = variables = [keras.Variable([0.0]), keras.Variable([0.0])]
+        first.register_local_var(local)
+        second = type(first).from_config(first.get_config())
+        for optimizer in (first, second):
+            for _ in range(passes):
+                optimizer.apply([keras.ops.convert_to_tensor([-1.0 - hvd.rank()])] * 2, variables)
+        return [float(keras.ops.convert_to_numpy(variable)[0]) for variable in variables]
+
+    assert two(fn) == [[6.0 * passes, 2.0 * passes], [6.0 * passes, 4.0 * passes]]
+
+
 def test_a_registered_optimizer_is_saved_under_its_registered_name(two: Any, tmp_path: Path) -> None:
     def fn(hvd: Any, folder: str) -> list[Any]:
         import json
