@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
-from hvd_cluster.ray.numbers import wrong_amount
+from hvd_cluster.ray.numbers import wrong_amount, wrong_whole
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,16 @@ class MiniSettings:
     elastic: bool = False
 
     def __post_init__(self) -> None:
+        if wrong := self._wrong_values():
+            raise ValueError("; ".join(wrong))
+
+    def _wrong_values(self) -> list[str]:
         wrong = wrong_amount("timeout_s", self.timeout_s, " of seconds")
         wrong += wrong_amount("placement_group_timeout_s", self.placement_group_timeout_s, " of seconds")
         nics: Any = self.nics
         if nics is not None and not isinstance(nics, Iterable):
             wrong.append(f"nics={nics!r} must be the name of a network interface, or several")
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        return wrong
 
     @property
     def start_timeout(self) -> float:
@@ -71,6 +74,13 @@ class ElasticSettings(MiniSettings):
     #: Finds the nodes, where ``override_discovery=False`` lets the program choose.
     discovery: HostDiscovery | None = None
     elastic: bool = True
+
+    def _wrong_values(self) -> list[str]:
+        least, most = self.min_num_proc, self.max_num_proc
+        counts = wrong_whole("min_num_proc", least) + wrong_whole("max_num_proc", most)
+        if not counts and most is not None and most < least:
+            counts.append(f"max_num_proc={most} is less than min_num_proc={least}")
+        return super()._wrong_values() + counts
 
 
 def nic_names(nics: str | Iterable[str] | None) -> list[str]:

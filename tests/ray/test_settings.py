@@ -112,3 +112,16 @@ def test_arguments_of_the_wrong_type_are_named(args: Any, kwargs: Any, text: str
         checked_variables(["A"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="names that are texts, such as 'NCCL_DEBUG', not 2$"):
         checked_variables({"A": 1, 2: "B"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"min_num_proc": 0, "timeout_s": -1}, "timeout_s=-1 must be >= 0; min_num_proc=0 must be >= 1"),
+        ({"min_num_proc": "2"}, "min_num_proc='2' must be a whole number"),
+        ({"min_np": 3, "max_np": 2}, "max_num_proc=2 is less than min_num_proc=3"),
+    ],
+)
+def test_wrong_numbers_of_an_elastic_job_are_told_by_the_names_of_the_settings(wrong: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        ElasticRayExecutor.create_settings(**wrong)
