@@ -198,7 +198,7 @@ def mailbox() -> Iterator[Mailbox]:
 
 def _resting(mailbox: Mailbox) -> Any:
     """As much of a loop as rests."""
-    return SimpleNamespace(_mailbox=mailbox, ring=mailbox.ring, may_sleep=lambda: True)
+    return SimpleNamespace(_mailbox=mailbox, _leads_others=False, ring=mailbox.ring, may_sleep=lambda: True)
 
 
 def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(mailbox: Mailbox) -> None:
