@@ -97,7 +97,7 @@ class Negotiator:
         self._definitions: OrderedDict[int, tuple[Key, Signature]] = OrderedDict()
         self._ids: dict[Key, int] = {}
         self._next_id = 0
-        #: Of how many ids the log has said so.
+        #: How many ids the log has forgotten so far.
         self.num_forgotten = 0
         self._forgotten: deque[tuple[int, int]] = deque()  # (log position, id)
         self._readable: dict[int, tuple[Key, Signature]] = {}

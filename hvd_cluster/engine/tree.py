@@ -47,13 +47,11 @@ def plan(hosts: Sequence[str]) -> list[Place]:
     Args:
         hosts: for each rank, a string that is equal for ranks of the same host.
     """
-    leaders: dict[str, int] = {}
+    ranks_of: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
-        leaders.setdefault(host, rank)
-    order = list(leaders.values())  # by rank, so the root is rank 0
-    parents: list[int | None] = [None] * len(hosts)
-    for rank, host in enumerate(hosts):
-        parents[rank] = leaders[host]
+        ranks_of.setdefault(host, []).append(rank)
+    order = [ranks[0] for ranks in ranks_of.values()]  # the leaders, by rank, so the root is rank 0
+    parents: list[int | None] = [ranks_of[host][0] for host in hosts]
     for index, leader in enumerate(order):
         parents[leader] = None if index == 0 else order[(index - 1) // FANOUT]
     below: list[set[int]] = [{rank} for rank in range(len(hosts))]
@@ -65,9 +63,7 @@ def plan(hosts: Sequence[str]) -> list[Place]:
         if parent is not None:
             below[parent] |= below[rank]
             children[parent].append(rank)
-    host_ranks: dict[str, tuple[int, ...]] = {}
-    for rank, host in enumerate(hosts):
-        host_ranks[host] = (*host_ranks.get(host, ()), rank)
+    host_ranks = {host: tuple(ranks) for host, ranks in ranks_of.items()}
     return [
         Place(
             rank,
