@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -11,10 +12,10 @@ import torch
 from hvd_cluster.engine.buffers import BufferPool, places
 from hvd_cluster.engine.collectives.adasum import adasum
 from hvd_cluster.engine.collectives.step import Step, Steps
-from hvd_cluster.engine.request import ReduceOp, Request
+from hvd_cluster.engine.request import ReduceOp, Request, Signature
 from hvd_cluster.engine.scaling import copy_scaled, finish_scaled, reduction_dtype, reduction_op
 from hvd_cluster.engine.timeline import Recorder
-from hvd_cluster.engine.transports.transport import Transport, Work
+from hvd_cluster.engine.transports.transport import Transport
 
 
 @dataclass
@@ -53,43 +54,49 @@ def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool
     if signature.op == ReduceOp.ADASUM:
         return (yield from adasum(requests, transport, buffers, recorder))
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
-    parts = _parts(requests, results)
     divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
-    with ExitStack() as leases:
-        reduced: list[list[torch.Tensor]] = []
-        works: list[Work] = []
-        since_s = time.monotonic()
-        for part in parts:
-            wire = signature.wire_dtype(part.dtype)
-            work = None
-            if part.is_direct(transport):
-                work = transport.reduce_directly(
-                    part.inputs,
-                    part.outputs,
-                    reduction_op(signature.op, part.dtype),
-                    wire=wire,
-                    prescale=signature.prescale,
-                    postscale=signature.postscale,
-                    divisor=divisor,
-                )
-            if work is not None:
-                works.append(work)
-                reduced.append([])
-                continue
-            with recorder.phase(part.names, "MEMCPY_IN_FUSION_BUFFER"):
-                flat, pieces = _pack(part, wire, transport, buffers, leases, signature.prescale)
-            reduced.append(pieces)
-            if flat.numel():
-                since_s = since_s if works else time.monotonic()
-                works.append(transport.allreduce(flat, reduction_op(signature.op, part.dtype)))
-        yield Step(works, f"{transport.name}_ALLREDUCE", since_s)
-        for part, pieces in zip(parts, reduced, strict=True):
-            if not pieces:
-                continue
-            with recorder.phase(part.names, "MEMCPY_OUT_FUSION_BUFFER"):
-                for output, piece in zip(part.outputs, pieces, strict=True):
-                    finish_scaled(output, piece, signature.postscale, divisor)
+    parts = _parts(requests, results)
+    for part in parts:
+        # One after the other: a transport's buffers may serve one reduction at a time.
+        yield from _reduce(part, signature, divisor, transport, buffers, recorder, is_last=part is parts[-1])
     return results
+
+
+def _reduce(
+    part: _Part,
+    signature: Signature,
+    divisor: int,
+    transport: Transport,
+    buffers: BufferPool,
+    recorder: Recorder,
+    *,
+    is_last: bool,
+) -> Generator[Step, None, None]:
+    activity = f"{transport.name}_ALLREDUCE"
+    wire = signature.wire_dtype(part.dtype)
+    op = reduction_op(signature.op, part.dtype)
+    since_s = time.monotonic()
+    if part.is_direct(transport):
+        work = transport.reduce_directly(
+            part.inputs,
+            part.outputs,
+            op,
+            wire=wire,
+            prescale=signature.prescale,
+            postscale=signature.postscale,
+            divisor=divisor,
+        )
+        if work is not None:
+            yield Step([work], activity, since_s, is_last)
+            return
+    with ExitStack() as leases:
+        with recorder.phase(part.names, "MEMCPY_IN_FUSION_BUFFER"):
+            flat, pieces = _pack(part, wire, transport, buffers, leases, signature.prescale)
+        since_s = time.monotonic()
+        yield Step([transport.allreduce(flat, op)] if flat.numel() else [], activity, since_s, is_last)
+        with recorder.phase(part.names, "MEMCPY_OUT_FUSION_BUFFER"):
+            for output, piece in zip(part.outputs, pieces, strict=True):
+                finish_scaled(output, piece, signature.postscale, divisor)
 
 
 def reduce_at_once(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:

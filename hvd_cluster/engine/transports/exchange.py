@@ -4,8 +4,8 @@ Every rank copies its part of a piece into a slot of its own; each reduces its s
 buffer. The leader sends from that buffer and receives into it; then every rank copies it out. So an element is copied
 twice and added once on its way through a host, whatever lies between the hosts.
 
-Why no rank overwrites what another still uses. Ranks meet once a piece, after they have filled their slots, and once
-more at the end of an operation.
+Why no rank overwrites what another still uses. Operations follow each other: one is over before the next begins. Ranks
+meet once a piece, after they have filled their slots, and once more at the end of an operation.
 
 - A slot is filled for every second piece. Who fills it for piece p has met over piece p - 1, which the others did
   after they had reduced piece p - 2.

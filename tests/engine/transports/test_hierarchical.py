@@ -46,6 +46,17 @@ def every_kind() -> list[Any]:
             for result in hvd.grouped_allreduce(mixed, op=op, compression=compression, prescale_factor=2.0):
                 assert result.dtype == torch.float32
                 torch.testing.assert_close(result, torch.full_like(result, 2.0 * wanted), rtol=1e-2, atol=0.0)
+    # Each type is a reduction of its own, and all of them go through the same buffers of the host.
+    lengths = {torch.float32: 300_000, torch.float64: 200_001, torch.int16: 700_000, torch.bool: 1_200_000}
+    for op, whole in ((hvd.Sum, torch.sum), (hvd.Min, torch.amin), (hvd.Product, torch.prod)):
+        by_rank = [
+            [(torch.arange(length) % 3 + rank).to(dtype) for dtype, length in lengths.items()]
+            for rank in range(hvd.size())
+        ]
+        results = hvd.grouped_allreduce(by_rank[hvd.rank()], op=op)
+        for result, tensors in zip(results, zip(*by_rank, strict=True), strict=True):
+            wanted = whole(torch.stack(tensors).to(torch.int64), dim=0)
+            assert torch.equal(result, wanted.to(result.dtype)), (op, result.dtype)
     handles = [
         hvd.allreduce_async(torch.full((i + 1,), float(hvd.rank())), name=f"many {i}", op=hvd.Average)
         for i in range(50)
