@@ -325,7 +325,8 @@ class Loop:
         if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
             self._change_process_sets(bucket.requests[0][0], first)
             return
-        if self._rank not in self._process_sets[process_set_id]:
+        # A set that is gone: at a leader, its removal may have come into the log before what was reported earlier.
+        if self._rank not in self._process_sets.get(process_set_id, ()):
             return
         keys = [key for key, _ in bucket.requests]
         mine = self._mailbox.begin(keys)

@@ -160,6 +160,45 @@ def test_process_sets_are_added_and_removed_at_run_time() -> None:
     assert results == [ids, ids | sums, ids | sums]
 
 
+def test_an_operation_that_comes_into_the_log_behind_the_removal_of_its_set_fails_alone() -> None:
+    def fn() -> float:
+        import time
+
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.engine.messages import Run
+        from hvd_cluster.engine.negotiation import Negotiator
+
+        hvd.init()
+        take_log = Negotiator.take_log
+
+        def slowly(self: Negotiator) -> Any:
+            entries = take_log(self)
+            if any(isinstance(entry, Run) for entry in entries):
+                time.sleep(0.5)  # meanwhile the last vote for the removal comes straight into the log
+            return entries
+
+        hvd.remove_process_set(hvd.add_process_set([0, 1]))  # what is known from before is voted for
+        both = hvd.add_process_set([0, 1])
+        hvd.barrier()
+        if hvd.rank() == 0:
+            Negotiator.take_log = slowly  # type: ignore[method-assign]
+        else:
+            time.sleep(0.3)
+        late = None
+        if both.included():
+            late = hvd.allreduce_async(torch.ones(2), name="late", process_set=both)
+            time.sleep(0.1)  # it is reported, for want of a number to vote for
+        hvd.remove_process_set(both)
+        Negotiator.take_log = take_log  # type: ignore[method-assign]
+        if late is not None:
+            with pytest.raises(hvd.HorovodInternalError, match=r"the process set of 'allreduce\.late' was removed"):
+                hvd.synchronize(late)
+        return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    assert local.run(fn, num_proc=3, env=env) == [3.0] * 3
+
+
 def test_a_root_that_stood_still_takes_no_new_request_for_the_one_of_that_name_before() -> None:
     """It is not in the set: the others go on without it, and it reads all of it at once when it comes back."""
 
