@@ -351,7 +351,8 @@ class Loop:
         if (process_set_id, device) not in self.transports:
             self._queues.finish_exclusive()
         transport = self.transports[process_set_id, device]
-        if transport.is_exclusive or (transport.reduces_directly and not self._has_all_ranks_here):
+        meets = transport.reduces_directly or transport.for_sizes.reduces_directly
+        if transport.is_exclusive or (meets and not self._has_all_ranks_here):
             # It waits for ranks of this host, which may wait for this one in a bucket of other hosts too.
             self._queues.finish_exclusive(but=process_set_id)
         buckets = self._queues[process_set_id]
