@@ -25,9 +25,6 @@ class AloneTransport(Transport):
         self.index = 0
         self.ranks = (rank,)
 
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return True
-
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         return Finished()
 

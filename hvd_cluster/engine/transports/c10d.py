@@ -1,10 +1,9 @@
-"""What Gloo's and NCCL's process groups take alike: torch's names of the reductions, and the element types they add."""
+"""What Gloo's and NCCL's process groups take alike: torch's names of the reductions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
@@ -15,15 +14,3 @@ REDUCE_OPS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
-REDUCED_DTYPES = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    }
-)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.c10d import REDUCE_OPS, REDUCED_DTYPES
+from hvd_cluster.engine.transports.c10d import REDUCE_OPS
 from hvd_cluster.engine.transports.transport import Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
@@ -76,9 +76,6 @@ class GlooTransport(Transport):
                     f"they are slow to start, raise HOROVOD_GLOO_TIMEOUT_SECONDS (now {timeout_s:g})."
                 ) from error
             self._sockets = _connected_sockets() - before
-
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return dtype in REDUCED_DTYPES
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         options = dist.AllreduceOptions()

@@ -53,9 +53,6 @@ class HierarchicalTransport(Transport):
         self._between = between
         self._check = check
 
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return self._flat.reduces(dtype)
-
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         wire = buffer.dtype
         work = self.reduce_directly([buffer], [buffer], op, wire=wire, prescale=1.0, postscale=1.0, divisor=1)

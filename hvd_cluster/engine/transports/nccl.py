@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.c10d import REDUCE_OPS, REDUCED_DTYPES
+from hvd_cluster.engine.transports.c10d import REDUCE_OPS
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
@@ -68,9 +68,6 @@ class NcclTransport(Transport):
     def for_sizes(self) -> Transport:
         # The engine's thread must never wait for a GPU: it is the one that notices a dead peer.
         return self._host_transport
-
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return dtype in REDUCED_DTYPES
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         options = dist.AllreduceOptions()

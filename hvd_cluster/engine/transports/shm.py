@@ -118,9 +118,6 @@ class ShmTransport(Transport):
         self._turn = 0
         self._table_turn = 0
 
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return True
-
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         return self.reduce_directly([buffer], [buffer], op, wire=buffer.dtype, prescale=1.0, postscale=1.0, divisor=1)
 

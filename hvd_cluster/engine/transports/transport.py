@@ -55,10 +55,6 @@ class Transport(ABC):
         return self
 
     @abstractmethod
-    def reduces(self, dtype: torch.dtype) -> bool:
-        """True when :meth:`allreduce` takes elements of ``dtype``."""
-
-    @abstractmethod
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         """Reduce ``buffer`` over all ranks, in place. ``op`` is SUM, MIN, MAX or PRODUCT."""
 
