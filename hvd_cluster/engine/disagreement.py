@@ -23,7 +23,7 @@ def not_with_join(key: Key, kind: Kind) -> str:
 def _difference(ours: Signature, theirs: Signature) -> str:
     if ours.kind != theirs.kind:
         return f"Mismatched operations: One rank did an {ours.kind.name}, but another rank did an {theirs.kind.name}."
-    if ours.kind is not Kind.BROADCAST and ours.root != theirs.root:
+    if ours.members != theirs.members:
         return (
             "Mismatched members of a group: One rank sends other tensors than another rank, e.g. because they have "
             "frozen different parameters."

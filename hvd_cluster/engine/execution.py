@@ -126,13 +126,14 @@ class Execution:
 
     def _complete(self, results: list[list[torch.Tensor]]) -> None:
         self.is_launched = True
+        values = [request.finish(tensors) for request, tensors in zip(self._requests, results, strict=True)]
         event = None
         if self._stream is not None:
             event = torch.cuda.Event()
             event.record(self._stream)
         now_s = time.monotonic()
         self._release()
-        for request, tensors in zip(self._requests, results, strict=True):
+        for request, value, tensors in zip(self._requests, values, results, strict=True):
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):
                 self._recorder.span(
                     name,
@@ -142,8 +143,7 @@ class Execution:
                     dtype=meta.dtype,
                     shape=str(list(meta.shape)),
                 )
-            request.handle.done_event = event
-            request.handle.succeed(request.finish(tensors))
+            request.handle.succeed(value, tensors, event)
         if self._observe is not None:
             self._observe(self._requests, self._decided_s, now_s)
         self.is_done = True  # last: what raises above has to fail the handles that are left

@@ -33,6 +33,7 @@ __all__ = [
     "describe",
     "dtype_name",
     "element_dtype",
+    "recorded_event",
 ]
 
 #: Element types that every collective takes.
@@ -59,22 +60,30 @@ class Handle:
         drive: lets the thread that waits for this handle do the engine's work meanwhile; may return early.
     """
 
-    __slots__ = ("_blocked", "_drive", "_error", "_is_settled", "_value", "done_event")
+    __slots__ = ("_blocked", "_drive", "_error", "_event", "_is_settled", "_value", "_written")
 
     def __init__(self, drive: Callable[[Handle], None] | None = None) -> None:
         self._value: Any = None
         self._error: Exception | None = None
         self._drive = drive
-        #: The CUDA event after which the result may be read, for results that live on a GPU.
-        self.done_event: torch.cuda.Event | None = None
+        self._written: Sequence[torch.Tensor] = ()
+        self._event: torch.cuda.Event | None = None
         self._is_settled = False
         # A held lock is the cheapest thing that a thread can wait for and a signal can interrupt.
         self._blocked = threading.Lock()
         self._blocked.acquire()
 
-    def succeed(self, value: Any) -> None:
-        """The request was carried out; called once."""
+    def succeed(self, value: Any, written: Sequence[torch.Tensor] = (), event: torch.cuda.Event | None = None) -> None:
+        """The request was carried out; called once.
+
+        Args:
+            value: what :meth:`wait` gives.
+            written: the tensors that hold the results, whether the value shows them or not.
+            event: the CUDA event after which they do, where a GPU still works on them.
+        """
         self._value = value
+        if event is not None:
+            self._written, self._event = written, event
         self._settle()
 
     def fail(self, error: Exception) -> None:
@@ -96,10 +105,18 @@ class Handle:
     @property
     def done(self) -> bool:
         """True once the outcome is known; never blocks."""
-        return self._is_settled and (self.done_event is None or bool(self.done_event.query()))
+        return self._is_settled and (self._event is None or bool(self._event.query()))
+
+    @property
+    def error(self) -> Exception | None:
+        """What the request has failed with."""
+        return self._error
 
     def wait(self) -> Any:
-        """The request's value; blocks until it is there, and raises its error if it failed."""
+        """The request's value; blocks until it is there, and raises its error if it failed.
+
+        What is on a GPU may be read by the caller's stream from then on: the stream waits, and not the caller.
+        """
         if not self._is_settled:
             drive = self._drive
             if drive is not None:
@@ -109,8 +126,8 @@ class Handle:
         if self._error is not None:
             # A fresh traceback each time, and no growing chain when several callers wait on one handle.
             raise self._error.with_traceback(None)
-        if self.done_event is not None:
-            _hand_over(self._value, self.done_event)
+        if self._event is not None:
+            _hand_over(self._written, self._event)
         return self._value
 
 
@@ -157,14 +174,26 @@ class Request:
 Request.__init__.__code__ = Request.__init__.__code__.replace(co_filename=__file__)
 
 
-def _hand_over(value: Any, done_event: torch.cuda.Event) -> None:
+def _hand_over(tensors: Sequence[torch.Tensor], event: torch.cuda.Event) -> None:
     """Let the caller's stream read results of the engine's stream: it waits for them, and their memory for it."""
-    tensors = value if isinstance(value, (list, tuple)) else [value]
-    for tensor in tensors:
-        if torch.is_tensor(tensor) and tensor.is_cuda:
-            stream = torch.cuda.current_stream(tensor.device)
-            stream.wait_event(done_event)
-            tensor.record_stream(stream)
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(event)
+        for tensor in tensors:
+            if tensor.device == device:
+                tensor.record_stream(stream)
+
+
+def recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
+    """The event after which ``tensors``, all on one device, hold what this thread's stream makes of them.
+
+    None on the CPU, where they do at once.
+    """
+    if not tensors or not tensors[0].is_cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensors[0].device))
+    return event
 
 
 def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> TensorMeta:
@@ -204,4 +233,6 @@ def zeros_for(key: Key, signature: Signature, gpu: int) -> Request:
         outputs=tensors,
         finish=lambda _: None,
         handle=Handle(),
+        # The zeros are written by this thread's stream, behind whatever else it has to do.
+        ready_event=recorded_event(tensors),
     )

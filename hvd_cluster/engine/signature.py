@@ -81,7 +81,7 @@ class Signature(NamedTuple):
     #: One entry, or one for each tensor of a group.
     tensors: tuple[TensorMeta, ...] = ()
     op: ReduceOp = ReduceOp.SUM
-    #: Global rank that a broadcast starts from. For a group: which tensors are in it, where metas do not say it.
+    #: Global rank that a broadcast starts from.
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
@@ -89,6 +89,8 @@ class Signature(NamedTuple):
     ranks: tuple[int, ...] = ()
     #: torch's name of the element type in which floating-point tensors travel and are added; "" for their own.
     wire: str = ""
+    #: A number that says which tensors a group is made of, where their metas do not.
+    members: int = -1
 
     def wire_dtype(self, own: torch.dtype) -> torch.dtype:
         """The element type in which tensors of type ``own`` travel."""

@@ -15,7 +15,17 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.parts import parts
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import OPEN_KINDS, REDUCED_DTYPES, Handle, Kind, ReduceOp, Request, Signature, describe
+from hvd_cluster.engine.request import (
+    OPEN_KINDS,
+    REDUCED_DTYPES,
+    Handle,
+    Kind,
+    ReduceOp,
+    Request,
+    Signature,
+    describe,
+    recorded_event,
+)
 from hvd_cluster.engine.untraced import keep_untraced
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
@@ -92,6 +102,7 @@ class Collective:
             _unchanged,
             handle,
             splits,
+            ready_event=recorded_event(tensors),
         )
         try:
             engine.submit(request, is_waited_for=is_waited_for)

@@ -20,6 +20,7 @@ from hvd_cluster.engine.request import (
     Signature,
     describe,
     dtype_name,
+    recorded_event,
 )
 from hvd_cluster.engine.submission import process_set_id, running_engine
 from hvd_cluster.errors import HorovodInternalError
@@ -43,6 +44,7 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     wire: torch.dtype | None = None,
+    members: int = -1,
     splits: tuple[int, ...] = (),
     finish: Callable[[list[torch.Tensor]], Any],
     is_waited_for: bool = False,
@@ -57,10 +59,11 @@ def submit(
         name: what the ranks are matched by; None takes the next number of this kind of operation.
         in_place: write the results into ``tensors``.
         op: the reduction.
-        root: the global rank that a broadcast starts from; for a group, a number that says which tensors are in it.
+        root: the global rank that a broadcast starts from.
         prescale: factor before the reduction.
         postscale: factor after it.
         wire: element type in which floating-point tensors travel and are added; allreduce only.
+        members: a number that says which tensors are in a group, where their shapes and types do not.
         splits: rows for each rank; alltoall only.
         finish: makes the value of the handle out of the results.
         is_waited_for: the caller waits for the handle next, so nobody else need see to it.
@@ -80,7 +83,7 @@ def submit(
         raise ValueError("the tensors of a group have to be on one device, and are on several")
     is_open = kind in OPEN_KINDS
     metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
-    signature = Signature(kind, metas, op, root, float(prescale), float(postscale), wire=_name(wire))
+    signature = Signature(kind, metas, op, root, float(prescale), float(postscale), wire=_name(wire), members=members)
     prefix = _PREFIXES[kind]
     number = engine.next_number(set_id, prefix) if name is None else -1
     handle = Handle(engine.drive)
@@ -93,7 +96,7 @@ def submit(
         finish,
         handle,
         splits,
-        ready_event=_recorded_event(data),
+        ready_event=recorded_event(data),
         labels=labels,
     )
     try:
@@ -135,10 +138,10 @@ def synchronize(handle: int) -> Any:
         return None
     try:
         result = entry.wait()
-    except KeyboardInterrupt:
-        raise  # the operation still owns the tensors, and the handle stays open
-    except BaseException:  # raised again: a handle is forgotten however its operation ended
-        _handles.pop(handle, None)
+    except BaseException as error:
+        # Ctrl-C, or what a signal's handler raises, ends the wait only: the operation still owns the tensors.
+        if error is entry.error:
+            _handles.pop(handle, None)
         raise
     _handles.pop(handle, None)
     return result
@@ -170,17 +173,11 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
         )
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
+    if tensor.is_neg():
+        raise ValueError("Tensor is the negated view of another one, and has to be its own: use tensor.resolve_neg()")
     if tensor.is_inference():
         # It may be written in inference mode only, where the engine is not: take another one over its memory.
         with torch.inference_mode(False):
             return torch.from_dlpack(tensor)  # type: ignore[attr-defined]
     # .data and not .detach(): an in-place result must not count as a change that autograd objects to.
     return tensor.data
-
-
-def _recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
-    if not tensors or not tensors[0].is_cuda:
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(tensors[0].device))
-    return event

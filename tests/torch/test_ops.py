@@ -331,6 +331,8 @@ def test_what_cannot_be_sent_is_refused_at_the_call(two: Any) -> None:
             hvd.allreduce(torch.ones(3, 4).t())
         with pytest.raises(ValueError, match=r"Tensor type torch\.complex64 is not supported\."):
             hvd.allreduce(torch.ones(3, dtype=torch.complex64))
+        with pytest.raises(ValueError, match=r"use tensor\.resolve_neg\(\)"):
+            hvd.allreduce(torch.ones(1, dtype=torch.complex64).conj().imag)
         with pytest.raises(ValueError, match="contiguous"):
             hvd.broadcast(torch.eye(3).to_sparse(), 0)
         with pytest.raises(hvd.HorovodInternalError, match="tried to ALLGATHER a rank-zero tensor"):

@@ -1,0 +1,102 @@
+"""The handle of a request: what its waiter gets, and when a GPU's results may be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_cluster.engine.buffers import BufferPool
+from hvd_cluster.engine.execution import Execution
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe, recorded_event, zeros_for
+from hvd_cluster.engine.timeline import Recorder
+from hvd_cluster.engine.transports.alone import AloneTransport
+from hvd_cluster.engine.transports.transport import Finished, Work
+
+
+class FakeStream:
+    def __init__(self) -> None:
+        self.waited_for: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waited_for.append(event)
+
+
+class FakeTensor:
+    """A tensor on a GPU, as far as a handle can see."""
+
+    is_cuda = True
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.used_by: list[FakeStream] = []
+
+    def record_stream(self, stream: FakeStream) -> None:
+        self.used_by.append(stream)
+
+
+@pytest.mark.parametrize("value", [None, "a tensor made of them"])
+def test_the_stream_that_waits_reads_results_that_the_value_does_not_show(
+    monkeypatch: pytest.MonkeyPatch, value: Any
+) -> None:
+    streams = {torch.device("cuda", 0): FakeStream(), torch.device("cuda", 1): FakeStream()}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+    written, event = [FakeTensor("cuda:1"), FakeTensor("cuda:1")], object()
+    handle = Handle()
+    handle.succeed(value, written, event)  # type: ignore[arg-type]
+    assert handle.wait() is value
+    assert streams[torch.device("cuda", 1)].waited_for == [event]
+    assert streams[torch.device("cuda", 0)].waited_for == []
+    assert [tensor.used_by for tensor in written] == [[streams[torch.device("cuda", 1)]]] * 2
+
+
+def request_for(tensor: torch.Tensor) -> Request:
+    """An allreduce in place whose handle gives nothing, as an optimizer makes them."""
+    return Request(
+        "gradient",
+        0,
+        Signature(Kind.ALLREDUCE, (describe(tensor),)),
+        [tensor],
+        [tensor],
+        lambda _: None,
+        Handle(),
+        ready_event=recorded_event([tensor]),
+    )
+
+
+class LateTransport(AloneTransport):
+    """Doubles what it reduces, long after it was asked."""
+
+    def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
+        torch.cuda._sleep(200_000_000)  # cycles: a tenth of a second
+        buffer.mul_(2)
+        return Finished()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+def test_a_gradient_is_reduced_when_the_step_reads_it() -> None:
+    device = torch.device("cuda", 0)
+    gradient = torch.ones(1 << 20, device=device)
+    request = request_for(gradient)
+    transport = LateTransport(device, 0)
+    execution = Execution([request], transport, BufferPool(), Recorder(0, "here"), release=lambda: None)
+    execution.advance(lambda *_: None)
+    request.handle.wait()
+    assert gradient.sum().item() == 2 << 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+def test_the_zeros_of_a_joined_rank_are_written_before_they_are_sent() -> None:
+    device = torch.device("cuda", 0)
+    for _ in range(8):  # memory that holds something else, for the allocator to give out again
+        torch.full((1 << 20,), 7.0, device=device)
+    torch.cuda._sleep(200_000_000)
+    signature = Signature(Kind.ALLREDUCE, (describe(torch.empty(1 << 20, device=device)),))
+    request = zeros_for((0, "gradient"), signature, 0)
+    transport = LateTransport(device, 0)
+    transport.allreduce = lambda buffer, op: Finished()  # type: ignore[method-assign]
+    Execution([request], transport, BufferPool(), Recorder(0, "here"), release=lambda: None).advance(lambda *_: None)
+    request.handle.wait()
+    assert request.outputs[0].abs().sum().item() == 0.0
+    assert request.ready_event is not None
