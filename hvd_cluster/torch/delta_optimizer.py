@@ -15,6 +15,7 @@ import torch
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import check_adasum
+from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
@@ -61,6 +62,9 @@ class DeltaOptimizer(Wrapper):
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay those of this rank, and may be clipped right behind the backward pass."""
+
+    def finish_reduction(self) -> None:
+        """Does nothing: what is reduced is made by the step itself."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Not for Adasum.
@@ -122,35 +126,51 @@ class DeltaOptimizer(Wrapper):
         return super().step(*arguments, **kwargs)
 
     def _combined(self, parameters: list[torch.Tensor], deltas: list[torch.Tensor]) -> list[torch.Tensor]:
-        names = [self._names[parameter] for parameter in parameters]
-        by_name = sorted(range(len(names)), key=names.__getitem__)  # the same order on all ranks
+        parcels = {
+            parameter: wire.pack(delta, self._compression, delta.device)
+            for parameter, delta in zip(parameters, deltas, strict=True)
+        }
+        handles = []
+        for bucket in self._buckets():
+            names = [self._names[parameter] for parameter in bucket if parameter in parcels]
+            handles.append(
+                submit(
+                    Kind.ALLREDUCE,
+                    # Over nothing where all is frozen: it need not be so on the other ranks, which would wait.
+                    [parcels[parameter].tensor for parameter in bucket if parameter in parcels]
+                    or [torch.empty(0, device="cpu")],
+                    process_set=global_process_set,
+                    name=f"DistributedDelta.{self._names[bucket[0]]}",
+                    in_place=True,
+                    op=ReduceOp.ADASUM,
+                    members=fingerprint(names) if len(names) < len(bucket) else -1,
+                    finish=lambda _: None,
+                    labels=[f"allreduce.{name}" for name in names],
+                )
+            )
+        failure: HorovodInternalError | None = None
+        for handle in handles:  # all of them: their tensors are in use until then
+            try:
+                synchronize(handle)
+            except HorovodInternalError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return [wire.unpack(parcels[parameter], self._compression) for parameter in parameters]
+
+    def _buckets(self) -> list[list[torch.Tensor]]:
+        """Which parameters travel together, frozen or not: the same on all ranks, whatever each has frozen."""
+        parameters = sorted(
+            (p for p in self._names if p.is_floating_point() or p.is_complex()), key=self._names.__getitem__
+        )
         buckets = plan_buckets(
-            by_name,
-            [delta.numel() * delta.element_size() for delta in deltas],
-            [(delta.dtype, delta.device) for delta in deltas],
+            range(len(parameters)),
+            [parameter.numel() * parameter.element_size() for parameter in parameters],
+            [(parameter.dtype, parameter.device) for parameter in parameters],
             [],
             Settings.from_env().fusion_threshold_bytes,
         )
-        parcels = [wire.pack(delta, self._compression, delta.device) for delta in deltas]
-        # A name stands for some members only where nothing is frozen.
-        is_partial = len(parameters) < len(self._names)
-        handles = [
-            submit(
-                Kind.ALLREDUCE,
-                [parcels[index].tensor for index in bucket],
-                process_set=global_process_set,
-                name=f"DistributedDelta.{names[bucket[0]]}",
-                in_place=True,
-                op=ReduceOp.ADASUM,
-                root=fingerprint([names[index] for index in bucket]) if is_partial else -1,
-                finish=lambda _: None,
-                labels=[f"allreduce.{names[index]}" for index in bucket],
-            )
-            for bucket in buckets
-        ]
-        for handle in handles:
-            synchronize(handle)
-        return [wire.unpack(parcel, self._compression) for parcel in parcels]
+        return [[parameters[number] for number in bucket] for bucket in buckets]
 
 
 def _rebuilt(

@@ -311,13 +311,15 @@ class GradientReducer:
 
     def _send(self, bucket: Bucket, members: Sequence[int], *, is_wanted: bool = True) -> None:
         bucket.is_sent = True
-        if members:
-            parameters = [self.roster.parameters[number] for number in members]
-            labels = [f"allreduce.{self.roster.names[number]}" for number in members]
-            names = [] if len(members) == len(bucket.members) else [self.roster.names[number] for number in members]
-            self._transfers.send(
-                bucket.name, parameters, labels, members=fingerprint(names) if names else -1, is_wanted=is_wanted
-            )
+        parameters = [self.roster.parameters[number] for number in members]
+        names = [self.roster.names[number] for number in members]
+        self._transfers.send(
+            bucket.name,
+            parameters,
+            [f"allreduce.{name}" for name in names],
+            members=fingerprint(names) if len(members) < len(bucket.members) else -1,
+            is_wanted=is_wanted,
+        )
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True) -> None:
         self._sent_sparse.add(number)

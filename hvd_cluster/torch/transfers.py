@@ -74,7 +74,8 @@ class Transfers:
 
         Args:
             name: what the ranks are matched by.
-            parameters: whose gradients; at least one.
+            parameters: whose gradients. Without any the request is made all the same, over nothing: other ranks may not
+                have frozen what this one has, and would wait for it.
             labels: what the timeline calls them.
             members: a number that says which parameters these are, where the name does not.
             is_wanted: False sends zeros, and leaves the gradients alone.
@@ -87,12 +88,12 @@ class Transfers:
         parcels = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
         handle = submit(
             Kind.ALLREDUCE,
-            [parcel.tensor for parcel in parcels],
+            [parcel.tensor for parcel in parcels] or [torch.empty(0, device="cpu")],
             process_set=manner.process_set,
             name=name,
             in_place=True,
             op=manner.op,
-            root=members,
+            members=members,
             prescale=1.0 / manner.predivide_factor,
             postscale=manner.predivide_factor,
             wire=wire_dtype,

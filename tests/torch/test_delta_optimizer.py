@@ -109,17 +109,30 @@ def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
     two(fn)
 
 
-def test_ranks_that_have_frozen_different_parameters_do_not_mix_them_up(two: Any) -> None:
-    def fn(hvd: Any) -> None:
+@pytest.mark.parametrize("frozen", [("1", "2"), ("0", ""), ("012", ""), ("012", "0")])
+def test_ranks_that_have_frozen_different_parameters_do_not_mix_them_up(two: Any, frozen: tuple[str, str]) -> None:
+    def fn(hvd: Any) -> list[float]:
         weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
         named = [(str(i), weight) for i, weight in enumerate(weights)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), named, op=hvd.Adasum)
-        weights[1 + hvd.rank()].requires_grad_(False)
-        sum(weight.sum() for weight in weights).backward()
+        for i, weight in enumerate(weights):
+            weight.requires_grad_(str(i) not in frozen[hvd.rank()])
+        loss = sum(weight.sum() for weight in weights)
+        if loss.requires_grad:
+            loss.backward()
         with pytest.raises(hvd.HorovodInternalError, match="frozen different parameters"):
             optimizer.step()
+        for weight in weights:  # and what all have frozen does not hold anybody up
+            weight.requires_grad_(False)
+        optimizer.step()
+        weights[2].requires_grad_(True)
+        optimizer.zero_grad()
+        before = weights[2].tolist()
+        weights[2].sum().backward()
+        optimizer.step()
+        return [after - start for after, start in zip(weights[2].tolist(), before, strict=True)]
 
-    two(fn)
+    assert two(fn) == [[-1.0, -1.0]] * 2
 
 
 def test_the_number_of_ranks_has_to_be_a_power_of_two(three: Any) -> None:

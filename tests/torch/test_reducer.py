@@ -244,6 +244,27 @@ def test_what_is_frozen_on_one_rank_only_gets_the_average_with_zeros(two: Any) -
     assert second == (found, weights)
 
 
+def test_a_rank_that_has_frozen_all_of_a_bucket_takes_part_with_zeros(two: Any) -> None:
+    steps = [("", ""), ("0", ""), ("", ""), ("0", "0"), ("", "0")]
+
+    def fn(hvd: Any) -> tuple[list[Any], list[float]]:
+        (parameter,) = parameters = scalars(1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), named(parameters))
+        found = []
+        for step, frozen in enumerate(steps):
+            optimizer.zero_grad()
+            parameter.requires_grad_(frozen[hvd.rank()] != "0")
+            if parameter.requires_grad:
+                (parameter.sum() * 10**step).backward()
+            optimizer.step()
+            found.append(None if parameter.grad is None else parameter.grad[0].item())
+        return found, parameter.tolist()
+
+    first, second = two(fn)
+    assert first == second
+    assert first[0] == [1.0, 5.0, 100.0, None, 5000.0]
+
+
 def test_what_nobody_uses_and_one_rank_has_frozen_is_reduced_when_it_is_used(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         parameters = scalars(2)
