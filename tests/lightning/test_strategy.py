@@ -235,6 +235,17 @@ def test_gradients_may_travel_compressed_and_as_sums(two: Any) -> None:
         assert summed > 1e-2
 
 
+def test_adasum_of_equal_changes_is_that_change(two: Any) -> None:
+    def fn(hvd: Any) -> float:
+        from hvd_cluster.lightning import HorovodStrategy
+
+        alone, _ = fitted(hvd, whole=True)
+        options = {"strategy": HorovodStrategy(op=hvd.Adasum), "use_distributed_sampler": False}
+        return difference(fitted(hvd, whole=True, **options)[0], alone)
+
+    assert all(apart < 1e-5 for apart in two(fn))
+
+
 def test_batch_normalisation_sees_all_ranks_and_is_as_before_after_the_fit(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import torch
