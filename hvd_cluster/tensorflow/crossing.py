@@ -157,14 +157,15 @@ def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
 def _is_numbered_as_in_torch(device: str) -> bool:
     """Whether what lies on ``device`` may cross by DLPack, which tells TensorFlow's number of a GPU.
 
-    That number counts the visible GPUs alone, and the parts of one that was divided; torch counts all.
+    That number counts the visible GPUs alone, and the parts of one that was divided; torch counts all. The answer is
+    for all GPUs alike: where each rank has left out all but its own, only the first rank's has torch's number, and a
+    request to which one rank sends a tensor of a GPU and the others one of the CPU is a mismatch.
     """
-    place = tf.DeviceSpec.from_string(device)
-    if place.device_type != "GPU":
+    if tf.DeviceSpec.from_string(device).device_type != "GPU":
         return True
-    number, seen = place.device_index, tf.config.get_visible_devices("GPU")
+    seen = tf.config.get_visible_devices("GPU")
     is_whole = len(tf.config.list_logical_devices("GPU")) == len(seen)
-    return is_whole and seen[number] == tf.config.list_physical_devices("GPU")[number]
+    return is_whole and seen == tf.config.list_physical_devices("GPU")
 
 
 def _to_tensor(tensor: torch.Tensor) -> tf.Tensor:
