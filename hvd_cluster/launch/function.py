@@ -59,7 +59,8 @@ def run(
         args: its positional arguments, the same on every rank.
         kwargs: its keyword arguments.
         num_proc: number of workers, 1 by default. ``np`` is its deprecated name.
-        min_num_proc: the job is elastic: it goes on with that many workers. ``min_np`` is its deprecated name.
+        min_num_proc: the job is elastic: it goes on with that many workers. It needs ``host_discovery_script``, or two
+            hosts or more in ``hosts`` or ``hostfile``. ``min_np`` is its deprecated name.
         max_num_proc: an elastic job uses no more workers. ``max_np`` is its deprecated name.
         slots: slots of hosts for which the hostfile or the discovery script states none.
         reset_limit: how often the workers of an elastic job may change.
