@@ -60,7 +60,7 @@ def allreduce_async(
 ) -> int:
     """:func:`allreduce` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
     op = _reduce_op(average, op)
-    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, False, False)
+    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_(
@@ -75,7 +75,7 @@ def allreduce_(
     """:func:`allreduce` in place; returns ``tensor``."""
     op = _reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
-    synchronize(_submit_allreduce([tensor], *arguments, True, False, is_waited_for=True))
+    synchronize(_submit_allreduce([tensor], *arguments, in_place=True, is_waited_for=True))
     return tensor
 
 
@@ -90,7 +90,7 @@ def allreduce_async_(
 ) -> int:
     """:func:`allreduce_async` in place: ``tensor`` holds the result once :func:`synchronize` has returned it."""
     op = _reduce_op(average, op)
-    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, True, False)
+    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True)
 
 
 def grouped_allreduce(
@@ -120,7 +120,7 @@ def grouped_allreduce_async(
 ) -> int:
     """:func:`grouped_allreduce` that returns one handle at once; :func:`synchronize` gives the list."""
     op = _reduce_op(average, op)
-    return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, False, True)
+    return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, as_list=True)
 
 
 def grouped_allreduce_(
@@ -135,7 +135,9 @@ def grouped_allreduce_(
     """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
     op = _reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
-    result: list[torch.Tensor] = synchronize(_submit_allreduce(tensors, *arguments, True, True, is_waited_for=True))
+    result: list[torch.Tensor] = synchronize(
+        _submit_allreduce(tensors, *arguments, in_place=True, as_list=True, is_waited_for=True)
+    )
     return result
 
 
@@ -150,7 +152,9 @@ def grouped_allreduce_async_(
 ) -> int:
     """:func:`grouped_allreduce_async` in place."""
     op = _reduce_op(average, op)
-    return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True)
+    return _submit_allreduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True, as_list=True
+    )
 
 
 def _reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -184,8 +188,9 @@ def _submit_allreduce(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    in_place: bool,
-    as_list: bool,
+    *,
+    in_place: bool = False,
+    as_list: bool = False,
     is_waited_for: bool = False,
     wire: torch.dtype | None = None,
 ) -> int:
@@ -237,7 +242,7 @@ class _Allreduce(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = (op, prescale, postscale, process_set, wire)
         arguments = (name, op, prescale, postscale, process_set)
-        return tuple(synchronize(_submit_allreduce(tensors, *arguments, False, True, is_waited_for=True, wire=wire)))
+        return tuple(synchronize(_submit_allreduce(tensors, *arguments, as_list=True, is_waited_for=True, wire=wire)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
