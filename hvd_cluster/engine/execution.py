@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
@@ -209,13 +209,10 @@ class ExecutionQueue:
     def append(self, execution: Execution) -> None:
         """A bucket was decided; it begins now if all before it are launched."""
         self._waiting.append(execution)
-        self.advance([])
+        self.launch()
 
-    def advance(self, notified: Sequence[tuple[Execution, Step]]) -> None:
-        """Go on with the executions whose step is done, and launch what has become possible."""
-        for execution, step in notified:
-            if execution.is_waiting_for(step):
-                execution.advance(self._notify)
+    def launch(self) -> None:
+        """Begin what has become possible, and forget what is done."""
         while self._waiting and all(execution.is_launched for execution in self._running):
             execution = self._waiting.popleft()
             self._running.append(execution)

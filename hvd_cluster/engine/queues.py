@@ -97,8 +97,11 @@ class Queues:
         self._ring()
 
     def _go_on(self, finished: Sequence[tuple[Execution, Step]]) -> None:
+        for execution, step in finished:
+            if execution.is_waiting_for(step):
+                execution.advance(self._note)
         for executions in self._all():
-            executions.advance(finished)
+            executions.launch()
         self._let_go()
 
     def _all(self) -> list[ExecutionQueue]:
