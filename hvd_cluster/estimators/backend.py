@@ -45,6 +45,10 @@ class Backend(ABC):
     def check(self) -> None:  # noqa: B027 - a backend need not know anything beforehand
         """Raise where the workers can be seen to have no place; called before the data is written."""
 
+    def check_again(self) -> None:
+        """The same before the workers of a fit start again. There must be as many of them as before."""
+        self.check()
+
 
 class LauncherBackend(Backend):
     """A backend whose workers a ``run`` of this package starts."""
@@ -180,6 +184,14 @@ def check(backend: Any) -> None:
     """``backend.check``, where it has that: any object with ``run`` and ``num_processes`` will do."""
     if hasattr(backend, "check"):
         backend.check()
+
+
+def check_again(backend: Any) -> None:
+    """``backend.check_again``, where it has that, or else ``check``."""
+    if hasattr(backend, "check_again"):
+        backend.check_again()
+    else:
+        check(backend)
 
 
 def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent, rows: Any = None) -> list[Any]:

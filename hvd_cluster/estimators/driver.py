@@ -14,7 +14,7 @@ from typing import Any
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import restarts
-from hvd_cluster.estimators.backend import Backend, check, run_on
+from hvd_cluster.estimators.backend import Backend, check_again, run_on
 from hvd_cluster.estimators.run import reports, run_files
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.run_files import ReceivedFiles
@@ -79,7 +79,7 @@ class DriverRun:
                         made,
                         self.max_restarts,
                     )
-                    check(self.backend)  # an executor that died takes a while to be replaced
+                    check_again(self.backend)  # an executor that died takes a while to be replaced
 
     def _resumed(self, spec: Any, digest: str) -> Any:
         """The spec with the checkpoints, where workers cannot fetch them themselves."""

@@ -35,9 +35,17 @@ class RayBackend(LauncherBackend):
             NotEnoughSlotsError: there is no room for one; or the placement group that the program is in is too small
                 for as many as were given.
         """
+        self._num_found = None
+        self.check_again()
+
+    def check_again(self) -> None:
+        """The fit keeps its number of workers, with which the learning rate goes: its start waits for their room.
+
+        Raises:
+            NotEnoughSlotsError: as :meth:`check`.
+        """
         from hvd_cluster.ray.room import require_room
 
-        self._num_found = None
         require_room(self.num_processes(), **self._of_a_worker())
 
     @property

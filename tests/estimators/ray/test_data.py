@@ -202,9 +202,13 @@ def test_a_fit_goes_on_after_an_actor_has_died(ray_cluster: TestCluster, tmp_pat
             marker.touch()
             os.kill(os.getpid(), 9)
 
-    undisturbed = estimator(tmp_path / "undisturbed").fit(data)
-    disturbed = estimator(tmp_path / "disturbed", callbacks=[die_once], max_restarts=1).fit(data)
+    # Without a number of workers each fit counts what is free, right after an earlier one has let go of it.
+    as_many_as_fit = {"num_proc": None, "backend": RayBackend(verbose=0)}
+    undisturbed = estimator(tmp_path / "undisturbed", **as_many_as_fit).fit(data)
+    disturbed = estimator(tmp_path / "disturbed", **as_many_as_fit, callbacks=[die_once], max_restarts=1).fit(data)
     assert marker.exists()
+    for model in (undisturbed, disturbed):
+        assert [len(record["samples_per_s"]) for record in model.getHistory()] == [4, 4, 4]
     assert [record["epoch"] for record in disturbed.getHistory()] == [0, 1, 2]
     first, second = undisturbed.getModel().state_dict(), disturbed.getModel().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -215,7 +219,6 @@ def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path
 
     frame = pd.DataFrame(rows())
     backend = RayBackend(verbose=0)
-    await_free(4)
     assert backend.num_processes() == 4  # a worker for each free CPU
     model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
     assert len(model.getHistory()[-1]["samples_per_s"]) == 2
@@ -275,7 +278,6 @@ def test_a_keras_model_is_fitted_from_a_dataset_and_scores_it(ray_cluster: TestC
 def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_cluster: TestCluster) -> None:
     import ray
 
-    await_free(4)
     backend = RayBackend()
     assert backend.num_processes() == 4
     group = ray.util.placement_group([{"CPU": 1}] * 3)
@@ -285,8 +287,9 @@ def test_the_number_of_workers_that_find_room_is_asked_for_in_each_fit(ray_clust
     backend.check()
     assert backend.num_processes() == 1
     ray.util.remove_placement_group(group)
-    await_free(4)
-    backend.check()
+    backend.check_again()
+    assert backend.num_processes() == 1  # the workers of that fit start again
+    backend.check()  # before Ray has given back what was freed
     assert backend.num_processes() == 4
 
 
