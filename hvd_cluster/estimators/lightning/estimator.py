@@ -23,6 +23,7 @@ from hvd_cluster.estimators.run.edited_rows import EditedRows
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.spec import Inputs, TrainResult
+from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
@@ -91,11 +92,11 @@ class LightningEstimator(ModuleEstimator):
         shared["data_module_args"] |= {"debug_data_loader": True} if value("debug_data_loader") else {}
         if value("num_gpus") == 0:
             shared["use_gpu"] = False
-        model = value("model")
+        model = module_on_cpu(value("model"))
         same = ("logger", "log_every_n_steps", "profiler", "terminate_on_nan")
         return LightningSpec(
             model=model,
-            optimizer=None if is_own else OptimizerState.of(value("optimizer"), model),
+            optimizer=None if is_own else OptimizerState.of(value("optimizer"), value("model")),
             objective=None if is_own else self._objective(),
             metrics=self._metric_groups(),
             floating_dtype=floating_dtype(model),

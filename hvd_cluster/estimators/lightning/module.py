@@ -32,6 +32,12 @@ class LossModule(_LightningModule):
         """The model's outputs."""
         return self.net(*inputs)
 
+    def on_fit_start(self) -> None:
+        """Metrics that are modules come to the device too: as parts of this one they would be in its checkpoints."""
+        for metric in (metric for group in self._spec.metrics for metric in group):
+            if isinstance(metric, torch.nn.Module):
+                metric.to(self.device)
+
     def training_step(self, batch: Mapping[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """The loss of a batch."""
         return self._step(batch, "train")

@@ -14,7 +14,7 @@ import torch
 import torchmetrics
 
 from hvd_cluster.estimators.torch import random_state
-from hvd_cluster.estimators.torch.checkpoint import on_cpu
+from hvd_cluster.estimators.torch.cpu_copies import on_cpu
 from hvd_cluster.lightning.installed import submodule
 
 _result: Any = submodule("trainer.connectors.logger_connector.result")

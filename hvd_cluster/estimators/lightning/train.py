@@ -23,7 +23,7 @@ from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult
-from hvd_cluster.estimators.torch.checkpoint import on_cpu
+from hvd_cluster.estimators.torch.cpu_copies import on_cpu
 from hvd_cluster.estimators.torch.train import choose_device
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ import torch
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.torch.cpu_copies import on_cpu
 from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
 
 if TYPE_CHECKING:
@@ -229,14 +230,3 @@ def _with_base_rates(scheduler: Any) -> list[Any]:
     """A scheduler and those that it is made of, as far as they begin from the optimizer's rates; none of None."""
     found = [scheduler] if hasattr(scheduler, "base_lrs") else []
     return [*found, *(one for child in getattr(scheduler, "_schedulers", ()) for one in _with_base_rates(child))]
-
-
-def on_cpu(state: Any) -> Any:
-    """The same nest of dicts and lists with every tensor on the CPU, and numpy's scalars as Python's."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().cpu()
-    if isinstance(state, dict):
-        return {key: on_cpu(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(on_cpu(value) for value in state)
-    return state.item() if type(state).__module__ == "numpy" else state

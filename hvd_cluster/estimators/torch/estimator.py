@@ -16,6 +16,7 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_param
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch.checkpoint import Checkpoint
+from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import probe
@@ -77,9 +78,9 @@ class TorchEstimator(ModuleEstimator):
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
         value = self._value
-        objective, metrics = self._objective(), self._metric_groups()
+        model, objective, metrics = module_on_cpu(value("model")), self._objective(), self._metric_groups()
         findings = probe(
-            value("model"),
+            model,
             dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(value("input_shapes"))),
             objective,
             metrics,
@@ -93,7 +94,7 @@ class TorchEstimator(ModuleEstimator):
             "gradient_clip_norm", "gradient_clip_value", "class_weights", "early_stopping", "return_best",
         )  # fmt: skip
         return TrainSpec(
-            model=value("model"),
+            model=model,
             optimizer=OptimizerState.of(value("optimizer"), value("model")),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
+from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.objective import as_outputs
 
 
@@ -73,6 +73,4 @@ class TorchModel(FittedModel):
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")
-        if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
-            return model
-        return copy.deepcopy(model).cpu()
+        return module_on_cpu(model)

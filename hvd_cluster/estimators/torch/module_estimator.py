@@ -9,6 +9,7 @@ import torch
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.spec import MakeObjective
+from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.model import TorchModel
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
@@ -55,14 +56,15 @@ class ModuleEstimator(DistributedEstimator):
         value = self._value
         count, make = len(value("label_cols")), value("loss_constructors")
         return MakeObjective(
-            losses=as_group(make if make is not None else value("loss"), count),
+            losses=tuple(module_on_cpu(one) for one in as_group(make if make is not None else value("loss"), count)),
             constructed=make is not None,
             loss_weights=tuple(value("loss_weights") or [1 / count] * count),
             label_shapes=as_tuples(value("label_shapes")),
         )
 
     def _metric_groups(self) -> tuple[tuple[Any, ...], ...]:
-        return tuple(as_group(group, len(self._value("label_cols"))) for group in self._value("metrics") or [])
+        groups = (as_group(group, len(self._value("label_cols"))) for group in self._value("metrics") or [])
+        return tuple(tuple(module_on_cpu(metric) for metric in group) for group in groups)
 
     def get_model_class(self) -> type[Any]:
         return TorchModel

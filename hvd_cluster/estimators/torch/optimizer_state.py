@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.estimators.torch.cpu_copies import on_cpu
+
 
 @dataclass(frozen=True)
 class OptimizerState:
@@ -22,7 +24,7 @@ class OptimizerState:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerState:
-        """Take ``optimizer`` apart.
+        """Take ``optimizer`` apart; its tensors come to the CPU.
 
         Its parameters are the model's own or, when it was made over another copy of the model, are matched to them in
         order.
@@ -44,11 +46,11 @@ class OptimizerState:
         groups = tuple(
             (
                 tuple(position[id(parameter)] for parameter in group["params"]),
-                {name: value for name, value in group.items() if name != "params"},
+                on_cpu({name: value for name, value in group.items() if name != "params"}),
             )
             for group in optimizer.param_groups
         )
-        return cls(type(optimizer), groups, dict(optimizer.defaults), optimizer.state_dict())
+        return cls(type(optimizer), groups, on_cpu(dict(optimizer.defaults)), on_cpu(optimizer.state_dict()))
 
     def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """The optimizer over the parameters of ``model``; its state lies on their device."""

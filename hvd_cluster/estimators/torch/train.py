@@ -18,9 +18,10 @@ from hvd_cluster.estimators.run.schedule import is_due_within
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
-from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running, on_cpu
+from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running
 from hvd_cluster.estimators.torch.checkpointing import Checkpointing, share_buffers
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
+from hvd_cluster.estimators.torch.cpu_copies import on_cpu
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
@@ -123,10 +124,11 @@ def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Te
 
 
 def _objective(spec: TrainSpec, device: torch.device) -> Objective:
+    """The objective; its modules, and those among the metrics, come to the device of the model."""
     objective = spec.objective()
-    for loss in objective.losses:
-        if isinstance(loss, torch.nn.Module):
-            loss.to(device)
+    for one in (*objective.losses, *(metric for group in spec.metrics for metric in group)):
+        if isinstance(one, torch.nn.Module):
+            one.to(device)
     return objective
 
 
