@@ -53,6 +53,8 @@ class Checkpoint:
     running: Running | None = None
     #: Name of the optimizer's class; empty in files of before there was one.
     optimizer_class: str = ""
+    #: By what the rates of one worker were multiplied; None in files of before that was kept.
+    scale: float | None = None
 
     @classmethod
     def of(
@@ -87,6 +89,7 @@ class Checkpoint:
             scaler=None if scaler is None else on_cpu(scaler.state_dict()),
             running=running,
             optimizer_class=type(optimizer).__name__,
+            scale=scale,
         )
 
     def is_over(self, spec: TrainSpec) -> bool:
@@ -120,6 +123,7 @@ class Checkpoint:
             DataError: the checkpoint is of another model or optimizer.
         """
         fresh = [list(one.base_lrs) for one in _with_base_rates(scheduler)]
+        fresh_initial = [group.get("initial_lr") for group in optimizer.param_groups]
         own = type(optimizer).__name__  # that of a DistributedOptimizer is the name of what it wraps
         if self.optimizer_class not in {"", own}:  # torch loads it, and fails in the first step
             raise DataError(
@@ -145,10 +149,15 @@ class Checkpoint:
         for one, made_with in zip(_with_base_rates(scheduler), fresh, strict=True):
             if one.base_lrs != made_with:  # equal ones were given to the scheduler, and go by no number of workers
                 one.base_lrs = [rate / before * scale for rate in one.base_lrs]
+        for group, made_with in zip(optimizer.param_groups, fresh_initial, strict=True):
+            if "initial_lr" in group and group["initial_lr"] != made_with:
+                group["initial_lr"] = group["initial_lr"] / before * scale
 
     @property
     def _scale(self) -> float:
-        """By what the rates of one worker were multiplied."""
+        """By what the rates of one worker were multiplied; in older files it shows unless a schedule ended at 0."""
+        if self.scale is not None:
+            return self.scale
         pairs = zip(self.scaled_rates, (group.get("lr", 0.0) for group in self.optimizer["param_groups"]), strict=True)
         return next((scaled / float(rate) for scaled, rate in pairs if rate), 1.0)
 
@@ -171,6 +180,7 @@ class Checkpoint:
             "scaler": self.scaler,
             "running": None if self.running is None else vars(self.running),
             "optimizer_class": self.optimizer_class,
+            "scale": self.scale,
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -199,6 +209,7 @@ class Checkpoint:
                 scaler=content.get("scaler"),
                 running=None if running is None else Running(**running),
                 optimizer_class=content.get("optimizer_class", ""),
+                scale=content.get("scale"),
             )
         except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
             raise DataError(

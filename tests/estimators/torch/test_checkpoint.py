@@ -105,6 +105,31 @@ def test_a_scheduler_goes_on_with_the_rates_of_as_many_workers_as_there_are(make
     assert rates_of(scheduler, optimizer, 7) == pytest.approx(expected)
 
 
+def ending_at_zero(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.0, 1 - epoch / 2))
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")
+@pytest.mark.parametrize("make", [ending_at_zero, halving])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_schedule_that_has_ended_begins_from_the_rate_of_one_worker_again(make, size):
+    def begun(size):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * size)
+        return model, optimizer, make(optimizer)
+
+    model, optimizer, scheduler = begun(2)
+    for _ in range(2):
+        scheduler.step()
+    saved = Checkpoint.from_bytes(Checkpoint.of(model, optimizer, 2, 2.0, [{}], scheduler=scheduler).to_bytes(), "it")
+    assert saved.unscaled_optimizer()["param_groups"][0]["initial_lr"] == pytest.approx(0.1)
+    model, optimizer, scheduler = begun(size)
+    saved.restore("run", model, optimizer, size, float(size), scheduler=scheduler)
+    assert scheduler.base_lrs == pytest.approx([0.1 * size])
+    again = Checkpoint.of(model, optimizer, size, float(size), [{}], scheduler=scheduler)
+    assert again.unscaled_optimizer()["param_groups"][0]["initial_lr"] == pytest.approx(0.1)
+
+
 def test_there_is_no_checkpoint_before_the_first_epoch(tmp_path):
     assert Checkpoint.load(RunFiles(Store.create(tmp_path), "run")) is None
 
