@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hvd_cluster.data.store import Store
-from hvd_cluster.errors import DataError
+from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import DataModule, EarlyStopping, TorchEstimator
 from hvd_cluster.estimators.run.data_module import PetastormDataModule
 
@@ -143,9 +143,27 @@ def test_a_fit_ends_early_and_returns_the_best_epoch(frame, two_workers, tmp_pat
     assert torch.equal(weights(again), weights(model))
 
 
-def test_a_number_to_watch_that_is_not_there_is_named(frame, one_worker):
-    from hvd_cluster.errors import WorkerFailedError
+def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(frame, one_worker, tmp_path):
+    def fails(record, model):
+        if record["epoch"] == 2:
+            raise KeyError("the third epoch is in checkpoint.best, and not in checkpoint")
 
+    def harsh(output, label):
+        return 20 * F.mse_loss(output, label)
+
+    given = {"validation": "v", "epochs": 4, "checkpoint_every_epochs": 2, "store": tmp_path, "run_id": "r"}
+    with pytest.raises(WorkerFailedError, match="the third epoch"):
+        fit(frame, one_worker, callbacks=[fails], return_best=True, **given)
+    model = fit(frame, one_worker, loss=harsh, return_best=True, **given)
+    losses = [record["validation"]["loss"] for record in model.getHistory()]
+    assert min(losses) == losses[1] < losses[2]
+    rows = frame[frame["v"]]
+    error = np.mean((model.transform(rows)["y__output"].to_numpy() - rows["y"].to_numpy()) ** 2)
+    assert error == pytest.approx(losses[1], rel=1e-4)
+    assert torch.load(tmp_path / "runs" / "r" / "checkpoint.best", weights_only=True)["epoch"] == 2
+
+
+def test_a_number_to_watch_that_is_not_there_is_named(frame, one_worker):
     with pytest.raises(WorkerFailedError, match="monitor='accuracy' is not in the history"):
         fit(frame, one_worker, early_stopping=EarlyStopping(monitor="accuracy"))
 

@@ -32,6 +32,8 @@ class Checkpointing:
         self._files = RunFiles.of(self.spec)
         #: The best epoch's checkpoint on rank 0, where it will be returned.
         self._best: bytes | None = None
+        #: The epoch from which on the best one is searched for: that of the best checkpoint of a resumed run.
+        self._since = 0
 
     def save_within(self, history: list[dict[str, Any]], done: int, means: Means) -> None:
         """Save amid an epoch, of which ``done`` steps have been made; every rank takes part."""
@@ -53,7 +55,7 @@ class Checkpointing:
             return
         every = self.spec.checkpoint_every_epochs
         judge = self.spec.early_stopping or early_stopping.DEFAULT
-        is_best = judge.best_epoch(history) == len(history) - 1
+        is_best = judge.best_epoch(history[self._since :]) == len(history) - 1 - self._since
         if not is_last and not is_best and len(history) % every:
             return
         checkpoint = self._taken(history)
@@ -77,11 +79,30 @@ class Checkpointing:
             return None
         checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {self.spec.run_id!r}")
         checkpoint.require_data(self.spec.run_id, self.trained_on)
+        if self.hvd.rank() == 0 and (self.spec.validation_is_there or self.spec.return_best):
+            self._find_best(checkpoint)
         return checkpoint
+
+    def _find_best(self, last: Checkpoint) -> None:
+        """Take up the best checkpoint of the run that goes on from ``last``.
+
+        A run that ended may have saved it after ``last``: an epoch of a course that is left now, and of which no
+        number is in the history. Then ``last`` is the best there is.
+        """
+        blob = self._files.best()
+        best = None if blob is None else Checkpoint.from_bytes(blob, "the best checkpoint")
+        if best is not None and not _is_of_course(best.history, last.history):
+            best = None
+        if best is None and last.running is None:
+            best = last
+            best.save(self._files, best=True)
+        self._since = last.epochs if best is None else best.epochs - 1
+        if best is not None and self.spec.return_best:
+            self._best = best.to_bytes()
 
     def to_return(self, history: list[dict[str, Any]]) -> Checkpoint:
         """What the fit returns, on rank 0: the state now, or that of the best epoch."""
-        blob = (self._best or self._files.best()) if self.spec.return_best else None
+        blob = self._best if self.spec.return_best else None
         return self._taken(history) if blob is None else Checkpoint.from_bytes(blob, "the best checkpoint")
 
     def _taken(self, history: list[dict[str, Any]], running: Running | None = None) -> Checkpoint:
@@ -96,6 +117,12 @@ class Checkpointing:
             scaler=self.steps.scaler,
             running=running,
         )
+
+
+def _is_of_course(epochs: list[dict[str, Any]], history: list[dict[str, Any]]) -> bool:
+    """Whether ``history`` begins with those very epochs: no second one takes exactly as long."""
+    last = len(epochs) - 1
+    return 0 <= last < len(history) and epochs[last].get("seconds") == history[last].get("seconds")
 
 
 def share_buffers(hvd: Any, model: torch.nn.Module) -> None:
