@@ -31,8 +31,9 @@ class Means:
         return self._sums.cpu()
 
     def take_up(self, sums: Tensor) -> None:
-        """Go on from what :attr:`sums` was."""
-        self._sums.copy_(sums)
+        """Go on from what :attr:`sums` was; begin anew where that was of other metrics."""
+        if sums.shape == self._sums.shape:
+            self._sums.copy_(sums)
 
     def over_ranks(self, hvd: Any, name: str) -> dict[str, Any]:
         """``{"loss": x, "all_metrics": [{name: x, ...} for each group]}``, the same on every rank."""
