@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from hvd_cluster.launch import progress
 if TYPE_CHECKING:
     from hvd_cluster.data.store import Store
     from hvd_cluster.estimators.spec import FitSpec
+
+logger = logging.getLogger(__name__)
 
 #: Progress is reported at most this often; through the store, where each report is a file that is written, less so.
 INTERVAL_S = 0.2
@@ -27,6 +30,7 @@ class Reports:
         self._due_s = 0.0
         self._step: dict[str, Any] = {}
         self._records: list[dict[str, Any]] = []
+        self._has_warned = False
 
     def is_due(self, last: bool) -> bool:
         """Whether it is time for :meth:`step`; always at the last step of an epoch."""
@@ -50,9 +54,15 @@ class Reports:
         self._write()
 
     def _write(self) -> None:
-        if self._through_store:
-            text = json.dumps({"step": self._step, "records": self._records})
-            self._spec.store.write(path_of(self._spec.store, self._spec.run_id), text)
+        if not self._through_store:
+            return
+        path = path_of(self._spec.store, self._spec.run_id)
+        try:
+            self._spec.store.write(path, json.dumps({"step": self._step, "records": self._records}))
+        except OSError as error:  # progress is not worth a fit
+            if not self._has_warned:
+                logger.warning("the progress of run %r cannot be written to %s: %s", self._spec.run_id, path, error)
+            self._has_warned = True
 
 
 def path_of(store: Store, run_id: str) -> str:

@@ -43,3 +43,16 @@ def test_the_driver_finds_in_the_store_what_workers_cannot_tell_it(tmp_path):
     assert shown
     assert set(shown) == {3}
     assert store.exists(path_of(store, "r"))
+
+
+def test_a_store_that_cannot_be_written_costs_the_progress_alone(tmp_path, caplog):
+    store = Store.create(tmp_path)
+    reports = Reports(SimpleNamespace(run_id="r", store=store, report_through_store=True), rank=0)
+    (tmp_path / "runs").write_text("where the folder of the runs should be")
+    for epoch in range(2):
+        reports.step(epoch=epoch, loss=0.5)
+    (warning,) = caplog.messages
+    assert "the progress of run 'r' cannot be written" in warning
+    (tmp_path / "runs").unlink()
+    reports.epoch({"epoch": 1})
+    assert store.exists(path_of(store, "r"))
