@@ -225,8 +225,7 @@ class Checkpoint:
         try:
             files.save(self.to_bytes(), best)
         except DataError as error:
-            if self.epochs > 1:  # files are written whole or not at all: the one before is there
-                kept = f"the checkpoint of epoch {self.epochs - 1} is kept: run again with run_id={files.run_id!r}"
+            if kept := _kept_text(files):
                 raise DataError(f"{error}; {kept}") from error.__cause__
             raise
 
@@ -241,3 +240,15 @@ def _with_base_rates(scheduler: Any) -> list[Any]:
     """A scheduler and those that it is made of, as far as they begin from the optimizer's rates; none of None."""
     found = [scheduler] if hasattr(scheduler, "base_lrs") else []
     return [*found, *(one for child in getattr(scheduler, "_schedulers", ()) for one in _with_base_rates(child))]
+
+
+def _kept_text(files: RunFiles) -> str:
+    """What is there of a run whose next checkpoint cannot be written; files are written whole or not at all."""
+    try:
+        last = Checkpoint.load(files)
+    except (OSError, DataError):  # what could not be written is the one to tell
+        return ""
+    if last is None:
+        return ""
+    where = f"of epoch {last.epochs}" if last.running is None else f"amid epoch {last.epochs + 1}"
+    return f"the checkpoint {where} is kept: run again with run_id={files.run_id!r}"
