@@ -53,6 +53,8 @@ class ClassWeights:
     def row_weights(self, labels: Tensor, weights: Tensor | None) -> Tensor:
         """(rows,) float32: what each row's loss counts, on top of ``weights``."""
         known = torch.tensor(sorted(self.weights), dtype=torch.float64, device=labels.device)
+        if labels.is_floating_point():  # a label of the data comes in the model's dtype, in which 0.1 is another number
+            known = known.to(labels.dtype).to(torch.float64)
         factors = torch.tensor([self.weights[label] for label in sorted(self.weights)], device=labels.device)
         flat = labels.to(torch.float64).reshape(len(labels), -1)[:, 0]
         places = torch.searchsorted(known, flat).clamp(max=len(known) - 1)
