@@ -6,6 +6,7 @@ Workers call their driver and the driver calls them, which a client outside of t
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -20,6 +21,8 @@ from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.strategy import Reservation
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at what workers have logged.
 _LOOK_S = 0.5
@@ -93,6 +96,8 @@ class ClientAdapter(Adapter):
         try:
             if self._actor is not None:
                 self._result(self._actor.shutdown.remote())
+        except load_ray().exceptions.RayActorError as error:  # it has died, and its workers have ended with it
+            logger.debug("the executor in the cluster has ended before: %s", error)
         finally:
             self._drop()
 
