@@ -31,7 +31,7 @@ from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
 logger = logging.getLogger(__name__)
 
 #: What a LightningModule brings itself.
-_ITS_OWN = ("optimizer", "loss", "loss_constructors", "loss_weights")
+_ITS_OWN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
@@ -71,7 +71,7 @@ class LightningEstimator(ModuleEstimator):
             wrong += [
                 f"{name} is the LightningModule's own business: leave it out, and see to it in the module"
                 for name in _ITS_OWN
-                if value(name) is not None
+                if value(name) not in (None, [])
             ]
         else:
             wrong += self._objective_mistakes()
