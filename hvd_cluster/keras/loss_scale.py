@@ -7,6 +7,7 @@ agree on it first, by one number.
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -21,6 +22,12 @@ class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ign
     """What is put in front of a LossScaleOptimizer's class where the optimizer in it is distributed."""
 
     inner_optimizer: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy whose inner optimizer is distributed too."""
+        config = self.get_config()
+        del config["inner_optimizer"]
+        return type(self)(copy.deepcopy(self.inner_optimizer, memo), **config)
 
     def check_finite(self, grads: Any) -> Any:
         """Whether the gradients of all ranks are finite."""

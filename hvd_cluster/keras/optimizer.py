@@ -146,6 +146,13 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         super().__init__(*args, **kwargs)
         self.__dict__["_hvd"] = self._of_class.of_another()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy that is distributed too: Keras's own way is by what it saves, which is the wrapped optimizer.
+
+        As with Keras, it has not begun: the state belongs to the variables that this one was built with.
+        """
+        return type(self).from_config(self.get_config())
+
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
         self._hvd.reduction.keep_local(var)

@@ -86,6 +86,29 @@ def test_an_optimizer_made_of_the_configuration_of_another_is_distributed_too(tw
     assert two(fn) == [[6.0 * passes, 2.0 * passes], [6.0 * passes, 4.0 * passes]]
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_deep_copy_is_distributed_too(two: Any, is_scaled: bool, passes: int) -> None:
+    def fn(hvd: Any, is_scaled: bool, passes: int) -> list[float]:
+        import copy
+
+        import keras
+
+        plain = keras.optimizers.SGD(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(plain, initial_scale=2.0) if is_scaled else plain
+        options = {"op": hvd.Sum, "backward_passes_per_step": passes}
+        twin = copy.deepcopy(hvd.DistributedOptimizer(optimizer, **options))
+        if is_scaled:  # which JAX refuses to apply outside a compiled step
+            assert twin.initial_scale == 2.0
+            twin = twin.inner_optimizer
+        variable = keras.Variable([0.0])
+        for _ in range(passes):
+            twin.apply([keras.ops.convert_to_tensor([-2.0 * (1.0 + hvd.rank())])], [variable])
+        return [float(keras.ops.convert_to_numpy(variable)[0])]
+
+    assert two(fn, is_scaled, passes) == [[6.0 * passes]] * 2
+
+
 def test_a_registered_optimizer_is_saved_under_its_registered_name(two: Any, tmp_path: Path) -> None:
     def fn(hvd: Any, folder: str) -> list[Any]:
         import json
