@@ -187,6 +187,8 @@ class DistributedEstimator(ColumnRoles, Estimator):
                         if data.rows is None:  # else the workers see what there is
                             found.require_data(run_id, Fingerprint.of(data.dataset, spec.inputs))
                         logger.warning("%s", _resumed_text(found, spec))
+                        if kept := found.kept_text(spec):
+                            logger.warning("%s", kept)
                     callbacks = [LossWatch(run_id), *self._value("driver_callbacks"), *tracker.callbacks]
                     epochs = EpochListener(callbacks, found.epochs if found is not None else 0)
                     with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:

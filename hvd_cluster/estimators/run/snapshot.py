@@ -76,6 +76,10 @@ class Snapshot:
         """Whether a callback has ended the fit; it goes on where other ``epochs`` are asked for."""
         return self.stopped_of == spec.epochs
 
+    def kept_text(self, spec: FitSpec) -> str:
+        """What the run goes on with though the fit was given another; a framework's own file does not tell."""
+        return ""
+
     def require_data(self, run_id: str, now: Fingerprint) -> None:
         """Check that a fit goes on with the data that the run began with.
 

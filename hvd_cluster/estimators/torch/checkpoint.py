@@ -55,6 +55,8 @@ class Checkpoint:
     optimizer_class: str = ""
     #: By what the rates of one worker were multiplied; None in files of before that was kept.
     scale: float | None = None
+    #: The rates that the run's optimizer was given at its beginning; None in files of before they were kept.
+    given_rates: list[float] | None = None
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class Checkpoint:
         scheduler: Any = None,
         scaler: Any = None,
         running: Running | None = None,
+        given_rates: list[float] | None = None,
     ) -> Checkpoint:
         """Take the state of a run in which the rates are ``scale`` times those of one worker."""
         scaled = rates(optimizer)
@@ -90,6 +93,7 @@ class Checkpoint:
             running=running,
             optimizer_class=type(optimizer).__name__,
             scale=scale,
+            given_rates=given_rates,
         )
 
     def is_over(self, spec: TrainSpec) -> bool:
@@ -105,6 +109,17 @@ class Checkpoint:
         """
         if self.trained_on is not None:
             self.trained_on.require(run_id, now)
+
+    def kept_text(self, spec: TrainSpec) -> str:
+        """What the run goes on with though the fit was given another: the learning rate; empty where they agree."""
+        now = spec.optimizer.given_rates
+        if self.given_rates is None or self.given_rates == now or self.is_over(spec):
+            return ""
+        then, given = (", ".join(f"{rate:g}" for rate in each) for each in (self.given_rates, now))
+        return (
+            f"run {spec.run_id!r} goes on with the learning rate that it began with, {then}: the optimizer's lr={given} has no effect, "
+            "choose another run_id to train with it"
+        )
 
     def restore(
         self,
@@ -181,6 +196,7 @@ class Checkpoint:
             "running": None if self.running is None else vars(self.running),
             "optimizer_class": self.optimizer_class,
             "scale": self.scale,
+            "given_rates": self.given_rates,
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -210,6 +226,7 @@ class Checkpoint:
                 running=None if running is None else Running(**running),
                 optimizer_class=content.get("optimizer_class", ""),
                 scale=content.get("scale"),
+                given_rates=content.get("given_rates"),
             )
         except Exception as error:  # torch.load and the unpickler raise anything for a foreign file
             raise DataError(

@@ -34,6 +34,7 @@ class Checkpointing:
         self._best: bytes | None = None
         #: The epoch from which on the best one is searched for: that of the best checkpoint of a resumed run.
         self._since = 0
+        self._given_rates: list[float] | None = self.spec.optimizer.given_rates
 
     def save_within(self, history: list[dict[str, Any]], done: int, means: Means) -> None:
         """Save amid an epoch, of which ``done`` steps have been made; every rank takes part."""
@@ -79,6 +80,7 @@ class Checkpointing:
             return None
         checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {self.spec.run_id!r}")
         checkpoint.require_data(self.spec.run_id, self.trained_on)
+        self._given_rates = checkpoint.given_rates
         if self.hvd.rank() == 0 and (self.spec.validation_is_there or self.spec.return_best):
             self._find_best(checkpoint)
         return checkpoint
@@ -116,6 +118,7 @@ class Checkpointing:
             scheduler=self.steps.scheduler,
             scaler=self.steps.scaler,
             running=running,
+            given_rates=self._given_rates,
         )
 
 

@@ -52,6 +52,11 @@ class OptimizerState:
         )
         return cls(type(optimizer), groups, on_cpu(dict(optimizer.defaults)), on_cpu(optimizer.state_dict()))
 
+    @property
+    def given_rates(self) -> list[float]:
+        """The learning rate that each param group was given."""
+        return [float(options.get("lr", 0.0)) for _, options in self.groups]
+
     def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """The optimizer over the parameters of ``model``; its state lies on their device."""
         parameters = list(model.parameters())

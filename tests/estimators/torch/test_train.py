@@ -175,6 +175,20 @@ def test_a_fit_says_that_it_goes_on_with_a_run(frame, one_worker, tmp_path, capl
     assert len(told) == 2
 
 
+def test_a_fit_with_another_learning_rate_says_that_the_run_keeps_its_own(frame, one_worker, tmp_path, caplog):
+    def slow(net):
+        return torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+
+    fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
+    for epochs in (2, 3):  # the second one is still of the run that began with 0.05
+        caplog.clear()
+        fit(frame, one_worker, optimizer=slow, epochs=epochs, store=tmp_path, run_id="r")
+        assert "the learning rate that it began with, 0.05: the optimizer's lr=0.001 has no effect" in caplog.text
+    caplog.clear()
+    fit(frame, one_worker, epochs=4, store=tmp_path, run_id="r")
+    assert "learning rate" not in caplog.text
+
+
 def test_a_run_on_other_rows_or_columns_is_refused(frame, one_worker, tmp_path):
     fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
     runs = one_worker.runs
