@@ -114,7 +114,8 @@ def _is_over(spec: TrainSpec, history: list[dict[str, Any]]) -> bool:
 def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Tensor | None]:
     """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
 
-    With other metrics now, the means of the epoch are those of its rest. Another number of ranks goes on at the global batch in which the rows end, and draws other random numbers.
+    With other metrics now, the means of the epoch are those of its rest. Another number of ranks goes on at the global
+    batch in which the rows end, and draws other random numbers.
     """
     done = running.rows // (spec.batch_size * hvd.size())
     if len(running.sums) == hvd.size():

@@ -282,9 +282,9 @@ def test_mistakes_are_named_before_anything_starts(frame, two_workers):
     runs = two_workers.runs
     net = Net()
     with pytest.raises(ValueError, match="optimizer is the LightningModule's own business") as caught:
-        estimator(
-            two_workers, net, optimizer=net.configure_optimizers(), loss=F.mse_loss, metrics=[F.l1_loss]
-        ).fit(frame)
+        estimator(two_workers, net, optimizer=net.configure_optimizers(), loss=F.mse_loss, metrics=[F.l1_loss]).fit(
+            frame
+        )
     assert "loss is the LightningModule's own" in str(caught.value)
     assert "metrics is the LightningModule's own business" in str(caught.value)
     with pytest.raises(ValueError, match=r"optimizer is required(.|\n)*loss is required"):
