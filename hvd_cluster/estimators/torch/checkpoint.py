@@ -117,8 +117,8 @@ class Checkpoint:
             return ""
         then, given = (", ".join(f"{rate:g}" for rate in each) for each in (self.given_rates, now))
         return (
-            f"run {spec.run_id!r} goes on with the learning rate that it began with, {then}: the optimizer's lr={given} has no effect, "
-            "choose another run_id to train with it"
+            f"run {spec.run_id!r} goes on with the learning rate that it began with, {then}: the optimizer's "
+            f"lr={given} has no effect, choose another run_id to train with it"
         )
 
     def restore(
@@ -164,8 +164,8 @@ class Checkpoint:
         for one, made_with in zip(_with_base_rates(scheduler), fresh, strict=True):
             if one.base_lrs != made_with:  # equal ones were given to the scheduler, and go by no number of workers
                 one.base_lrs = [rate / before * scale for rate in one.base_lrs]
-        for group, made_with in zip(optimizer.param_groups, fresh_initial, strict=True):
-            if "initial_lr" in group and group["initial_lr"] != made_with:
+        for group, initial in zip(optimizer.param_groups, fresh_initial, strict=True):
+            if "initial_lr" in group and group["initial_lr"] != initial:
                 group["initial_lr"] = group["initial_lr"] / before * scale
 
     @property
