@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.data.petastorm.factories import make_batch_reader
 from hvd_cluster.data.petastorm.location import locate
 from hvd_cluster.data.petastorm.pieces import PieceTable, parquet_files
@@ -162,13 +163,13 @@ def make_spark_converter(
     url = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
     if not _written:
         atexit.register(_delete_all)
+    writer = (
+        _cast(df, dtype)
+        .write.option("compression", (compression_codec or "uncompressed").lower())
+        .option("parquet.block.size", int(parquet_row_group_size_bytes))
+    )
     try:
-        (
-            _cast(df, dtype)
-            .write.option("compression", (compression_codec or "uncompressed").lower())
-            .option("parquet.block.size", int(parquet_row_group_size_bytes))
-            .parquet(url)
-        )
+        spark_jobs.run(df.sparkSession, lambda: writer.parquet(url), "writing a DataFrame to be read in batches")
         converter = _converter_of(url)
     except BaseException:  # raised again: half a data set must not stay
         _delete(url)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data import schema_spark
+from hvd_cluster.data import schema_spark, spark_jobs
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.files.filesystems import normalize
@@ -196,7 +196,8 @@ class _Materializer:
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
             parts = selected.coalesce(self.num_groups)
             with FinishedParts(plan, self.progress):
-                collected = map_batches(parts, write, "report string").collect()
+                reports = map_batches(parts, write, "report string")
+                collected = spark_jobs.run(frame.sparkSession, reports.collect, "writing rows to train on")
             return self._reported(plan, [json.loads(row["report"]) for row in collected], folders)
 
     def from_parts(self, parts: RemoteParts) -> Dataset:
@@ -326,6 +327,7 @@ class _Materializer:
             seed=self.seed,
             group_rows=min(MAX_GROUP_ROWS, group_rows),
             allow_ragged=self.allow_ragged,
+            makes_folders=False,
         )
 
     def _dataset(self, plan: PartPlan, reports: list[PartReport], folders: DatasetFolders) -> Dataset:
@@ -372,6 +374,12 @@ def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dic
     """Write a partition on an executor; what a user can mend comes back as a text, not as a Spark traceback."""
     try:
         return write_part(plan, part, batches).to_json()
+    except FileNotFoundError:
+        where, prefix = socket.gethostname(), plan.store.prefix
+        return {
+            "error": f"on {where} there is no {plan.train_folder!r}, which the driver has made: the store {prefix!r} "
+            "must be a path or URL that all machines share"
+        }
     except OSError as error:
         return {"error": f"on {socket.gethostname()}: {unwritable_text(plan.train_folder, error)}"}
     except DataError as error:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import Slots
@@ -87,24 +88,8 @@ class ClassicSession(Session):
                 _kept[1][digest] = self._context.broadcast(content)
             return _kept[1][digest]
 
-    def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
-        from pyspark import InheritableThread
-
-        def run() -> None:
-            self._context.setJobGroup(tag, "Horovod Spark Run", interruptOnCancel=True)
-            target()
-
-        thread: threading.Thread = InheritableThread(target=run, name=tag, daemon=True)
-        return thread
-
-    def cancel(self, tag: str) -> None:
-        self._context.cancelJobGroup(tag)
-
     def running_tasks(self, tag: str) -> int | None:
-        tracker = self._context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
-        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-        return sum(int(stage.numActiveTasks) for stage in stages if stage is not None)
+        return spark_jobs.running_tasks(self.spark, tag)
 
     def url_of(self, path: str) -> str:
         """``path`` with scheme and host, on the default filesystem if it has neither; as given if Spark hides that."""

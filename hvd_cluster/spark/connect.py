@@ -73,18 +73,11 @@ class ConnectSession(Session):
                     raise
 
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
-        outer_tags = set(self.spark.getTags())
-
         def run() -> None:
-            for one in (*outer_tags, tag):
-                self.spark.addTag(one)
             with self._counting(tag):
                 target()
 
-        return threading.Thread(target=run, name=tag, daemon=True)
-
-    def cancel(self, tag: str) -> None:
-        self.spark.interruptTag(tag)
+        return super().thread(run, tag)
 
     def running_tasks(self, tag: str) -> int | None:
         return self._running.get(tag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pickle
 import queue
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
@@ -29,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which a job that has not started says what it waits for; then again at ten times that interval.
 _EXPLAIN_S = 10.0
-#: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
-_CANCEL_AGAIN_S = 0.5
-_CANCEL_GIVE_UP_S = 60.0
 #: Seconds for the tasks to end, and for their last lines to arrive, once Spark has given the job up or it is done.
 _DRAIN_S = 6.0
 _DONE = object()
@@ -221,16 +220,10 @@ class Job:
         if self._finished.is_set():
             return
         listener.stop_tasks()
-        give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
-        while time.monotonic() < give_up_s:
-            try:
-                self._session.cancel(self._tag)
-            except Exception as error:  # noqa: BLE001  a session that has gone has no tasks any more
-                logger.debug("the job could not be cancelled: %s", error)
-            if self._finished.wait(_CANCEL_AGAIN_S):
-                listener.drain(_DRAIN_S)
-                return
-        logger.error("the Spark job %s does not end although it was cancelled again and again", self._tag)
+        if spark_jobs.cancel_until(self._finished.wait, functools.partial(self._session.cancel, self._tag)):
+            listener.drain(_DRAIN_S)
+        else:
+            logger.error("the Spark job %s does not end although it was cancelled again and again", self._tag)
 
     def _outcomes(self) -> list[Outcome]:
         """The outcomes in the rows of the job.

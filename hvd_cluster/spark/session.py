@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError, MissingExtraError
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.slots import Slots
@@ -97,13 +98,13 @@ class Session(abc.ABC):
         """What :meth:`ship` returns first, never freed; the same content is brought only once in a session's life."""
         return self.ship(content)[0]
 
-    @abc.abstractmethod
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
         """A thread, not yet started, that runs ``target`` such that :meth:`cancel` with ``tag`` reaches its jobs."""
+        return spark_jobs.thread(self.spark, target, tag, "Horovod Spark Run")
 
-    @abc.abstractmethod
     def cancel(self, tag: str) -> None:
         """Cancel the jobs that run under ``tag``; a job that has not been submitted yet is not reached."""
+        spark_jobs.cancel(self.spark, tag)
 
     @abc.abstractmethod
     def running_tasks(self, tag: str) -> int | None:

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 #: So long the first of several claims waits for the others to be withdrawn, which takes a listing and a deletion each.
 _WAIT_S = 2.0
 _POLL_S = 0.02
+#: So long files may still appear in folders that are being removed.
+_LAST_FILES_S = 5.0
 
 
 class FoldersTakenError(DataError):
@@ -113,11 +115,19 @@ class DatasetFolders:
         return [name for name in names if not (INCOMPLETE in name and name.endswith(".tmp"))]
 
     def _remove(self, folder: str) -> None:
-        """Take away what was written, the claim last: until it is gone nobody else begins."""
-        for name in self._names(folder):
-            if not name.startswith(INCOMPLETE):
-                self._store.delete(f"{folder}/{name}")
-        self._store.delete(f"{folder}/{self._claim}")
-        if not self._store.list(folder):
-            with suppress(FileNotFoundError):
-                self._store.delete(folder)
+        """Take away what was written, the claim last: until it is gone nobody else begins.
+
+        Tasks that were cancelled may go on for a moment; once the folder has gone they cannot write to it.
+        """
+        until = time.monotonic() + _LAST_FILES_S
+        while True:
+            for name in self._names(folder):
+                if not name.startswith(INCOMPLETE):
+                    self._store.delete(f"{folder}/{name}")
+            self._store.delete(f"{folder}/{self._claim}")
+            left = self._store.list(folder)
+            if not left:
+                with suppress(FileNotFoundError):
+                    self._store.delete(folder)
+            if not left or any(INCOMPLETE in path for path in left) or time.monotonic() > until:
+                return

@@ -93,7 +93,8 @@ class PartFile:
         self._schema = pyarrow.schema(fields)
         row_bytes = max(1, batch.nbytes // batch.num_rows)
         self._group_rows = max(1, min(self._group_rows, MAX_GROUP_BYTES // row_bytes))
-        self._plan.store.fs.create_dir(self._path.rsplit("/", 1)[0], recursive=True)
+        if self._plan.makes_folders:
+            self._plan.store.fs.create_dir(self._path.rsplit("/", 1)[0], recursive=True)
         self._stream = self._plan.store.fs.open_output_stream(self._temporary)
         if self._plan.format == "arrow":
             self._writer = load_pyarrow("pyarrow.ipc").new_file(self._stream, self._schema)

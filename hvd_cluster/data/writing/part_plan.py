@@ -39,6 +39,9 @@ class PartPlan:
     allow_ragged: bool = False
     #: "parquet", or "arrow" for files that are mapped into memory, on a local disk.
     format: Literal["parquet", "arrow"] = "parquet"
+    #: Whether the writers make the folders; False where somebody has made them, and takes them away when nobody wants
+    #: the files any more: a writer that has not heard of it must not make them anew.
+    makes_folders: bool = True
 
     @property
     def folders(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 
-from hvd_cluster.data import schema_spark
+from hvd_cluster.data import schema_spark, spark_jobs
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.local_arrow import write_arrow
 from hvd_cluster.data.optional import load_pyarrow
@@ -80,7 +80,8 @@ class _Packed:
 
 def _first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
     """The first rows, as Spark's tasks see them: vectors are structs, which ``toArrow`` of older Spark has not."""
-    found = map_batches(frame.limit(_SAMPLE_ROWS), _as_streams, "data binary").collect()
+    streams = map_batches(frame.limit(_SAMPLE_ROWS), _as_streams, "data binary")
+    found = spark_jobs.run(frame.sparkSession, streams.collect, "a few rows to try the model on")
     ipc = load_pyarrow("pyarrow.ipc")
     return itertools.chain.from_iterable(iter(ipc.open_stream(bytes(row["data"]))) for row in found)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.agent_message import Hello
 from hvd_cluster.launch.door import Door
@@ -37,8 +38,6 @@ _LONGEST_PAUSE_S = 30.0
 _LIVED_S = 10.0
 _EXPLAIN_S = 10.0
 _LEAVE_S = 3.0
-_CANCEL_AGAIN_S = 0.5
-_CANCEL_GIVE_UP_S = 60.0
 
 
 class Roster(HostDiscovery):
@@ -148,14 +147,7 @@ class Roster(HostDiscovery):
             for remote in self._remotes.values():
                 remote.let_end()
             self._changed.wait_for(lambda: not self._remotes, _LEAVE_S)
-        give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
-        while not self._ended(0.0) and time.monotonic() < give_up_s:
-            try:
-                # Again and again: a cancel that comes before a job was submitted is lost.
-                self._session.cancel(self._tag)
-            except Exception as error:  # noqa: BLE001  a session that has gone has no tasks any more
-                logger.debug("the tasks could not be cancelled: %s", error)
-            self._ended(_CANCEL_AGAIN_S)
+        spark_jobs.cancel_until(self._ended, functools.partial(self._session.cancel, self._tag))
         self._door.close()
         for remote in [*self._remotes.values(), *self._gone]:
             remote.close(time.monotonic())

@@ -48,6 +48,28 @@ def test_an_exception_removes_what_was_written(store: Store) -> None:
     assert names(store) == []
 
 
+def test_what_a_task_still_writes_while_the_folder_is_removed_goes_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, late = f"{store.prefix}/train", ["b.parquet", "a.parquet"]
+    delete = store.delete
+
+    def delete_and_write(path: str) -> None:
+        delete(path)
+        if late:
+            store.write(f"{folder}/{late.pop()}", b"")
+
+    def interrupted() -> None:
+        with DatasetFolders(store, [folder]):
+            monkeypatch.setattr(store, "delete", delete_and_write)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not late
+    assert names(store) == []
+
+
 def test_files_that_the_driver_does_not_see_mean_that_the_store_is_not_shared(store: Store) -> None:
     folder = f"{store.prefix}/train"
     message = "does not see it: the store .* must be a path or URL that all machines share"

@@ -1,0 +1,139 @@
+"""Spark jobs that end with whoever waits for them, on classic and Connect sessions.
+
+An interrupt comes at once in the thread that is inside ``collect``, and the job goes on without it. So a job is
+submitted from a thread of its own, under a name by which it can be cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds between two attempts to cancel: a cancel that comes before the job was submitted is lost.
+_CANCEL_AGAIN_S = 0.5
+_CANCEL_GIVE_UP_S = 60.0
+#: So long tasks may live on after their job: Spark gives a Python worker two seconds before it kills it.
+_TASKS_END_S = 4.0
+
+
+def run(spark: Any, action: Callable[[], T], description: str) -> T:
+    """The result of an action of Spark (``collect``, a write); its tasks have ended if this is interrupted.
+
+    Args:
+        spark: the session of the DataFrame that acts.
+        action: what to call, in another thread.
+        description: what Spark's UI calls the job.
+    """
+    tag = f"hvd_cluster.{uuid.uuid4().hex[:12]}"
+    found: list[T] = []
+    errors: list[BaseException] = []
+    finished = threading.Event()
+
+    def submit() -> None:
+        try:
+            found.append(action())
+        except BaseException as error:  # noqa: BLE001  raised again in the calling thread
+            errors.append(error)
+        finally:
+            finished.set()
+
+    submitting = thread(spark, submit, tag, description)
+    try:
+        submitting.start()
+        while not finished.wait(0.2):
+            pass
+    except BaseException:  # raised again: nobody wants the rows any more
+        if submitting.is_alive():
+            if not cancel_until(finished.wait, lambda: cancel(spark, tag)):
+                logger.error("the Spark job %s does not end although it was cancelled again and again", tag)
+            _let_tasks_end(spark, tag)
+        raise
+    submitting.join()
+    if errors:
+        raise errors.pop()
+    return found.pop()
+
+
+def thread(spark: Any, target: Callable[[], None], tag: str, description: str) -> threading.Thread:
+    """A thread, not yet started, that runs ``target`` such that :func:`cancel` with ``tag`` reaches its jobs."""
+    outer_tags = set(spark.getTags()) if _is_connect(spark) else set()
+
+    def run_named() -> None:
+        try:
+            if _is_connect(spark):
+                for one in (*outer_tags, tag):
+                    spark.addTag(one)
+            else:
+                spark.sparkContext.setJobGroup(tag, description, interruptOnCancel=True)
+        except Exception as error:  # noqa: BLE001  the session has gone: the target says so better
+            logger.debug("the jobs of %s have no name to be cancelled by: %s", tag, error)
+        target()
+
+    if _is_connect(spark):
+        return threading.Thread(target=run_named, name=tag, daemon=True)
+    from pyspark import InheritableThread
+
+    inheriting: threading.Thread = InheritableThread(target=run_named, name=tag, daemon=True)
+    return inheriting
+
+
+def cancel(spark: Any, tag: str) -> None:
+    """Cancel the jobs that run under ``tag``; a job that has not been submitted yet is not reached."""
+    if _is_connect(spark):
+        spark.interruptTag(tag)
+    else:
+        spark.sparkContext.cancelJobGroup(tag)
+
+
+def cancel_until(ended: Callable[[float], bool], cancel_jobs: Callable[[], None]) -> bool:
+    """Cancel again and again, until the jobs have ended or a minute is over.
+
+    Args:
+        ended: waits for that, so many seconds at most, and says whether it is so.
+        cancel_jobs: cancels them once.
+
+    Returns:
+        Whether they have ended.
+    """
+    give_up_s = time.monotonic() + _CANCEL_GIVE_UP_S
+    while not ended(0.0):
+        if time.monotonic() > give_up_s:
+            return False
+        try:
+            cancel_jobs()
+        except Exception as error:  # noqa: BLE001  a session that has gone has no tasks any more
+            logger.debug("the jobs could not be cancelled: %s", error)
+        ended(_CANCEL_AGAIN_S)
+    return True
+
+
+def running_tasks(spark: Any, tag: str) -> int | None:
+    """How many tasks of the jobs under ``tag`` run now; None on Connect, whose server does not say."""
+    if _is_connect(spark):
+        return None
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return sum(int(stage.numActiveTasks) for stage in stages if stage is not None)
+
+
+def _let_tasks_end(spark: Any, tag: str) -> None:
+    """A cancelled job is over before its tasks are: wait for those."""
+    until = time.monotonic() + _TASKS_END_S
+    try:
+        while running_tasks(spark, tag) != 0 and time.monotonic() < until:
+            time.sleep(0.1)
+    except Exception as error:  # noqa: BLE001  as above
+        logger.debug("whether tasks run still cannot be told: %s", error)
+
+
+def _is_connect(spark: Any) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
