@@ -26,6 +26,9 @@ _SYNONYMS = {"s3a": "s3", "s3n": "s3"}
 #: Families that pyarrow opens itself, in C++ and outside the GIL; everything else goes through fsspec.
 _ARROW_SCHEMES = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
 
+#: Hadoop has a default host for these, and writes their URLs with one slash.
+_HOSTLESS = frozenset({"hdfs", "viewfs", "dbfs"})
+
 
 def scheme_of(url: str) -> str:
     """The scheme of a URL in lower case; "file" for a plain path."""
@@ -36,24 +39,40 @@ def scheme_of(url: str) -> str:
 def normalize(path: str | os.PathLike[str]) -> str:
     """A path or URL in its one spelling: an absolute path where it is local, a URL without a trailing "/" elsewhere.
 
-    ``file:/a``, ``file:///a`` and ``/a`` are the same; relative paths are taken from the current folder, so that the
-    result means the same in every process of this host.
+    ``file:/a``, ``file:///a`` and ``/a`` are the same, and so are ``dbfs:/a`` and ``dbfs:///a``; relative paths are
+    taken from the current folder, so that the result means the same in every process of this host.
 
     Raises:
-        DataError: the path is empty, or a ``file:`` URL names another host.
+        DataError: the path is empty, a ``file:`` URL names another host, or another URL has no ``//``.
     """
     text = os.fspath(path)
     if not text:
         raise DataError("the path of a store or data set is empty: give a local path or a URL")
     scheme = scheme_of(text)
     if scheme != "file":
-        return text.rstrip("/")
+        return _full_url(text, scheme)
     if text.lower().startswith("file:"):
         parts = urlsplit(text)
         if parts.netloc not in {"", "localhost"}:
             raise DataError(f"{text!r} names the host {parts.netloc!r}: a local path has three slashes, file:///path")
         text = unquote(parts.path)
     return str(Path(text).expanduser().absolute())
+
+
+def _full_url(url: str, scheme: str) -> str:
+    """A URL with ``//``: fsspec takes any other for a local path below the current folder."""
+    rest = url[len(scheme) + 1 :]
+    if scheme in _HOSTLESS and rest.startswith("/"):
+        named = rest.startswith("//") and not rest.startswith("///")
+        rest = rest if named else f"///{rest.lstrip('/')}"
+    elif "::" not in url and not rest.startswith("//"):
+        raise DataError(
+            f"{url!r} is no URL: write {scheme}://{rest.lstrip('/')}, or, for a local path, "
+            f"{Path(url).absolute().as_posix()}"
+        )
+    elif not rest.strip("/"):
+        raise DataError(f"{url!r} names no place: give a bucket or folder too, {scheme}://bucket/path")
+    return f"{url[: len(scheme)]}:{rest.rstrip('/') or '///'}"
 
 
 def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
@@ -74,6 +93,7 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     scheme = scheme_of(url)
     if scheme == "file":
         return fs.LocalFileSystem(), url
+    url = _full_url(url, scheme)
     family = _SYNONYMS.get(scheme, scheme)
     if family in _ARROW_SCHEMES and not storage_options:
         try:
@@ -93,7 +113,17 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
         raise DataError(f"{url!r} needs a package that is not installed: {error}") from error
     except ValueError as error:
         raise DataError(f"cannot open {url!r}: {error}; known schemes are those of pyarrow.fs and fsspec") from error
+    except TypeError as error:  # an argument of its filesystem that has no default, or that it does not have
+        raise DataError(f"cannot open {url!r}: {error}; {_ARGUMENTS.get(scheme, _ARGUMENTS_TEXT)}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+#: What to do where a filesystem cannot be made with the arguments that it gets.
+_ARGUMENTS_TEXT = "give it the arguments of fsspec's filesystem, storage_options={...}"
+_ARGUMENTS = {
+    "dbfs": "on a Databricks cluster give a path below /Volumes or /dbfs, elsewhere "
+    "storage_options={'instance': 'the-workspace.cloud.databricks.com', 'token': ...}"
+}
 
 
 def unopened_hadoop_text(url: str, error: Exception) -> str:

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from hvd_cluster.data.cache import MemoryCache
-from hvd_cluster.data.files.filesystems import as_filesystem, open_filesystem, write_whole
+from hvd_cluster.data.files.filesystems import as_filesystem, normalize, open_filesystem, write_whole
 from hvd_cluster.data.materialize import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
@@ -25,6 +25,36 @@ from hvd_cluster.errors import DataError
 def test_a_package_that_is_missing_is_named(url: str, options: dict[str, Any], package: str) -> None:
     with pytest.raises(DataError, match=rf"'{url}' needs a package that is not installed: .*{package}"):
         open_filesystem(url, options)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:/bucket/x", "s3:bucket/x", "memory:/x"])
+def test_a_url_with_one_slash_is_no_folder_below_the_current_one(url: str) -> None:
+    scheme, _, rest = url.partition(":")
+    with pytest.raises(DataError, match=f"'{url}' is no URL: write {scheme}://{rest.lstrip('/')}, or, for a local"):
+        Store.create(url)
+    with pytest.raises(DataError, match="is no URL"):
+        open_filesystem(url)
+
+
+@pytest.mark.parametrize("url", ["s3://", "memory:///"])
+def test_a_url_without_a_place_is_no_folder_below_the_current_one(url: str) -> None:
+    with pytest.raises(DataError, match="names no place"):
+        Store.create(url)
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "viewfs", "dbfs"])
+def test_hadoops_spelling_with_one_slash_is_that_with_three(scheme: str) -> None:
+    assert normalize(f"{scheme}:/a/b/") == normalize(f"{scheme}:///a/b") == f"{scheme}:///a/b"
+    assert normalize(f"{scheme}:/") == normalize(normalize(f"{scheme}:/")) == f"{scheme}:///"
+    assert normalize("hdfs://namenode/") == "hdfs://namenode"
+
+
+def test_dbfs_is_reached_with_what_its_filesystem_takes_and_else_says_what_to_give() -> None:
+    for url in ("dbfs:/models/x", "dbfs:///models/x"):
+        with pytest.raises(DataError, match=r"(?s)'dbfs:///models/x'.*path below /Volumes or /dbfs.*'instance':"):
+            Store.create(url).fs  # noqa: B018
+        store = Store.create(url, storage_options={"instance": "localhost", "token": "t"})
+        assert (store.fs.type_name, store.get_localized_path(store.prefix)) == ("py::fsspec+dbfs", "/models/x")
 
 
 def test_hdfs_without_hadoop_says_what_to_set_in_one_line() -> None:

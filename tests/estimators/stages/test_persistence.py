@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import LocalBackend, TorchEstimator, TorchModel
+from hvd_cluster.estimators.stages import stage_path
 from hvd_cluster.estimators.stages.stage_path import store_at
 
 HERE = Path(__file__).parents[1]
@@ -197,6 +198,12 @@ def test_a_path_with_a_scheme_and_one_below_a_mount_are_left_as_they_are(shelf, 
     assert TorchEstimator.load(f"file:{tmp_path}/stage").getEpochs() == 4
     assert store_at("/Volumes/main/a/b").prefix == "/Volumes/main/a/b"
     assert shelf == []
+
+
+def test_dbfs_without_its_mount_is_named_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(stage_path, "spark_url", lambda path: f"dbfs://{path}")
+    with pytest.raises(DataError, match=r"(?s)Spark takes /models/x for dbfs:///models/x, which this process cannot"):
+        store_at("/models/x")
 
 
 @pytest.mark.spark("local")
