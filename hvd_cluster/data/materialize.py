@@ -69,13 +69,14 @@ def materialize(
     float32: bool = False,
     reuse: bool = False,
     own_folders: bool = False,
+    in_place: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
     """Make data ready to train on.
 
     A Spark DataFrame (classic or Connect) is written by its executors, in one job; a pandas DataFrame or an Arrow
     table by this process; Parquet is used where it is, unless a validation column mixes both parts in one row group
-    or ``own_folders`` asks for more.
+    or ``own_folders`` or ``in_place`` ask for more.
 
     The same data gives the same rows in the same order and the same split, whatever ``num_proc`` is, as long as Spark
     delivers its partitions in the same way.
@@ -101,6 +102,8 @@ def materialize(
             :func:`hvd_cluster.data.writing.retention.remove_older_than` takes them away.
         own_folders: each part must be all that lies in one folder, for programs that read folders themselves: Parquet
             is used in place only where it is a folder of which nothing is held out.
+        in_place: whether Parquet may be used where it is; False copies it to the folders that ``dataset_id`` names, for
+            those who know only that name.
         progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
@@ -125,6 +128,7 @@ def materialize(
     writer.float32 = float32
     writer.reuse = reuse and dataset_id is None
     writer.own_folders = own_folders
+    writer.in_place = in_place
     writer.progress = progress
     writer.dataset_id = dataset_id or uuid.uuid4().hex
     package = type(data).__module__.split(".")[0]
@@ -151,6 +155,7 @@ class _Materializer:
     float32 = False
     reuse = False
     own_folders = False
+    in_place = True
     progress: Progress | None = None
     dataset_id = ""
 
@@ -235,7 +240,7 @@ class _Materializer:
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
         mixed = self.own_folders and (self.validation is not None or store.is_file(path))
-        if isinstance(self.validation, str) or mixed:
+        if isinstance(self.validation, str) or mixed or not self.in_place:
             return self._copied(folder, store)
         seen = folder.census()
         census.require(seen.problems(allow_ragged=self.allow_ragged))

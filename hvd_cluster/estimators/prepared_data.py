@@ -73,6 +73,7 @@ def prepare_data(
         num_proc=num_processes,
         partitions_per_process=partitions_per_process,
         dataset_id=str(index),
+        in_place=False,  # the index says nothing of another place
     )
     _prepared[index] = dataset
     try:

@@ -75,6 +75,7 @@ def interrupted_when(both_tasks_run: Path, ready: Path) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.each_kind
 def test_an_interrupted_materialize_leaves_no_task_and_no_file(endless: Any, beats: Path, tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     with interrupted_when(beats, tmp_path / "store"):

@@ -36,6 +36,26 @@ def test_data_is_prepared_once_for_several_fits(frame, one_worker, tmp_path):
         util.get_dataset_properties(index)
 
 
+@pytest.mark.parametrize("validation", [None, 0.25, "v"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_parquet_is_prepared_as_a_frame_is(frame, one_worker, tmp_path, validation, inside):
+    store, path = tmp_path / "store", tmp_path / ("store/given" if inside else "given")
+    path.mkdir(parents=True)
+    frame.to_parquet(path / "rows.parquet")
+    given = sorted(path.rglob("*"))
+    net = torch.nn.Linear(4, 1)
+    options = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.05), "loss": F.mse_loss, "verbose": 0}
+    fit = TorchEstimator(model=net, feature_cols=["x"], label_cols=["y"], store=store, backend=one_worker, **options)
+    with util.prepare_data(1, store, str(path), ["y"], ["x"], validation=validation) as index:
+        known = util.get_dataset_properties(index)[:2]
+        assert sum(known) == len(frame)
+        assert util.get_simple_meta_from_parquet(store, ["y"], ["x"], dataset_idx=index)[:2] == known
+        history = fit.fit_on_parquet(dataset_idx=index).getHistory()[0]
+        assert ("validation" in history) == (validation is not None) == (known[1] > 0)
+    assert sorted(path.rglob("*")) == given
+    assert list(store.glob("intermediate_*/*.parquet")) == []
+
+
 def test_what_a_process_that_died_has_left_is_in_nobodys_way(tmp_path):
     prepare = """
 import os
