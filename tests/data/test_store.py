@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import errno
+import inspect
 import os
 import pickle
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,6 +220,36 @@ def test_another_scheme_or_host_is_a_mismatch_for_hdfs() -> None:
         HDFSStore("s3://bucket/x")
     with pytest.raises(ValueError, match="Mismatched HDFS namespace"):
         HDFSStore("hdfs://a/x", host="b")
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What pyarrow's connections to HDFS were made with; there is no HDFS here."""
+    made: list[dict[str, Any]] = []
+
+    def connect(**options: Any) -> str:
+        made.append(options)
+        return "hdfs"
+
+    monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect)
+    return made
+
+
+def test_an_hdfs_store_takes_horovods_arguments_in_their_order(connected: list[dict[str, Any]]) -> None:
+    names = ["prefix_path", "host", "port", "user", "kerb_ticket", "driver", "extra_conf", "args", "kwargs"]
+    assert list(inspect.signature(HDFSStore).parameters) == names
+    store = HDFSStore("/user/me", "namenode", 8020, "bob", "/ticket", "libhdfs", {"dfs.replication": "1"}, "/train")
+    assert store.prefix == "hdfs://namenode:8020/user/me"
+    assert store.get_train_data_path() == "/train"
+    assert store.fs == "hdfs"
+    (options,) = connected
+    assert options == {
+        "host": "namenode",
+        "port": 8020,
+        "user": "bob",
+        "kerb_ticket": "/ticket",
+        "extra_conf": {"dfs.replication": "1"},
+    }
 
 
 @pytest.mark.parametrize("path", ["dbfs:/a/b", "dbfs:///a/b", "/dbfs/a/b", "file:/dbfs/a/b", "file:///dbfs/a/b"])

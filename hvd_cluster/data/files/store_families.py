@@ -14,18 +14,18 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
-
 class HDFSStore(Store):
     """A store on HDFS through libhdfs, ``hdfs://[host[:port]]/path``.
 
     Args:
         prefix_path: URL, or a path on the default name node.
-        host, port: the name node, where the URL has none; default is what Hadoop's own configuration says.
+        host, port: the name node, where the URL has none; default is what Hadoop's own configuration says. From here to
+            ``extra_conf`` the order is Horovod's, before the folders of :class:`Store`.
         user: the user to act as.
         kerb_ticket: path of the Kerberos ticket cache.
         driver: "libhdfs", the only one that still exists.
         extra_conf: further Hadoop settings.
-        kwargs: those of :class:`Store`.
+        args, kwargs: those of :class:`Store`.
 
     Raises:
         DataError: the URL has another scheme, or host and URL contradict each other.
@@ -34,13 +34,13 @@ class HDFSStore(Store):
     def __init__(
         self,
         prefix_path: str | os.PathLike[str],
-        *args: Any,
         host: str | None = None,
         port: int | None = None,
         user: str | None = None,
         kerb_ticket: str | None = None,
         driver: str = "libhdfs",
         extra_conf: Mapping[str, str] | None = None,
+        *args: Any,
         **kwargs: Any,
     ) -> None:
         if driver != "libhdfs":
