@@ -252,6 +252,22 @@ def test_an_hdfs_store_takes_horovods_arguments_in_their_order(connected: list[d
     }
 
 
+def test_the_storage_options_of_an_hdfs_store_make_the_same_store_elsewhere(connected: list[dict[str, Any]]) -> None:
+    extra = {"dfs.replication": "1"}
+    first = HDFSStore("hdfs://namenode:8020/a", user="bob", kerb_ticket="/t", extra_conf=extra)
+    assert first.storage_options == {"user": "bob", "kerb_ticket": "/t", "extra_conf": extra}
+    second = Store.create("hdfs://namenode:8020/a/b", storage_options=first.storage_options)
+    third = pickle.loads(pickle.dumps(HDFSStore("hdfs://namenode:8020/a", storage_options=second.storage_options)))
+    assert third.storage_options == first.storage_options
+    for store in (first, second, third):
+        assert store.fs == "hdfs"
+    assert connected == [connected[0]] * 3
+    # What is given by name beats what is in the options.
+    assert HDFSStore("hdfs://n/a", user="al", storage_options={"user": "bob"}).storage_options == {"user": "al"}
+    with pytest.raises(DataError, match=r"storage_options has 'host', 'token': HDFS takes user, kerb_ticket"):
+        Store.create("hdfs://n/a", storage_options={"token": 1, "host": "n"})
+
+
 @pytest.mark.parametrize("path", ["dbfs:/a/b", "dbfs:///a/b", "/dbfs/a/b", "file:/dbfs/a/b", "file:///dbfs/a/b"])
 def test_every_dbfs_path_goes_through_the_mount(path: str) -> None:
     assert DBFSLocalStore.matches_dbfs(path)

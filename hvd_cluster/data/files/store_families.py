@@ -14,6 +14,10 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
+#: What a connection to HDFS takes besides the name node, by the names that fsspec has for it too.
+_HDFS_OPTIONS = ("user", "kerb_ticket", "extra_conf")
+
+
 class HDFSStore(Store):
     """A store on HDFS through libhdfs, ``hdfs://[host[:port]]/path``.
 
@@ -25,10 +29,12 @@ class HDFSStore(Store):
         kerb_ticket: path of the Kerberos ticket cache.
         driver: "libhdfs", the only one that still exists.
         extra_conf: further Hadoop settings.
-        args, kwargs: those of :class:`Store`.
+        args, kwargs: those of :class:`Store`; ``storage_options`` may give ``user``, ``kerb_ticket`` and ``extra_conf``
+            too, as the store's own has them.
 
     Raises:
-        DataError: the URL has another scheme, or host and URL contradict each other.
+        DataError: the URL has another scheme, host and URL contradict each other, or ``storage_options`` has a name
+            that means nothing here.
     """
 
     def __init__(
@@ -50,15 +56,20 @@ class HDFSStore(Store):
             raise DataError(
                 f"Mismatched HDFS namespace: host is {host!r}, but the URL {prefix_path!r} names {url_host!r}"
             )
+        authority = (url_host or host or "") + (f":{url_port or port}" if url_port or port else "")
+        super().__init__(f"hdfs://{authority}{path}", *args, **kwargs)
+        options = self._storage_options
+        if unknown := sorted(set(options) - set(_HDFS_OPTIONS)):
+            raise DataError(
+                f"storage_options has {', '.join(map(repr, unknown))}: HDFS takes {', '.join(_HDFS_OPTIONS)} there, "
+                "and the name node in the URL, hdfs://host:port/path"
+            )
+        given = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": dict(extra_conf) if extra_conf else None}
         self._connection = {
             "host": host or url_host or "default",
             "port": port or url_port or 0,
-            "user": user,
-            "kerb_ticket": kerb_ticket,
-            "extra_conf": dict(extra_conf) if extra_conf else None,
+            **{name: options.get(name) if value is None else value for name, value in given.items()},
         }
-        authority = (url_host or host or "") + (f":{url_port or port}" if url_port or port else "")
-        super().__init__(f"hdfs://{authority}{path}", *args, **kwargs)
 
     @classmethod
     def matches(cls, path: str) -> bool:
@@ -81,8 +92,7 @@ class HDFSStore(Store):
     @property
     def storage_options(self) -> Mapping[str, Any]:
         """What fsspec takes for it; host and port are in the URLs."""
-        names = ("user", "kerb_ticket", "extra_conf")
-        return {name: self._connection[name] for name in names if self._connection[name] is not None}
+        return {name: self._connection[name] for name in _HDFS_OPTIONS if self._connection[name] is not None}
 
     def _open_url(self, url: str) -> tuple[Any, str]:
         fs = load_pyarrow("pyarrow.fs")
