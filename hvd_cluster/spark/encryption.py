@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import mmap
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from hvd_cluster.data.files.scratch import scratch_folder
 
 #: Any of these says that the cluster's traffic is not for everybody's eyes.
 _SETTINGS = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
@@ -35,7 +36,7 @@ def gloo_variables(certificate: bytes) -> Iterator[dict[str, str]]:
     if not certificate or not _gloo_has_tls():
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="hvd_tls_") as folder:  # only this user can enter it
+    with scratch_folder("tls") as folder:  # only this user can enter it
         path = Path(folder, "job.pem")
         path.write_bytes(certificate)
         files = dict.fromkeys((f"{_GLOO}_TCP_TLS_{part}" for part in ("PKEY", "CERT", "CA_FILE")), str(path))

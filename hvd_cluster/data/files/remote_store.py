@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hvd_cluster.data.files.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -74,5 +75,7 @@ class LocalOutputDir:
             path.mkdir(parents=True, exist_ok=True)
             yield str(path)
         else:
-            with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
-                yield folder
+            with scratch_folder("run") as folder:
+                files = Path(folder, "files")  # beside the folder's lock, which is none of the run's
+                files.mkdir()
+                yield str(files)

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-import shutil
-import tempfile
-import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.data.writing import census
@@ -38,11 +35,6 @@ CHUNK_BYTES = 16 * 1024
 #: The variable that tells a worker of the folder.
 VARIABLE = "HOROVOD_ROWS_DIR"
 
-_PREFIX = "hvd-rows-"
-#: A folder without its lock yet, which a task makes in no time.
-_NEW_PREFIX = "hvd-new-rows-"
-_LOCK = ".lock"
-_LOCKED_WITHIN_S = 60.0
 _REPORT = "report-{part:05d}.json"
 
 
@@ -51,7 +43,7 @@ def pack_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> I
 
     What a user can mend goes with the rows, as a text in the report.
     """
-    with tempfile.TemporaryDirectory(prefix="hvd-part-") as folder:
+    with scratch_folder("part") as folder:
         store = Store.create(folder)
         local = replace(
             plan,
@@ -102,8 +94,7 @@ def received(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, str]]:
     Raises:
         DataError: this machine's disk does not take them.
     """
-    _sweep()
-    with _locked_folder() as folder:
+    with scratch_folder("rows") as folder:
         for batch in batches:
             try:
                 _keep(batch.to_pylist(), folder)
@@ -120,34 +111,6 @@ def _keep(rows: Iterable[Mapping[str, Any]], folder: str) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _locked_folder() -> Iterator[str]:
-    """A folder for as long as this process lives; it has its name once it has its lock, so that nobody sweeps it."""
-    new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
-    folder = new.with_name(new.name.replace(_NEW_PREFIX, _PREFIX, 1))
-    try:
-        with (new / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            new.rename(folder)
-            yield str(folder)
-    finally:
-        for left in (new, folder):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _sweep() -> None:
-    """Remove the folders of tasks that were killed: nobody holds their locks."""
-    scratch = Path(tempfile.gettempdir())
-    for lock in scratch.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), lock.open("r+") as file:  # it goes at this moment, or is somebody else's
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
-    for new in scratch.glob(f"{_NEW_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - new.stat().st_mtime > _LOCKED_WITHIN_S:
-                shutil.rmtree(new, ignore_errors=True)
 
 
 def reports_in(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
