@@ -70,7 +70,9 @@ class SparkDatasetConverter:
             data_loader_fn: called with the reader, ``batch_size`` and ``shuffling_queue_capacity``; default is
                 ``hvd_cluster.data.petastorm.pytorch.DataLoader``.
             petastorm_reader_kwargs: further arguments of ``make_batch_reader``; ``cur_shard`` and ``shard_count`` give
-                each worker its own rows.
+                each worker its own row groups, as petastorm's do. They may hold unequal numbers of rows, and then one
+                pass has more batches on some ranks than on others, which wait for ever in a collective: train with
+                ``num_epochs=None``, and take ``len(converter) // (batch_size * shard_count)`` batches for an epoch.
         """
         from hvd_cluster.data.petastorm.pytorch import DataLoader
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_shards_and_a_loader_of_ones_own(parquet: Path) -> None:
             seen.append({int(i) for batch in loader for i in batch["id"]})
     assert [len(shard) for shard in seen] == [10, 10, 10]
     assert set().union(*seen) == set(range(ROWS))
+
+
+def test_ranks_whose_row_groups_are_unequal_take_equally_many_full_batches_without_an_end(parquet: Path) -> None:
+    converter = make_spark_converter(parquet)
+
+    def sizes(shard: int, num_epochs: int | None) -> list[int]:
+        options = {"cur_shard": shard, "shard_count": 2, "num_epochs": num_epochs, "workers_count": 1}
+        with converter.make_torch_dataloader(batch_size=4, **options) as loader:
+            return [len(batch["id"]) for batch in itertools.islice(loader, steps if num_epochs is None else None)]
+
+    steps = len(converter) // (4 * 2)
+    assert [len(sizes(shard, 1)) for shard in (0, 1)] == [5, 3]  # row groups of ten rows, two and one
+    assert [sizes(shard, None) for shard in (0, 1)] == [[4] * steps] * 2
 
 
 def test_a_worker_that_reads_everything_is_warned(
