@@ -152,6 +152,8 @@ class _SyncBatchNormFunction(torch.autograd.Function):
         output = torch.addcmul(_per_channel(shift, x), x, _per_channel(scale, x)).to(input.dtype)
         ctx.save_for_backward(input, weight, mean, inverse, count)
         ctx.process_set = process_set
+        # Not the output's type: autocast hands in half precision, in which a sum over a large batch would overflow.
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, variance, count)
         return output, mean, variance, count
 
@@ -170,7 +172,7 @@ class _SyncBatchNormFunction(torch.autograd.Function):
             centred = dy - _per_channel(means[0], input) - normed * _per_channel(means[1], input)
             gradient_input = (centred * _per_channel(scale, input)).to(input.dtype)
         gradient_weight = sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-        gradient_bias = sums[0].to(gradient.dtype) if ctx.needs_input_grad[2] else None
+        gradient_bias = sums[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return gradient_input, gradient_weight, gradient_bias, None, None
 
 

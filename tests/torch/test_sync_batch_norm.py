@@ -136,6 +136,75 @@ def test_half_precision_is_normalised_in_float32(two: Any) -> None:
     torch.testing.assert_close(torch.cat([first, second]), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_in_half_precision_are_those_of_double_precision(two: Any, dtype: torch.dtype) -> None:
+    num_rows = 70_000  # more than float16 can count, so the bias must not get its gradient in that type
+
+    def rows(rank: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(rank)
+        return (torch.randn(num_rows, 2, generator=generator) + rank).to(dtype)
+
+    def fn(hvd: Any) -> list[torch.Tensor]:
+        norm = hvd.SyncBatchNorm(2)
+        torch.nn.init.constant_(norm.weight, 3.0)
+        mine = rows(hvd.rank()).requires_grad_()
+        with torch.autocast("cpu", dtype):
+            output = norm(mine)
+        assert output.dtype == dtype
+        gradient = torch.ones_like(output)
+        gradient[: num_rows // 2, 0] = 2.0
+        output.backward(gradient)
+        assert mine.grad.dtype == dtype
+        return [norm.weight.grad, norm.bias.grad, mine.grad.double()]
+
+    peer = torch.nn.BatchNorm1d(2, dtype=torch.float64)
+    torch.nn.init.constant_(peer.weight, 3.0)
+    x = torch.cat([rows(0), rows(1)]).double().requires_grad_()
+    gradient = torch.ones(2, num_rows, 2, dtype=torch.float64)
+    gradient[:, : num_rows // 2, 0] = 2.0
+    peer(x).backward(gradient.view(2 * num_rows, 2))
+    results = two(fn)
+    for weight, bias, _ in results:
+        assert weight.dtype == bias.dtype == torch.float32
+        assert bias.tolist() == [1.5 * num_rows, num_rows]
+    torch.testing.assert_close((results[0][0] + results[1][0]).double(), peer.weight.grad, rtol=1e-3, atol=0.5)
+    found = torch.cat([result[2] for result in results])
+    torch.testing.assert_close(found, x.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_two_of_three_ranks_share_their_statistics(three: Any) -> None:
+    def fn(hvd: Any) -> list[torch.Tensor]:
+        hvd.shutdown()
+        pair = hvd.ProcessSet([0, 2])
+        hvd.init(process_sets=[pair])
+        norm = hvd.SyncBatchNorm(4, dtype=torch.float64, process_set=pair)
+        mine = batch(9).split([2, 3, 4])[hvd.rank()].clone().requires_grad_()
+        output = norm(mine)
+        (output**3).sum().backward()
+        found = [output.detach(), mine.grad, norm.weight.grad, norm.bias.grad, norm.running_var]
+        hvd.barrier()  # the rank outside may be done before the others
+        hvd.shutdown()
+        hvd.init()
+        return found
+
+    def alone(*parts: torch.Tensor) -> list[torch.Tensor]:
+        peer = torch.nn.BatchNorm1d(4, dtype=torch.float64)
+        x = torch.cat(parts).clone().requires_grad_()
+        output = peer(x)
+        (output**3).sum().backward()
+        return [output.detach(), x.grad, peer.weight.grad, peer.bias.grad, peer.running_var]
+
+    first, outside, last = three(fn)
+    parts = batch(9).split([2, 3, 4])
+    torch.testing.assert_close(outside, alone(parts[1]))
+    output, gradient, weight, bias, variance = alone(parts[0], parts[2])
+    torch.testing.assert_close(torch.cat([first[0], last[0]]), output)
+    torch.testing.assert_close(torch.cat([first[1], last[1]]), gradient)
+    torch.testing.assert_close(first[2] + last[2], weight)
+    torch.testing.assert_close(first[3] + last[3], bias)
+    torch.testing.assert_close([first[4], last[4]], [variance, variance])
+
+
 def test_wrong_input_is_refused_on_all_ranks(two: Any) -> None:
     def fn(hvd: Any) -> None:
         norm = hvd.SyncBatchNorm(4)
