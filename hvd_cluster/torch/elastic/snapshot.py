@@ -22,8 +22,10 @@ def copied(value: Any, before: Any = None) -> Any:
         return value.detach().clone()
     if isinstance(value, dict):
         old = before if isinstance(before, dict) else {}
-        entries = [(key, copied(entry, old.get(key))) for key, entry in value.items()]
-        return type(value)(entries) if type(value) is not dict else dict(entries)
+        new = copy.copy(value)  # a module's state dict has attributes: the versions that its modules load by
+        for key, entry in value.items():
+            new[key] = copied(entry, old.get(key))
+        return new
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         olds = before if isinstance(before, (list, tuple)) and len(before) == len(value) else [None] * len(value)
         return type(value)(copied(entry, old) for entry, old in zip(value, olds, strict=True))

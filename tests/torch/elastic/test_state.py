@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,39 @@ def test_a_commit_reuses_the_memory_of_the_commit_before() -> None:
     assert (second["list"][0].tolist(), second["list"][1:]) == ([1.0, 1.0], [2.5, "y"])
     third = copied({"a": torch.ones(4), "list": []}, second)
     assert (third["a"].tolist(), third["list"]) == ([1.0] * 4, [])
+
+
+def test_a_restored_module_is_told_of_which_version_its_state_is() -> None:
+    class Observer(torch.nn.Module):
+        """As quantization's: a state of version 1 had no ``eps``, so loading one sets it."""
+
+        _version = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("eps", torch.tensor([1.0]))
+
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *others: Any) -> None:
+            if metadata.get("version") is None or metadata["version"] < 2:
+                state_dict[prefix + "eps"] = torch.tensor([-1.0])
+            super()._load_from_state_dict(state_dict, prefix, metadata, *others)
+
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), Observer())
+    state = hvd.elastic.TorchState(model)
+    model[1].eps.fill_(3.0)
+    state.commit()
+    for _ in range(2):
+        model[1].eps.fill_(5.0)
+        state.restore()
+        assert model[1].eps.tolist() == [3.0]
+
+
+def test_dicts_of_every_kind_are_copied() -> None:
+    counts: Any = defaultdict(int, seen=torch.ones(1))
+    copy = copied(counts)
+    assert copy["seen"] is not counts["seen"]
+    assert (copy["seen"].tolist(), copy["unseen"]) == ([1.0], 0)
+    assert "unseen" not in counts
 
 
 def test_kinds_of_one_s_own_can_be_handled() -> None:
