@@ -254,6 +254,31 @@ def test_gradients_follow_horovods_rules(two: Any) -> None:
     assert first["d"] == second["d"] == [4.0, 4.0]
 
 
+@pytest.mark.parametrize("other", ["bool", "int64", "uint8"])
+def test_a_group_has_gradients_for_its_real_tensors_beside_others(three: Any, other: str) -> None:
+    def fn(hvd: Any) -> dict[str, Any]:
+        rank = hvd.rank()
+        found = {}
+        for name, call in (
+            ("allreduce", lambda group: hvd.grouped_allreduce(group, op=hvd.Sum)),
+            ("allgather", hvd.grouped_allgather),
+            ("reducescatter", lambda group: hvd.grouped_reducescatter(group, op=hvd.Sum, postscale_factor=1.0)),
+        ):
+            first, last = torch.ones(3, requires_grad=True), torch.ones(6, 1, requires_grad=True)
+            outputs = call([first, torch.ones(3, dtype=getattr(torch, other)), last])
+            assert [str(output.dtype) for output in outputs] == ["torch.float32", f"torch.{other}", "torch.float32"]
+            weights = torch.arange(float(len(outputs[0]))) + rank
+            ((outputs[0] * weights).sum() + 2 * outputs[2].sum()).backward()
+            found[name] = (first.grad.tolist(), last.grad.flatten().tolist())
+        return found
+
+    for rank, found in enumerate(three(fn)):
+        assert found["allreduce"] == ([3.0, 6.0, 9.0], [6.0] * 6)
+        # The average over the ranks, and this rank's rows of it.
+        assert found["allgather"] == ([3.0 * rank + row + 1 for row in range(3)], [2.0] * 6)
+        assert found["reducescatter"] == ([0.0, 3.0, 6.0], [6.0] * 6)
+
+
 # ---- handles and errors ---------------------------------------------------------------------------------------------
 
 

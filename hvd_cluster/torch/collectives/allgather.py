@@ -94,12 +94,14 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         process_set = ctx.process_set
-        averages = grouped_allreduce([gradient.contiguous() for gradient in gradients], process_set=process_set)
+        # Autograd hands in zeros for integers and bools, which have no gradient.
+        real = [i for i, gradient in enumerate(gradients) if gradient.is_floating_point()]
+        averages = grouped_allreduce([gradients[i].contiguous() for i in real], process_set=process_set)
         rows = allgather(torch.tensor([ctx.rows], device="cpu"), process_set=process_set)  # (ranks, tensors)
         before = rows[: member_index(process_set)].sum(dim=0).tolist()
-        slices = [
-            average[start : start + count] for average, start, count in zip(averages, before, ctx.rows, strict=True)
-        ]
+        slices: list[torch.Tensor | None] = [None] * len(gradients)
+        for i, average in zip(real, averages, strict=True):
+            slices[i] = average[before[i] : before[i] + ctx.rows[i]]
         return (None, None, *slices)
 
 
