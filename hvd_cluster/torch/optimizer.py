@@ -212,7 +212,8 @@ class _DistributedOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Synchronize and take a step. With a closure, each of its evaluations is synchronized.
 
-        LBFGS decides by the loss how to go on, and gets the average of the ranks' losses, so that all decide alike.
+        LBFGS decides by the loss how to go on, and gets the average of the ranks' losses, or with ``op=hvd.Sum`` their
+        sum, so that all decide alike.
         """
         self.mark_stepped()
         if not self._should_synchronize:
@@ -244,7 +245,10 @@ class _DistributedOptimizer(Wrapper):
             if isinstance(self, torch.optim.LBFGS) and self._reducer.is_attached:
                 process_set = self._reducer.manner.process_set
                 value = torch.as_tensor(loss).detach().clone()
-                return allreduce(value, name="DistributedOptimizer.loss", process_set=process_set)
+                # A line search compares the loss with its slope along the gradients, which a sum has made larger. (The
+                # other reductions of gradients give no slope of any loss.)
+                op = ReduceOp.SUM if self._reducer.manner.op == ReduceOp.SUM else ReduceOp.AVERAGE
+                return allreduce(value, name="DistributedOptimizer.loss", op=op, process_set=process_set)
             return loss
 
         return synchronized_closure

@@ -280,6 +280,38 @@ def test_a_closure_is_synchronized_at_each_evaluation(two: Any) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    ("options", "scale"), [({"op": "Sum"}, 2.0), ({}, 1.0), ({"gradient_predivide_factor": 2.0}, 1.0)], ids=str
+)
+def test_a_line_search_sees_loss_and_gradient_of_one_function(two: Any, options: dict[str, Any], scale: float) -> None:
+    def stepped(net: torch.nn.Module, optimizer: Any, rows: slice, factor: float) -> tuple[torch.Tensor, list[float]]:
+        x, y = data(12)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(net(x[rows]), y[rows]) * factor
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(3)]
+        return weights(net), losses
+
+    def lbfgs(net: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(net.parameters(), lr=1.0, max_iter=4, line_search_fn="strong_wolfe")
+
+    def fn(hvd: Any) -> tuple[torch.Tensor, list[float]]:
+        net = make_net()
+        arguments = {**options, "op": getattr(hvd, options.get("op", "Average"))}
+        optimizer = hvd.DistributedOptimizer(lbfgs(net), net.named_parameters(), **arguments)
+        return stepped(net, optimizer, slice(hvd.rank() * 6, hvd.rank() * 6 + 6), 1.0)
+
+    net = make_net()
+    expected, losses = stepped(net, lbfgs(net), slice(0, 12), scale)  # the sum of two means is twice the mean of all
+    for found, of_rank in two(fn):
+        assert of_rank == pytest.approx(losses, rel=1e-3)
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
 def test_two_optimizers_in_one_program_do_not_meet(two: Any) -> None:
     def fn(hvd: Any) -> torch.Tensor:
         generator, critic = make_net(1), make_net(2)
