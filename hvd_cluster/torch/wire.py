@@ -40,8 +40,9 @@ def unpack(parcel: Parcel, compression: type[Compressor]) -> torch.Tensor:
 def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tuple[torch.Tensor, Any]:
     """``gradient`` with its values compressed, and what :func:`decompress_sparse` needs."""
     gradient = gradient.coalesce()
-    values, context = compression.compress(gradient.values())
-    if values.dtype == gradient.dtype:
+    own = gradient.values()
+    values, context = compression.compress(own)
+    if values is own:  # and not only of the same type: a compressor may as well scale, or round
         return gradient, context
     packed = torch.sparse_coo_tensor(
         gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False
@@ -51,8 +52,9 @@ def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tu
 
 def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], context: Any) -> torch.Tensor:
     """The inverse of :func:`compress_sparse`; entries that several ranks had still stand there several times."""
-    values = compression.decompress(gradient._values(), context)
-    if values.dtype == gradient.dtype:
+    own = gradient._values()
+    values = compression.decompress(own, context)
+    if values is own:
         return gradient
     return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape, check_invariants=False)
 

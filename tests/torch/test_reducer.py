@@ -162,6 +162,34 @@ def test_compression_predivision_and_groups_also_count_for_sparse_gradients(two:
     assert two(fn) == [expected] * 2
 
 
+def test_a_compressor_of_one_s_own_that_keeps_the_type_also_counts_for_sparse_gradients(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        from hvd_cluster.torch.compression import Compressor
+
+        class Rounded(Compressor):
+            """Sends multiples of 8 only, as a count of eighths would."""
+
+            @staticmethod
+            def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+                return (tensor / 8).round(), 8.0
+
+            @staticmethod
+            def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+                return tensor * ctx
+
+        embedding, dense = torch.nn.Embedding(2, 1, sparse=True), torch.nn.Parameter(torch.zeros(2))
+        named = [("e", embedding.weight), ("d", dense)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([embedding.weight, dense], lr=1.0), named, compression=Rounded, op=hvd.Sum
+        )
+        mine = torch.tensor([9.0, 14.0 + hvd.rank()])
+        ((embedding(torch.arange(2)).flatten() + dense) * mine).sum().backward()
+        optimizer.synchronize()
+        return embedding.weight.grad.to_dense().flatten().tolist(), dense.grad.tolist()
+
+    assert two(fn) == [([16.0, 32.0], [16.0, 32.0])] * 2
+
+
 def test_shapes_and_types_may_change_between_steps(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         torch.manual_seed(0)
