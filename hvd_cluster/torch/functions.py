@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import REDUCED_DTYPES, TensorMeta, describe, element_dtype
+from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
 from hvd_cluster.engine.submission import running_engine
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.ops import broadcast_async_, synchronize
@@ -80,7 +80,11 @@ def broadcast_optimizer_state(
         (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
     )
     if not is_root:
-        tensors = [_empty_like(meta, parameters) for meta in metas]
+        homes = _homes(skeleton["state"], [meta.device for meta in metas], [p.device for p in parameters])
+        tensors = [
+            torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=home)
+            for meta, home in zip(metas, homes, strict=True)
+        ]
     sent = [tensor.contiguous() for tensor in tensors]
     handles = [
         broadcast_async_(_as_sendable(tensor), root_rank, f"optimizer_state.{i}", process_set)
@@ -151,6 +155,38 @@ def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
+def _homes(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
+    """Where this rank keeps each state tensor: on its parameter's device, unless the root keeps it on another kind.
+
+    Args:
+        state: the hollow state, by the number of the parameter.
+        kinds: the kind of device that each tensor has on the root: "cpu", "cuda".
+        devices: those of the parameters.
+    """
+    own = {
+        place: devices[number]
+        for number, entry in state.items()
+        if isinstance(number, int) and number < len(devices)
+        for place in _places(entry)
+    }
+    homes = []
+    for place, kind in enumerate(kinds):
+        candidates = [own[place], *devices] if place in own else devices
+        homes.append(next((device for device in candidates if device.type == kind), torch.device("cpu")))
+    return homes
+
+
+def _places(value: Any) -> Iterator[int]:
+    """Where the tensors of a hollow value belong."""
+    if isinstance(value, _Place):
+        yield value.index
+    elif isinstance(value, dict):
+        yield from _places(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _places(entry)
+
+
 def _keep_forms(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
     """Undo what ``load_state_dict`` does to the root's state: it casts tensors to the type of the parameter."""
     for index, entry in state.items():
@@ -177,9 +213,3 @@ def _synchronize_all(handles: list[int]) -> None:
             error = error or failure
     if error is not None:
         raise error
-
-
-def _empty_like(meta: TensorMeta, parameters: list[torch.Tensor]) -> torch.Tensor:
-    """Room for a state tensor on the device where this rank keeps such tensors."""
-    devices = (parameter.device for parameter in parameters if parameter.device.type == meta.device)
-    return torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=next(devices, torch.device("cpu")))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_cluster.torch.functions import _homes, _Place
+
 
 def test_parameters_become_those_of_the_root_in_place(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
@@ -136,6 +138,21 @@ def test_state_of_every_form_arrives_as_it_is(two: Any) -> None:
     assert first == second
     assert first[2] == torch.float32
     assert first[-1] == [[1.0, 1.0]] * 2
+
+
+def test_state_is_received_on_the_device_of_its_own_parameter() -> None:
+    """On a worker with several GPUs, such as one whose model is split between two."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    state = {
+        0: {"moment": _Place(0), "step": _Place(1)},
+        1: {"moment": _Place(2), "step": _Place(3), "nested": {"sums": [_Place(4), (_Place(5), 0.5)]}},
+        "shared": _Place(6),
+    }
+    kinds = ["cuda", "cpu", "cuda", "cpu", "cuda", "cuda", "cuda"]
+    cpu = torch.device("cpu")
+    assert _homes(state, kinds, [first, second]) == [first, cpu, second, cpu, second, second, first]
+    assert _homes(state, kinds, [cpu, second]) == [second, cpu, second, cpu, second, second, second]
+    assert _homes(state, kinds, [cpu, cpu]) == [cpu] * 7
 
 
 def test_an_optimizer_without_state_gets_the_options(two: Any) -> None:
