@@ -8,11 +8,10 @@ from collections.abc import Callable
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.scaling import finish_scaled
-from hvd_cluster.engine.submission import next_number, num_members
-from hvd_cluster.torch.collectives.allgather import allgather_async
-from hvd_cluster.torch.submission import synchronize
+from hvd_cluster.engine.submission import check_reduction, next_number, num_members
+from hvd_cluster.torch.submission import submit, synchronize
 
 
 def sparse_allreduce_async(
@@ -34,23 +33,29 @@ def sparse_allreduce_async(
         call ``coalesce()`` to add them up.
 
     Raises:
-        ValueError: ``op`` is neither Average nor Sum.
+        ValueError: ``op`` is neither Average nor Sum, bool is to be averaged, or the values cannot be sent.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+    check_reduction([tensor], op, 1.0, 1.0, process_set)
     label = name if name is not None else f"sparse.{next_number(process_set, 'sparse_allreduce')}"
     tensor = tensor.coalesce()
     # Indices have the shape (dimensions, entries), and the entries of all ranks are to be joined.
-    indices_handle = allgather_async(tensor.indices().t().contiguous(), f"{label}.indices", process_set)
-    values_handle = allgather_async(tensor.values().contiguous(), f"{label}.values", process_set)
+    entries = [tensor.indices().t().contiguous(), tensor.values().contiguous()]
+    # One request for both: where the values cannot be sent, the indices are not left on their way.
+    handle = submit(
+        Kind.ALLGATHER,
+        entries,
+        process_set=process_set,
+        name=label,
+        finish=lambda results: results,
+        labels=[f"allgather.{label}.indices", f"allgather.{label}.values"],
+    )
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
 
     @functools.cache
     def result() -> torch.Tensor:
-        try:
-            indices = synchronize(indices_handle)
-        finally:  # whatever becomes of the one, the other must not be left behind
-            values = synchronize(values_handle)
+        indices, values = synchronize(handle)
         finish_scaled(values, values, 1.0, divisor)
         return torch.sparse_coo_tensor(
             indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device, check_invariants=False
