@@ -254,6 +254,22 @@ def test_gradients_follow_horovods_rules(two: Any) -> None:
     assert first["d"] == second["d"] == [4.0, 4.0]
 
 
+def test_the_gradient_of_every_reduction_is_that_of_the_gradients(two: Any) -> None:
+    def fn(hvd: Any) -> dict[str, list[float]]:
+        found = {}
+        for op in ("Min", "Max", "Product", "Adasum"):
+            leaf = torch.full((2,), 5.0 - hvd.rank(), requires_grad=True)
+            # Orthogonal, so that Adasum gives their sum.
+            hvd.allreduce(leaf, op=getattr(hvd, op)).backward(torch.tensor([[3.0, 0.0], [0.0, -2.0]][hvd.rank()]))
+            found[op] = leaf.grad.tolist()
+        scaled = torch.ones(1, requires_grad=True)
+        hvd.allreduce(scaled, op=hvd.Max, prescale_factor=2.0, postscale_factor=3.0).backward(torch.ones(1))
+        return {**found, "scaled": scaled.grad.tolist()}
+
+    expected = {"Min": [0.0, -2.0], "Max": [3.0, 0.0], "Product": [0.0, 0.0], "Adasum": [3.0, -2.0], "scaled": [6.0]}
+    assert two(fn) == [expected] * 2
+
+
 @pytest.mark.parametrize("other", ["bool", "int64", "uint8"])
 def test_a_group_has_gradients_for_its_real_tensors_beside_others(three: Any, other: str) -> None:
     def fn(hvd: Any) -> dict[str, Any]:
@@ -277,6 +293,63 @@ def test_a_group_has_gradients_for_its_real_tensors_beside_others(three: Any, ot
         # The average over the ranks, and this rank's rows of it.
         assert found["allgather"] == ([3.0 * rank + row + 1 for row in range(3)], [2.0] * 6)
         assert found["reducescatter"] == ([0.0, 3.0, 6.0], [6.0] * 6)
+
+
+def test_a_grouped_reducescatter_has_the_gradients_of_its_scaled_average(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        group = [torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)]
+        first, last = hvd.grouped_reducescatter(group, prescale_factor=2.0, postscale_factor=3.0)
+        (first.sum() * (hvd.rank() + 1) + last.sum() * 10).backward()
+        return [tensor.grad.tolist() for tensor in group]
+
+    assert two(fn) == [[[6.0, 6.0, 12.0], [60.0, 60.0]]] * 2
+
+
+def test_gradients_stay_within_the_process_set(three: Any) -> None:
+    def fn(hvd: Any) -> dict[str, list[float]]:
+        hvd.shutdown()
+        pair = hvd.ProcessSet([0, 2])
+        hvd.init(process_sets=[pair])
+        found: dict[str, list[float]] = {}
+        if pair.included():
+            index = pair.rank()
+            calls = {
+                "sum": lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=pair),
+                "average": lambda x: hvd.allreduce(x, process_set=pair),
+                "group": lambda x: hvd.grouped_allreduce([x, x * 2], process_set=pair)[1],
+                "allgather": lambda x: hvd.allgather(x, process_set=pair),
+                "allgathers": lambda x: hvd.grouped_allgather([x, x * 2], process_set=pair)[1],
+                "broadcast": lambda x: hvd.broadcast(x, root_rank=2, process_set=pair),
+                "alltoall": lambda x: hvd.alltoall(x, process_set=pair),
+                "splits": lambda x: hvd.alltoall(x, splits=[0, 1 + index], process_set=pair)[0],
+                "scatter": lambda x: hvd.reducescatter(x, op=hvd.Sum, process_set=pair),
+                "scatters": lambda x: hvd.grouped_reducescatter([x, x * 2], process_set=pair)[1],
+            }
+            for name, call in calls.items():
+                x = torch.ones(2, requires_grad=True)
+                output = call(x)
+                output.backward(torch.arange(1.0, len(output) + 1) * (1 + 9 * index))  # 1, 2, ... and 10, 20, ...
+                found[name] = x.grad.tolist()
+        hvd.barrier()  # the rank outside may be done before the others
+        hvd.shutdown()
+        hvd.init()
+        return found
+
+    first, outside, last = three(fn)
+    assert outside == {}
+    for found, mine in ((first, 0), (last, 1)):
+        assert found == {
+            "sum": [11.0, 22.0],
+            "average": [5.5, 11.0],
+            "group": [11.0, 22.0],
+            "allgather": [[5.5, 11.0], [16.5, 22.0]][mine],
+            "allgathers": [[11.0, 22.0], [33.0, 44.0]][mine],
+            "broadcast": [[0.0, 0.0], [5.5, 11.0]][mine],
+            "alltoall": [[1.0, 10.0], [2.0, 20.0]][mine],
+            "splits": [[10.0, 0.0], [20.0, 30.0]][mine],
+            "scatter": [2.0, 20.0],
+            "scatters": [2.0, 20.0],
+        }
 
 
 # ---- handles and errors ---------------------------------------------------------------------------------------------

@@ -83,6 +83,40 @@ def test_ways_of_sending_do_not_change_the_result(two: Any, arguments: dict[str,
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    ("op", "expected"), [("Sum", [9.0, -3.0]), ("Min", [2.0, -2.0]), ("Max", [4.0, 0.0]), ("Product", [24.0, 0.0])]
+)
+def test_gradients_are_reduced_with_every_op(three: Any, op: str, expected: list[float]) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        dense, sparse = torch.nn.Parameter(torch.zeros(2)), torch.nn.Embedding(2, 1, sparse=True)
+        torch.nn.init.zeros_(sparse.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([dense, sparse.weight], lr=1.0), op=getattr(hvd, op))
+        for _ in range(2):  # the second step sends buckets while backward runs
+            optimizer.zero_grad()
+            mine = torch.tensor([2.0 + hvd.rank(), -float(hvd.rank())])
+            ((dense * mine).sum() + (sparse(torch.arange(2)).flatten() * mine).sum()).backward()
+            optimizer.step()
+        assert sparse.weight.grad.is_sparse == (op == "Sum")
+        return [dense.tolist(), sparse.weight.flatten().tolist()]
+
+    assert three(fn) == [[[-2 * value for value in expected]] * 2] * 3
+
+
+def test_num_groups_is_the_old_name_of_groups(two: Any) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        with pytest.warns(DeprecationWarning, match="num_groups is deprecated: use groups"):
+            result = trained_together(hvd, "SGD", OPTIMIZERS["SGD"], {"num_groups": 3})
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with pytest.warns(DeprecationWarning, match="num_groups"), pytest.raises(ValueError, match="must be >= 0"):
+            hvd.DistributedOptimizer(optimizer, net.named_parameters(), num_groups=-1)
+        return result
+
+    expected = trained_alone("SGD", OPTIMIZERS["SGD"])
+    for result in two(fn):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_compressed_gradients_are_close_and_equal_on_all_ranks(two: Any) -> None:
     def fn(hvd: Any) -> torch.Tensor:
         return trained_together(hvd, "SGD", {"lr": 0.1}, {"compression": hvd.Compression.fp16})
