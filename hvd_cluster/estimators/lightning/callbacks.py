@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning import rank_part
 from hvd_cluster.estimators.lightning.best_file import BestFile
 from hvd_cluster.estimators.lightning.spec import LightningSpec
@@ -186,7 +186,7 @@ class Epochs(_callbacks.Checkpoint):
         if not files.are_kept:
             return
         share_buffers(self._hvd, trainer.lightning_module)
-        with tempfile.TemporaryDirectory(prefix="hvd-ckpt-") as folder:
+        with scratch_folder("ckpt") as folder:
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
             running = None if done is None else Running.after(done, self._spec, self._hvd, self._mine(trainer))

@@ -7,13 +7,13 @@ import copy
 import inspect
 import io
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning.data import OwnBatches, TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
@@ -169,7 +169,7 @@ def _unpacked(found: Snapshot | None) -> Iterator[str | None]:
     if found is None:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="hvd-ckpt-") as folder:
+    with scratch_folder("ckpt") as folder:
         path = Path(folder) / "resume.ckpt"
         path.write_bytes(found.body)
         yield str(path)

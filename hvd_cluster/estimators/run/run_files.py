@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.store import Store, unwritable_text
 from hvd_cluster.errors import DataError
 from hvd_cluster.launch import progress
@@ -129,7 +129,7 @@ def keep_with_run(spec: FitSpec, folder: str) -> None:
 def local_folder(spec: FitSpec) -> Iterator[str]:
     """A local folder for what callbacks and loggers of a framework write: the run's own where the store is local."""
     if spec.store_on_driver or not spec.store.saving_runs:
-        with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
+        with scratch_folder("run") as folder:
             yield folder
         return
     with spec.store.get_local_output_dir_fn(spec.run_id)() as folder:
