@@ -81,6 +81,7 @@ class Op:
             expected = expected.trunc() if not self.dtype.is_floating_point else expected
         elif self.kind == "group":
             first, second = result
+            assert first.dtype == self.dtype, self.name
             assert torch.equal(first, sum(everybody)), self.name
             result, expected = second, sum(self.sent_beside(member) for member in self.members)
         elif self.kind == "gather":
@@ -97,8 +98,9 @@ class Op:
         else:
             mine = self.members.index(rank)
             expected = sum(self.sent(m, 2 * len(self.members)) for m in self.members)[2 * mine : 2 * mine + 2]
-        assert result.dtype == self.dtype, self.name
-        assert torch.equal(result, expected.to(self.dtype)), (self.name, result, expected)
+        dtype = self.second_dtype if self.kind == "group" else self.dtype
+        assert result.dtype == dtype, self.name
+        assert torch.equal(result, expected.to(dtype)), (self.name, result, expected)
 
 
 def used() -> tuple[int, int, float]:
