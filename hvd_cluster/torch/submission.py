@@ -138,7 +138,7 @@ def synchronize(handle: int) -> Any:
         return None
     try:
         result = entry.wait()
-    except BaseException as error:
+    except BaseException as error:  # raised again
         # Ctrl-C, or what a signal's handler raises, ends the wait only: the operation still owns the tensors.
         if error is entry.error:
             _handles.pop(handle, None)
