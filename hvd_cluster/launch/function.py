@@ -51,6 +51,10 @@ def run(
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    elastic_timeout: float | None = None,
+    prefix_output_with_timestamp: bool = False,
 ) -> list[Any]:
     """Run ``func(*args, **kwargs)`` once on each of ``num_proc`` workers.
 
@@ -73,12 +77,16 @@ def run(
         ssh_identity_file: the private key for ssh.
         disable_cache: accepted; it is about Horovod's cache of checks of remote hosts, and nothing is cached.
         output_filename: a folder that gets each worker's output, in ``rank.<rank>/stdout`` and ``.../stderr``.
-        verbose: 0 keeps the workers' output off this process's.
+        verbose: 0 keeps the workers' output off this process's; 2 shows every line of it, however many a rank writes.
         use_gloo, use_mpi: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
         mpi_args: accepted; there is no MPI to pass it to.
         network_interface: ``network_interfaces`` as one text; deprecated.
-        network_interfaces: names of the interfaces to use; those by which the hosts reach each other by default.
+        network_interfaces: names of the interfaces to use; ``HOROVOD_GLOO_IFACE``, or those by which the hosts
+            reach each other.
         executable: the workers' Python; this one by default.
+        env: variables for the workers, on top of what they have anyway; None removes one.
+        elastic_timeout: seconds that an elastic job waits for enough slots; ``HOROVOD_ELASTIC_TIMEOUT`` or 600.
+        prefix_output_with_timestamp: each line of the workers' output that is shown begins with its time.
 
     Returns:
         What ``func`` returned, by rank; of an elastic job, that of the workers that finished, by their last rank.
@@ -101,7 +109,8 @@ def run(
     warn_of_mpi(use_mpi)
     if mpi_args:
         logger.warning("mpi_args has no effect: MPI is not used")
-    settings = Settings.from_env(start_timeout_s=start_timeout)
+    settings = Settings.from_env(start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
+    interfaces = interfaces or _names(settings.gloo_interface)
     named = (
         parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile, slots) if hostfile is not None else None
     )
@@ -110,9 +119,12 @@ def run(
     least = min_num_proc if min_num_proc is not None else num_proc if num_proc is not None else 1
     count = num_proc if num_proc is not None else least if elastic else 1
     # Said outright: on another host the agent starts the worker, and it does not answer for horovod itself.
-    task = Task(call=pack(func, args, kwargs), executable=executable, as_horovod=carries())
+    task = Task(call=pack(func, args, kwargs), env=dict(env or {}), executable=executable, as_horovod=carries())
     with contextlib.ExitStack() as stack:
-        on_line = _sink(stack, output_filename, count, 1 if verbose is None else verbose)
+        show = printer(
+            None, None, with_timestamp=prefix_output_with_timestamp, verbose=1 if verbose is None else verbose
+        )
+        on_line = show if output_filename is None else _also_kept(stack, show, output_filename, count)
         if elastic:
             from hvd_cluster.launch.elastic.job import run_elastic
 
@@ -135,6 +147,7 @@ def run(
             ("max_num_proc", max_num_proc),
             ("reset_limit", reset_limit),
             ("cooldown_range", cooldown_range),
+            ("elastic_timeout", elastic_timeout),
         ):
             if value is not None:
                 logger.warning("%s has no effect without min_num_proc or host_discovery_script", name)
@@ -165,11 +178,8 @@ def _names(interfaces: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in texts if name.strip())
 
 
-def _sink(stack: contextlib.ExitStack, folder: str | None, size: int, verbose: int) -> OnLine:
-    """Where the workers' lines go."""
-    show = printer(None, None, with_timestamp=False, verbose=verbose)
-    if folder is None:
-        return show
+def _also_kept(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:
+    """What shows the workers' lines and keeps them in files, which ``stack`` closes."""
     files = stack.enter_context(contextlib.closing(RankFiles(folder, size)))
 
     def on_line(rank: int, stream: str, line: str) -> None:

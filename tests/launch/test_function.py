@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+import re
+from typing import Any, NoReturn
 
 import pytest
 
 import hvd_cluster
-from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.errors import LaunchError, WorkerFailedError
+from hvd_cluster.launch.job import JobSpec
+from hvd_cluster.launch.logs import OnLine
 
 
 def test_horovods_names_of_the_arguments_work() -> None:
@@ -18,6 +21,32 @@ def test_horovods_names_of_the_arguments_work() -> None:
     assert results == [(3, "0"), (3, "1")]
     with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc"):
         assert len(hvd_cluster.run(os.getpid, np=1)) == 1
+
+
+def test_variables_are_the_workers_and_not_the_callers(capfd: pytest.CaptureFixture[str]) -> None:
+    def fn() -> tuple[str | None, bool]:
+        print("here")
+        return os.environ.get("MINE"), "HOME" in os.environ
+
+    found = hvd_cluster.run(fn, num_proc=2, env={"MINE": "1", "HOME": None}, prefix_output_with_timestamp=True)
+    assert found == [("1", False)] * 2
+    assert "MINE" not in os.environ
+    assert re.search(r"\d\d:\d\d:\d\d.*here", capfd.readouterr().out)
+
+
+def test_the_interface_in_the_environment_counts_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[JobSpec] = []
+
+    def no_job(spec: JobSpec, *, on_line: OnLine) -> NoReturn:
+        jobs.append(spec)
+        raise LaunchError("it ends here")
+
+    monkeypatch.setattr("hvd_cluster.launch.function.run_job", no_job)
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib0,ib1")
+    for named in (None, "eth0"):
+        with pytest.raises(LaunchError, match="it ends here"):
+            hvd_cluster.run(int, ("7",), network_interfaces=named)
+    assert [job.interfaces for job in jobs] == [("ib0", "ib1"), ("eth0",)]
 
 
 def test_a_failure_is_the_runtime_error_that_old_programs_catch() -> None:
@@ -41,9 +70,11 @@ def test_mpi_is_answered_with_one_line_of_warning(caplog: pytest.LogCaptureFixtu
 
 def test_an_argument_of_elastic_jobs_costs_a_line_where_the_job_is_none(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert hvd_cluster.run(int, ("7",), max_num_proc=4, reset_limit=3, cooldown_range=(10, 60), slots=2) == [7]
+        assert hvd_cluster.run(
+            int, ("7",), max_num_proc=4, reset_limit=3, cooldown_range=(10, 60), slots=2, elastic_timeout=9
+        ) == [7]
     told = [record.message.partition(" has no effect without ")[0] for record in caplog.records]
-    assert told == ["max_num_proc", "reset_limit", "cooldown_range", "slots"]
+    assert told == ["max_num_proc", "reset_limit", "cooldown_range", "elastic_timeout", "slots"]
 
 
 @pytest.mark.parametrize("num_proc", [0, -1, "2", 1.5])
