@@ -45,7 +45,7 @@ class Lateness:
 
     rank: int
     num_last: int
-    #: Seconds that went by, in all, between the last but one rank's submission and this rank's.
+    #: Seconds during which a tensor or more lacked nothing but this rank's submission.
     late_s: float
 
 
@@ -117,7 +117,7 @@ def _lateness(spans: list[Span], ranks: set[int]) -> tuple[int, list[Lateness]]:
     only after that, so of the spans of one tensor, in the order of their ends, those of one operation stand together.
     """
     counts: dict[int, int] = dict.fromkeys(ranks, 0)
-    seconds: dict[int, float] = dict.fromkeys(ranks, 0.0)
+    waits: dict[int, list[Interval]] = {rank: [] for rank in ranks}
     open_operations: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     num_operations = 0
     for span in spans:
@@ -130,10 +130,10 @@ def _lateness(spans: list[Span], ranks: set[int]) -> tuple[int, list[Lateness]]:
         if len(starts) == len(ranks) > 1:
             *_, second, last = sorted(starts, key=lambda rank: starts[rank])
             counts[last] += 1
-            seconds[last] += starts[last] - starts[second]
+            waits[last].append((starts[second], starts[last]))
             num_operations += 1
             starts.clear()
-    lateness = [Lateness(rank, counts[rank], seconds[rank]) for rank in sorted(ranks)]
+    lateness = [Lateness(rank, counts[rank], length(union(waits[rank]))) for rank in sorted(ranks)]
     return num_operations, sorted(lateness, key=lambda late: -late.late_s)
 
 

@@ -50,6 +50,13 @@ def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
     assert (third.rank, third.num_last) == (0, 0)
 
 
+def test_a_rank_that_is_late_with_a_whole_bucket_is_so_once() -> None:
+    starts = {0: 0.0, 1: 1.0}
+    spans = [Span(rank, name, "NEGOTIATE_ALLREDUCE", at, 1.5) for rank, at in starts.items() for name in "xyz"]
+    late = summarize(Trace(spans, {0: "rank 0", 1: "rank 1"})).lateness[0]
+    assert (late.rank, late.num_last, late.late_s) == (1, 3, pytest.approx(1.0))
+
+
 def test_communication_during_backward_is_a_share_of_all_communication() -> None:
     found = summarize(trace())
     assert found.communication_s == pytest.approx({0: 4.0, 1: 4.0, 2: 4.0})
