@@ -36,8 +36,8 @@ class OldPathFinder(MetaPathFinder, Loader):
         if row is None and below is not None and isinstance(sys.modules.get(fullname.rpartition(".")[0]), Forwarder):
             # Without name=, or `from horovod.spark import conf` would swap this text for one that does not help.
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: hvd_cluster serves no such path of {self._owner}'s; docs/migrating.md "
-                "of its checkout lists those that it serves and what is not here yet"
+                f"No module named {fullname!r}: hvd_cluster serves no such path of {self._owner}'s. "
+                f"It serves {', '.join(self._near(below))}"
             )
         if row is None or row.module == fullname:  # the new place itself: if its file is missing, so is the module
             return None
@@ -62,6 +62,15 @@ class OldPathFinder(MetaPathFinder, Loader):
         if program is None or program.origin is None:
             return None
         return spec_from_file_location(fullname, program.origin)
+
+    def _near(self, below: str) -> list[str]:
+        """The paths that are served beside one that is not, or beside the nearest of its parents that has any."""
+        while below:
+            below = below.rpartition(".")[0]
+            inside = sorted(path for path in self._table if path.startswith(f"{below}." if below else "") and path)
+            if inside:
+                return [f"{self.root}.{path}" for path in inside]
+        return [self.root]
 
     @property
     def _owner(self) -> str:

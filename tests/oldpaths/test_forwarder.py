@@ -71,10 +71,11 @@ def test_the_private_files_of_the_spark_package_stay_private() -> None:
         "import horovod.spark.job",
     ],
 )
-def test_a_path_that_is_not_served_names_itself_and_the_guide(code: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_served_names_itself_and_what_is(code: str, tmp_path: Path) -> None:
     text = printed(code, tmp_path)
     assert text.startswith("ModuleNotFoundError: No module named 'horovod.spark.job'")
-    assert "docs/migrating.md" in text
+    assert "It serves " in text
+    assert "horovod.spark.torch" in text
 
 
 def test_what_is_asked_for_in_a_try_can_be_missing(tmp_path: Path) -> None:
