@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import unpack
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import in_bundle
@@ -112,7 +112,7 @@ class ClientAdapter(Adapter):
 
     def _started(self) -> Any:
         if self._actor is None:
-            raise ValueError("the executor has no workers: call start() first")
+            raise LaunchError("the executor has no workers: call start() first")
         return self._actor
 
     def _call(self, method: str, call: bytes, callbacks: Sequence[Callback] | None) -> Any:

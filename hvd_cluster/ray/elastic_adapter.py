@@ -96,7 +96,7 @@ class ElasticAdapter(Adapter):
 
     def _run(self, order: Order, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
-            raise ValueError("the executor has no workers: call start() first")
+            raise LaunchError("the executor has no workers: call start() first")
         group = self._group
         settings = self._settings
         spec = self._spec({**settings.environment, **self._env})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.ray.actor import Ears, Order
@@ -73,7 +74,7 @@ class StaticAdapter(Adapter):
 
     def _started(self) -> FixedCrew:
         if self._crew is None:
-            raise ValueError("the executor has no workers: call start() first")
+            raise LaunchError("the executor has no workers: call start() first")
         return self._crew
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
 from hvd_cluster.ray.adapter import checked_variables
 from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var
@@ -98,7 +99,7 @@ def test_nics_become_the_variable_of_the_interface(caplog: pytest.LogCaptureFixt
 
 def test_the_number_of_workers_may_not_be_left_open(tmp_path: Path) -> None:
     assert RayExecutor(num_workers=2).num_workers == 2
-    with pytest.raises(ValueError, match=r"call start\(\) first"):
+    with pytest.raises(LaunchError, match=r"call start\(\) first"):
         RayExecutor(num_workers=2).run(print)
 
 
