@@ -62,7 +62,7 @@ def _curves(table: Sequence[dict[str, Any]]) -> str:
     )
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="loss over the epochs">{"".join(lines)}</svg>'
-        f"<br>{legend} (from {high:.4g} to {low:.4g})"
+        f"<br>{legend} (between {low:.4g} and {high:.4g})"
     )
 
 

@@ -23,7 +23,7 @@ def draw(records: Sequence[dict[str, Any]], ax: Any = None) -> Any:
         _, ax = plt.subplots()
     table = rows(records)
     for part in ("train", "validation"):
-        points = [(row["epoch"] + 1, row[f"{part}_loss"]) for row in table if f"{part}_loss" in row]
+        points = [(row["epoch"], row[f"{part}_loss"]) for row in table if f"{part}_loss" in row]
         if points:
             ax.plot(*zip(*points, strict=True), marker="o", label=part)
     ax.set_xlabel("epoch")

@@ -31,6 +31,7 @@ def test_the_card_has_a_curve_for_each_part_and_a_row_for_each_rank():
     assert heights == sorted(heights)  # a loss that falls goes down
     assert "<td>1</td><td>900</td><td>50%</td>" in shown
     assert "3 epochs" in shown
+    assert "(between 2 and 5)" in shown
 
 
 @pytest.mark.parametrize("records", [[], [{"epoch": 0, "train": {"loss": float("nan"), "all_metrics": []}}]])
@@ -51,6 +52,7 @@ def test_a_model_shows_and_plots_its_history():
             "train": [4.0, 3.0, 2.0],
             "validation": [5.0, 4.0, 3.0],
         }
+        assert [list(line.get_xdata()) for line in axes.lines] == [[0, 1, 2]] * 2  # as in the table beside it
         assert model.plot_history(axes) is axes
         plt.close(axes.figure)
     assert model.history["validation_group_0_y"].tolist() == [0.5] * 3
