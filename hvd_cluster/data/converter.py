@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
+from hvd_cluster.data.forgotten_shard import warn_of_other_shard
 from hvd_cluster.data.petastorm.factories import make_batch_reader
 from hvd_cluster.data.petastorm.location import locate
 from hvd_cluster.data.petastorm.pieces import PieceTable, parquet_files
@@ -18,7 +19,6 @@ from hvd_cluster.data.spark_batches import quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing.spark_plans import same_plan, state_of_files
 from hvd_cluster.errors import DataError
-from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,8 @@ class SparkDatasetConverter:
     def _reader(self, num_epochs: int | None, workers_count: int | None, kargs: dict[str, Any]) -> Any:
         if workers_count is not None:
             kargs = {**kargs, "workers_count": workers_count}
-        _warn_of_other_shards(kargs.get("cur_shard"), kargs.get("shard_count"))
+        own = "cur_shard=hvd.rank(), shard_count=hvd.size()"
+        warn_of_other_shard(logger, kargs.get("cur_shard"), kargs.get("shard_count"), own)
         return make_batch_reader(self.file_urls, num_epochs=num_epochs, **kargs)
 
 
@@ -251,16 +252,3 @@ def _delete_all() -> None:
             entry.converter.delete()
         except (OSError, DataError):  # the process ends, and others' files are not worth a traceback
             logger.warning("could not delete %s", entry.converter.cache_dir_url)
-
-
-def _warn_of_other_shards(cur_shard: int | None, shard_count: int | None) -> None:
-    """Every worker reading everything is what a forgotten argument looks like."""
-    topology = Topology.from_env()
-    if topology.size > 1 and (cur_shard, shard_count) != (topology.rank, topology.size):
-        logger.warning(
-            "this is rank %d of %d, but it reads shard %s of %s: pass cur_shard=hvd.rank(), shard_count=hvd.size()",
-            topology.rank,
-            topology.size,
-            cur_shard,
-            shard_count,
-        )

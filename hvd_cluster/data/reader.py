@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hvd_cluster.data.columns.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.forgotten_shard import warn_of_other_shard
 from hvd_cluster.data.reading import identity, shards
 from hvd_cluster.data.reading.blocks import BlockReader
 from hvd_cluster.data.reading.budget import PREFETCH_BYTES, Budget
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import os
 
     from hvd_cluster.data.cache import RowGroupCache
+
+logger = logging.getLogger(__name__)
 
 
 class ParquetReader(IterableDataset[dict[str, Any]]):
@@ -66,7 +70,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         columns: the columns to read; None for all.
         filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None goes by the URL.
         batch_size: rows per rank and step.
-        rank, size: this rank, and the number of ranks.
+        rank, size: this rank, and the number of ranks; 0 and 1 by default, with a warning in a worker of several.
         seed: chooses the order together with the epoch.
         epoch: number of the first epoch, any integer.
         num_epochs: epochs that will be gone through, from ``epoch`` on. It ends nothing: it says how far to read ahead.
@@ -110,8 +114,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         filesystem: Any = None,
         *,
         batch_size: int,
-        rank: int = 0,
-        size: int = 1,
+        rank: int | None = None,
+        size: int | None = None,
         seed: int = 0,
         epoch: int = 0,
         num_epochs: int | None = None,
@@ -132,6 +136,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         lanes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if rank is None and size is None:
+            warn_of_other_shard(logger, 0, 1, "rank=hvd.rank(), size=hvd.size(), or rank=0, size=1 if all read all")
+        rank, size = rank or 0, 1 if size is None else size
         _check_whole(batch_size=batch_size, rank=rank, size=size, seed=seed, epoch=epoch, num_threads=num_threads)
         _check(batch_size, rank, size, remainder, arrays, num_threads, lanes)
         rules = ColumnRules(shapes=shapes or {}, fill=fill_nulls or {}, pad=pad or {}, decode=decode or {})

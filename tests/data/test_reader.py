@@ -19,12 +19,13 @@ import pytest
 import torch
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading import budget
 from hvd_cluster.data.schema import Column, Kind
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
+from hvd_cluster.topology import Topology
 
 ROWS = 500
 #: 16 bytes a row (int64, 2 * float32): windows of 64 rows.
@@ -90,6 +91,21 @@ def test_the_order_is_the_same_in_whatever_chunks_windows_are_read(
     for chunk_rows in (1, 40, 90):
         assert [batches(chunk_rows, rank) for rank in range(3)] == whole
     assert sorted(row for rank in whole for rows, _ in rank for row in rows) == list(range(ROWS))
+
+
+def test_a_worker_that_forgets_its_rank_is_told(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reader(dataset).rows == ROWS
+    assert not caplog.records
+    for name, value in Topology(rank=1, size=2, local_rank=1, local_size=2).to_env().items():
+        monkeypatch.setenv(name, value)
+    assert sorted(itertools.chain(*ids(reader(dataset, remainder="partial")))) == list(range(ROWS))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "this is rank 1 of 2, but it reads shard 0 of 1"
+    ]
+    reader(dataset, rank=0, size=1)
+    assert len(caplog.records) == 1
 
 
 def test_epochs_differ_and_repeat(dataset: Dataset) -> None:

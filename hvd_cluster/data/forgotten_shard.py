@@ -1,0 +1,30 @@
+"""The warning for a worker that reads what other workers read too: a forgotten argument looks like that."""
+
+from __future__ import annotations
+
+import logging
+
+from hvd_cluster.topology import Topology
+
+
+def warn_of_other_shard(logger: logging.Logger, shard: int | None, count: int | None, arguments: str) -> None:
+    """Warn where this process is one of several workers and reads another shard than its own.
+
+    Args:
+        logger: of the module that reads.
+        shard, count: which shard of how many it is about to read; None where the caller said nothing.
+        arguments: what to pass instead, as the user would write it.
+    """
+    try:
+        topology = Topology.from_env()
+    except ValueError:  # half a launcher's variables: init() will say so, and reading needs none of them
+        return
+    if topology.size > 1 and (shard, count) != (topology.rank, topology.size):
+        logger.warning(
+            "this is rank %d of %d, but it reads shard %s of %s: pass %s",
+            topology.rank,
+            topology.size,
+            shard,
+            count,
+            arguments,
+        )
