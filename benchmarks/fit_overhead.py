@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from benchmarks.measure import Table, row
 from benchmarks.spark_session import session
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators import TorchEstimator
 from hvd_cluster.estimators.torch.train import train

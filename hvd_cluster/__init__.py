@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 
 #: What loads when it is first asked for: `import hvd_cluster` stays light.
 _LAZY = {"run": "hvd_cluster.launch.function"}
+#: Packages that need no import of their own: ``hvd_cluster.spark.run`` works after ``import hvd_cluster``.
+_PACKAGES = ("data", "elastic", "estimators", "keras", "lightning", "mxnet", "ray", "spark", "tensorflow", "torch")
 
 # Old paths under our own name (`hvd_cluster.spark.torch`), after every real file.
 _serve("hvd_cluster", first=False)
@@ -23,6 +25,8 @@ _serve("hvd_cluster", first=False)
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,5 +1,32 @@
 """Data: stores, schemas, DataFrame to Parquet, and the reader that yields batches of tensors.
 
-Import from the modules (``hvd_cluster.data.store``, ``.materialize``, ``.reader``, ...): this page imports nothing,
-because pyarrow, pandas and pyspark may be absent.
+>>> from hvd_cluster.data import ParquetReader, Store, materialize
+>>> dataset = materialize(df, Store.create("/shared/work"), columns=["features", "label"])
+>>> for batch in ParquetReader(dataset.train, batch_size=64):
+...     train(batch["features"], batch["label"])
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvd_cluster.data.materializing import materialize as materialize
+    from hvd_cluster.data.reader import ParquetReader as ParquetReader
+    from hvd_cluster.data.store import Store as Store
+
+#: Public name -> the module that defines it. Loaded on first use: pyarrow, pandas and pyspark may be absent.
+_HOMES = {"ParquetReader": "reader", "Store": "store", "materialize": "materializing"}
+
+__all__ = ["ParquetReader", "Store", "materialize"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.files.filesystems import normalize
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.backend import is_far, takes_rows
 from hvd_cluster.estimators.frames import Frame

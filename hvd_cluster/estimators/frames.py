@@ -6,7 +6,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.materialize import NO_ROWS_TEXT
+from hvd_cluster.data.materializing import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators.frames import parquet_columns
 

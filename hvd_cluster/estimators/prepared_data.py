@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.estimators import parquet_folders

@@ -172,3 +172,15 @@ def test_what_a_namespace_lists_is_there_once_and_sorted(name: str) -> None:
     code = f"import hvd_cluster.{name} as hvd; [getattr(hvd, n) for n in hvd.__all__]; print(*hvd.__all__)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert names == sorted(set(names))
+
+
+def test_the_packages_need_no_import_of_their_own_and_cost_nothing_before() -> None:
+    code = """
+import sys, hvd_cluster
+assert "hvd_cluster.spark" not in sys.modules
+import hvd_cluster.data.materializing
+from hvd_cluster.data import materialize
+assert callable(materialize) and callable(hvd_cluster.spark.run) and callable(hvd_cluster.ray.run)
+assert not hasattr(hvd_cluster, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.local_arrow import write_arrow
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError

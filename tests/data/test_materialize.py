@@ -16,7 +16,7 @@ import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind
 from hvd_cluster.data.store import Store
@@ -382,7 +382,7 @@ def test_a_store_that_cannot_be_written_is_told_before_the_work(frame: pd.DataFr
 def test_without_pyarrow_the_extra_to_install_is_named() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None; sys.modules['pyspark'] = None\n"
-        "import hvd_cluster.data.materialize as m, hvd_cluster.data.reader, hvd_cluster.data.reading.batches\n"
+        "import hvd_cluster.data.materializing as m, hvd_cluster.data.reader, hvd_cluster.data.reading.batches\n"
         "from hvd_cluster.data.store import Store\n"
         "try: m.materialize('x', Store.create('/tmp/x'), columns=['a'])\n"
         "except ImportError as error: print(type(error).__name__, error)\n"

@@ -10,7 +10,7 @@ import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading.batches import to_tensors
 from hvd_cluster.data.schema import Kind

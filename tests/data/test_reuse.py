@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import content_address, retention
@@ -78,7 +78,7 @@ def test_another_process_finds_it(store: Store, tmp_path: Path) -> None:
     frame().to_parquet(tmp_path / "frame.parquet")
     script = (
         "import sys, pandas as pd\n"
-        "from hvd_cluster.data.materialize import materialize; from hvd_cluster.data.store import Store\n"
+        "from hvd_cluster.data.materializing import materialize; from hvd_cluster.data.store import Store\n"
         "data = materialize(pd.read_parquet(sys.argv[1]), Store.create(sys.argv[2]), columns=['id', 'x'], "
         "validation='held', reuse=True)\n"
         "print(data.train.row_groups[0].path)\n"
@@ -120,7 +120,7 @@ AT_ONCE = """
 import json, sys, time
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data.cache import DiskCache
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvd_cluster.data.converter import make_spark_converter
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.spark_jobs import run
 from hvd_cluster.data.store import Store
 

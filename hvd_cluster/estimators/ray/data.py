@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hvd_cluster.data.materialize import NO_ROWS_TEXT, OnPart, RemoteParts
+from hvd_cluster.data.materializing import NO_ROWS_TEXT, OnPart, RemoteParts
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score_batches
 
@@ -20,7 +20,7 @@ _TASKS_PER_CPU = 2
 
 
 def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
-    """The blocks of a Ray Dataset, for :func:`hvd_cluster.data.materialize.materialize`.
+    """The blocks of a Ray Dataset, for :func:`hvd_cluster.data.materializing.materialize`.
 
     Args:
         dataset: the Ray Dataset.

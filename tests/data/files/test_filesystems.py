@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize, open_filesystem, write_whole
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError

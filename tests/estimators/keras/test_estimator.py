@@ -90,7 +90,7 @@ def test_a_fit_makes_the_steps_of_a_plain_loop(driver, frame, tmp_path):
     def fn(workers, frame, folder):
         import keras
 
-        from hvd_cluster.data.materialize import materialize
+        from hvd_cluster.data.materializing import materialize
         from hvd_cluster.data.reader import ParquetReader
         from hvd_cluster.data.store import Store
 

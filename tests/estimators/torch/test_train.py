@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hvd_cluster.data.materialize import materialize
+from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ class RemoteParts:
 
 def materialize(
     data: Any,
-    store: Store,
+    store: Store | str | os.PathLike[str],
     *,
     columns: Sequence[str],
     validation: float | str | None = None,
@@ -84,7 +85,7 @@ def materialize(
     Args:
         data: Spark or pandas DataFrame, ``pyarrow.Table``, the path or URL of a Parquet file or folder, or
             :class:`RemoteParts` of the columns that are needed.
-        store: where to write.
+        store: where to write: a store, or its path or URL.
         columns: the columns that are needed: features, labels, weights.
         validation: share of the rows, in [0, 1); or the name of a column, bool or numeric, that is true or > 0 for rows
             to validate on; or None.
@@ -123,7 +124,9 @@ def materialize(
         raise DataError("no columns were asked for: name the feature and label columns")
     if isinstance(validation, str) and validation in columns:
         raise DataError(f"the validation column {validation!r} cannot be a feature, label or weight too")
-    writer = _Materializer(store, list(dict.fromkeys(columns)), validation, num_proc, partitions_per_process, seed)
+    writer = _Materializer(
+        Store.create(store), list(dict.fromkeys(columns)), validation, num_proc, partitions_per_process, seed
+    )
     writer.allow_ragged = allow_ragged
     writer.float32 = float32
     writer.reuse = reuse and dataset_id is None
