@@ -168,6 +168,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     _agree(Kind.REMOVE_PROCESS_SET, tuple(process_set.ranks or ()))
     process_set.process_set_id = None
+    _registered[:] = [registered for registered in _registered if registered is not process_set]
     return True
 
 

@@ -81,6 +81,9 @@ class DeltaOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Take this rank's step, combine the changes of all ranks by Adasum, and apply the combination.
 
+        Where the combination fails, the parameters are what they were before the step; what the wrapped optimizer keeps
+        (momenta, its count of steps) has advanced.
+
         Raises:
             HorovodInternalError: the ranks disagree, for instance in what is frozen, or the job has ended.
             NotImplementedError: the number of ranks has become one that is no power of two.
@@ -93,7 +96,13 @@ class DeltaOptimizer(Wrapper):
         loss = self._own_step(closure, kwargs)
         with torch.no_grad():
             deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts, strict=True)]
-            combined = self._combined(parameters, deltas)
+            try:
+                combined = self._combined(parameters, deltas)
+            except BaseException:
+                # Every rank has moved its own way, and a program may catch this and go on.
+                for parameter, start in zip(parameters, starts, strict=True):
+                    parameter.copy_(start)
+                raise
             for parameter, start, delta in zip(parameters, starts, combined, strict=True):
                 parameter.copy_(start.add_(delta))
         return loss

@@ -45,6 +45,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     as before. A GradScaler, or Lightning's clipping, that reads the parameter groups between the backward pass and the
     step finds the gradients reduced.
 
+    Ranks may differ in what they freeze (``requires_grad``): zeros stand for what is frozen. Only a parameter of which
+    no rank has had a gradient yet has to be unfrozen by all ranks at one step, and none amid a step.
+
     Args:
         optimizer: any optimizer of ``torch.optim``'s kind.
         named_parameters: ``model.named_parameters()``; the names match the ranks' gradients. Without it the position
@@ -95,7 +98,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=None if process_set is global_process_set else process_set,
     )
-    return _wrapped(optimizer, names, resolve_groups(groups, names, process_set), configuration)
+    return _wrapped(optimizer, names, resolve_groups(groups, names), configuration)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,10 @@ class GradientReducer:
         self._number = next(_numbers)
         self._hooks: list[Any] = []
         self._is_attached = False
+        #: What all ranks have agreed on; None until they all have.
         self._plan: Plan | None = None
+        #: What this step goes by, which may hold for this step only: a rank that has joined was not asked.
+        self._plan_of_step: Plan | None = None
         self._engine: Callable[[], Engine | None] = lambda: None
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
@@ -157,6 +160,7 @@ class GradientReducer:
         self._transfers.clear()
         self._sent_sparse.clear()
         self._is_reduced = False
+        self._plan_of_step = None
         self._passes_left = [self._passes_per_step] * len(self.roster)
         for bucket in self._plan.buckets if self._plan is not None else ():
             bucket.is_sent = False
@@ -279,13 +283,13 @@ class GradientReducer:
         if not self._ready:
             self._begin()
         plan, unseen = self._agreed()
+        self._plan_of_step = plan
         for bucket in plan.buckets:
             unfrozen = self.roster.unfrozen(bucket.members)
             if not bucket.is_sent:
                 here = set(bucket.members if bucket.is_whole else unfrozen)
                 self._send(bucket, [number for number in bucket.members if number in here or number in self._ready])
-            elif unfrozen != bucket.active:  # unfrozen since the bucket was sent
-                late = [number for number in unfrozen if number not in bucket.active]
+            elif late := [number for number in unfrozen if number not in bucket.active]:  # unfrozen since it was sent
                 self._send(Bucket(f"{bucket.name}.late", late), late)
         for number in plan.sparse:
             if number not in self._sent_sparse:
@@ -301,7 +305,8 @@ class GradientReducer:
             self._transfers.wait()
         except HorovodInternalError:
             mismatched = set(self._transfers.mismatched)
-            buckets = [b for b in self._plan.buckets if b.name in mismatched] if self._plan is not None else []
+            plan = self._plan_of_step or self._plan
+            buckets = [bucket for bucket in plan.buckets if bucket.name in mismatched] if plan is not None else []
             if len(buckets) < len(mismatched) or any(bucket.is_whole for bucket in buckets) or not buckets:
                 raise
             for bucket in buckets:

@@ -22,6 +22,8 @@ class Parcel(NamedTuple):
 
 def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> Parcel:
     """Make a dense gradient fit to be sent from ``device``, without a copy if it is."""
+    # Autograd leaves v.conj()'s gradient as a view that conjugates, whose memory holds other numbers.
+    gradient = gradient.resolve_conj().resolve_neg()
     is_complex = gradient.is_complex()
     tensor, context = compression.compress(torch.view_as_real(gradient) if is_complex else gradient)
     if not tensor.is_contiguous():

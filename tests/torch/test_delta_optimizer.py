@@ -122,6 +122,7 @@ def test_ranks_that_have_frozen_different_parameters_do_not_mix_them_up(two: Any
             loss.backward()
         with pytest.raises(hvd.HorovodInternalError, match="frozen different parameters"):
             optimizer.step()
+        assert all(weight.tolist() == [0.0, 0.0] for weight in weights)  # no rank has gone its own way
         for weight in weights:  # and what all have frozen does not hold anybody up
             weight.requires_grad_(False)
         optimizer.step()

@@ -272,6 +272,59 @@ def test_what_is_frozen_on_one_rank_only_gets_the_average_with_zeros(two: Any) -
     assert second == (found, weights)
 
 
+def test_a_rank_that_keeps_a_part_of_a_bucket_frozen_makes_the_others_requests(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters))
+        found = []
+        for frozen in ["", "1", "1", "1", ""]:
+            optimizer.zero_grad()
+            parameters[1].requires_grad_(hvd.rank() == 0 or not frozen)
+            (sum(parameter.sum() for parameter in parameters) * (hvd.rank() + 1)).backward()
+            optimizer.step()
+            found.append([p.grad[0].item() for p in parameters])
+        assert hvd.allreduce(torch.ones(1), name="after", op=hvd.Sum).item() == 2.0
+        return found
+
+    assert two(fn) == [[[1.5, 1.5], *[[1.5, 0.5]] * 3, [1.5, 1.5]]] * 2
+
+
+def test_what_one_rank_has_frozen_is_reduced_while_another_rank_has_joined(three: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = scalars(2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters), op=hvd.Sum)
+        found = []
+        for _ in range(2 if hvd.rank() < 2 else 0):  # rank 2 has no data: no plan holds for longer than a step
+            optimizer.zero_grad()
+            parameters[1].requires_grad_(hvd.rank() == 0)
+            sum(parameter.sum() for parameter in parameters).backward()
+            optimizer.step()
+            found.append([p.grad[0].item() for p in parameters])
+        hvd.join()
+        return found
+
+    assert three(fn) == [[[2.0, 1.0]] * 2, [[2.0, 1.0]] * 2, []]
+
+
+def test_conjugated_gradients_are_reduced(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        parameters = [torch.nn.Parameter(torch.tensor([1.0 + 1.0j])), torch.nn.Parameter(torch.tensor([1.0 + 2.0j]))]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named(parameters))
+        factor = torch.tensor([[2.0 + 1.0j]]) * (hvd.rank() + 1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            ((factor @ parameters[0].conj()).sum() + (parameters[1].conj() * factor).sum()).abs().backward()
+            own = [parameter.grad.clone() for parameter in parameters]
+            optimizer.step()
+        gathered = [hvd.allgather(torch.view_as_real(gradient.resolve_conj())) for gradient in own]
+        return [
+            torch.allclose(torch.view_as_real(parameter.grad.resolve_conj()), of_all.mean(0, keepdim=True))
+            for parameter, of_all in zip(parameters, gathered, strict=True)
+        ]
+
+    assert two(fn) == [[True, True]] * 2
+
+
 def test_a_rank_that_has_frozen_all_of_a_bucket_takes_part_with_zeros(two: Any) -> None:
     steps = [("", ""), ("0", ""), ("", ""), ("0", "0"), ("", "0")]
 

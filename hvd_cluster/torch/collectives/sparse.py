@@ -11,6 +11,7 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.scaling import finish_scaled
 from hvd_cluster.engine.submission import check_reduction, next_number, num_members
+from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.submission import submit, synchronize
 
 
@@ -47,15 +48,23 @@ def sparse_allreduce_async(
         Kind.ALLGATHER,
         entries,
         process_set=process_set,
-        name=label,
+        name=f"{label}.sparse",  # beside a gather of the same name
         finish=lambda results: results,
         labels=[f"allgather.{label}.indices", f"allgather.{label}.values"],
     )
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
 
+    failures: list[HorovodInternalError] = []
+
     @functools.cache
     def result() -> torch.Tensor:
-        indices, values = synchronize(handle)
+        if failures:  # the handle is gone, but whoever asks again shall hear it again
+            raise failures[0]
+        try:
+            indices, values = synchronize(handle)
+        except HorovodInternalError as error:
+            failures.append(error)
+            raise
         finish_scaled(values, values, 1.0, divisor)
         return torch.sparse_coo_tensor(
             indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device, check_invariants=False
