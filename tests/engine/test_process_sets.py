@@ -120,6 +120,7 @@ def test_ranks_whose_settings_cannot_work_together_are_told_at_init(variable: st
 def test_process_sets_are_added_and_removed_at_run_time() -> None:
     def fn() -> dict[str, Any]:
         import hvd_cluster.torch as hvd
+        from hvd_cluster.engine import process_sets
 
         hvd.init(process_sets="dynamic")
         rank = hvd.rank()
@@ -135,6 +136,7 @@ def test_process_sets_are_added_and_removed_at_run_time() -> None:
             assert hvd.remove_process_set(pair)
             assert pair.process_set_id is None
             assert not hvd.remove_process_set(pair)
+            assert pair not in process_sets._registered  # or a loop that adds and removes sets would keep them all
         assert not hvd.remove_process_set(hvd.global_process_set)
         with pytest.raises(hvd.HorovodInternalError, match="Mismatched process sets: One rank named the ranks"):
             hvd.add_process_set([0, 1] if rank else [0, 2])

@@ -688,6 +688,20 @@ def test_sparse_tensors_are_gathered_and_averaged(three: Any) -> None:
     assert three(fn) == [(third, whole, 6)] * 3
 
 
+def test_a_sparse_reduction_that_fails_says_so_again_and_shares_no_name_with_a_gather(two: Any) -> None:
+    def fn(hvd: Any) -> Any:
+        sparse = torch.sparse_coo_tensor([[0]], torch.ones(1), (2,))
+        wrong = sparse.double() if hvd.rank() else sparse
+        failed = hvd.sparse_allreduce_async(wrong, name="emb")
+        for _ in range(2):
+            with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+                failed()
+        both = hvd.sparse_allreduce_async(sparse, name="emb"), hvd.allgather_async(torch.ones(1), name="emb")
+        return both[0]().to_dense().tolist(), hvd.synchronize(both[1]).tolist()
+
+    assert two(fn) == [([1.0, 0.0], [1.0, 1.0])] * 2
+
+
 def test_a_sparse_average_of_integers_keeps_their_type_and_truncates_as_a_dense_one_does(three: Any) -> None:
     def fn(hvd: Any) -> Any:
         sparse = torch.sparse_coo_tensor([[hvd.rank()]], torch.tensor([-7]), (3,))
