@@ -13,6 +13,7 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives import COLLECTIVES
 from hvd_cluster.engine.collectives.allreduce import reduce_at_once
 from hvd_cluster.engine.collectives.step import Step, Steps
+from hvd_cluster.engine.launch_order import LaunchOrder
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
@@ -55,6 +56,8 @@ class Execution:
         self._stream = _side_stream(requests)
         #: Other ranks of this host may stand still in the middle of this bucket until this rank is done with it.
         self.is_exclusive = transport.is_exclusive
+        #: Its work is a GPU's own, which the order of all process sets' launches decides.
+        self.is_on_gpu = transport.device.type == "cuda"
         #: All work of this bucket is launched, so the next one of the process set may begin.
         self.is_launched = False
         #: Every handle has its result.
@@ -191,10 +194,16 @@ def carry_out_at_once(
 
 
 class ExecutionQueue:
-    """The decided buckets of one process set, launched in the order of the log."""
+    """The decided buckets of one process set, launched in the order of the log.
 
-    def __init__(self, notify: Notify) -> None:
+    Args:
+        notify: called from any thread with a bucket and its step whose work is done.
+        gpu_order: of the buckets on GPUs, those of the other process sets included.
+    """
+
+    def __init__(self, notify: Notify, gpu_order: LaunchOrder) -> None:
         self._notify = notify
+        self._gpu_order = gpu_order
         self._waiting: deque[Execution] = deque()
         self._running: list[Execution] = []
 
@@ -209,15 +218,22 @@ class ExecutionQueue:
     def append(self, execution: Execution) -> None:
         """A bucket was decided; it begins now if all before it are launched."""
         self._waiting.append(execution)
+        if execution.is_on_gpu:
+            self._gpu_order.add(execution)
         self.launch()
 
-    def launch(self) -> None:
-        """Begin what has become possible, and forget what is done."""
+    def launch(self) -> bool:
+        """Begin what has become possible, and forget what is done; True if anything was begun."""
+        before = len(self._waiting)
         while self._waiting and all(execution.is_launched for execution in self._running):
-            execution = self._waiting.popleft()
+            execution = self._waiting[0]
+            if execution.is_on_gpu and not self._gpu_order.is_turn_of(execution):
+                break
+            self._waiting.popleft()
             self._running.append(execution)
             execution.advance(self._notify)
         self._running = [execution for execution in self._running if not execution.is_done]
+        return len(self._waiting) < before
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """Fail everything; the transports were aborted."""

@@ -120,7 +120,13 @@ class Loop:
             send_down=self._send_log,
             carry_out=self._carry_out,
         )
-        self._queues = Queues(process_sets, mailbox.ring, self._neighbours.check, self.transports.remove)
+        self._queues = Queues(
+            process_sets,
+            mailbox.ring,
+            self._neighbours.check,
+            is_idle=self.transports.is_idle,
+            on_drained=self.transports.remove,
+        )
         self._next_process_set_id = len(process_sets)
         self._stall = StallInspector(
             self._rank,

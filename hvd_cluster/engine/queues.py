@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue
+from hvd_cluster.engine.launch_order import LaunchOrder
 
 #: How often whoever waits for transports looks whether the other ranks still live.
 _CHECK_PERIOD_S = 0.05
@@ -20,7 +21,8 @@ class Queues:
         process_set_ids: the sets that there are.
         ring: called by the transports' threads when :meth:`advance` has something to do.
         check: called while :meth:`finish_exclusive` waits; raises if another rank has died.
-        on_drained: called with the id of a removed set when nothing of it is under way any more.
+        is_idle: whether the GPUs too have done what a process set's transports were given.
+        on_drained: called with the id of a removed set when nothing of it is under way any more, or later.
     """
 
     def __init__(
@@ -28,14 +30,17 @@ class Queues:
         process_set_ids: Iterable[int],
         ring: Callable[[], None],
         check: Callable[[], None],
+        is_idle: Callable[[int], bool],
         on_drained: Callable[[int], None],
     ) -> None:
         self._ring = ring
         self._check = check
+        self._is_idle = is_idle
         self._on_drained = on_drained
+        self._gpu_order = LaunchOrder()
         #: Steps whose work is done, from the transports' threads.
         self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
-        self._queues = {id: ExecutionQueue(self._note) for id in process_set_ids}
+        self._queues = {id: self._new() for id in process_set_ids}
         #: Those of removed sets: what was decided before the removal is still carried out.
         self._draining: dict[int, ExecutionQueue] = {}
         self._has_failed = False
@@ -53,7 +58,7 @@ class Queues:
 
     def add(self, process_set_id: int) -> None:
         """A process set was added."""
-        self._queues[process_set_id] = ExecutionQueue(self._note)
+        self._queues[process_set_id] = self._new()
 
     def remove(self, process_set_id: int) -> None:
         """A process set was removed."""
@@ -86,6 +91,7 @@ class Queues:
         self._has_failed = True
         for executions in self._all():
             executions.fail(error)
+        self._gpu_order.clear()
         # Nobody takes these any more, and they hold the transport: its threads and its connections.
         self._finished = queue.SimpleQueue()
 
@@ -100,14 +106,19 @@ class Queues:
         for execution, step in finished:
             if execution.is_waiting_for(step):
                 execution.advance(self._note)
-        for executions in self._all():
-            executions.launch()
+        # What is launched in one process set may be what another one's turn waits for.
+        while any(executions.launch() for executions in self._all()):
+            continue
         self._let_go()
+
+    def _new(self) -> ExecutionQueue:
+        return ExecutionQueue(self._note, self._gpu_order)
 
     def _all(self) -> list[ExecutionQueue]:
         return [*self._queues.values(), *self._draining.values()]
 
     def _let_go(self) -> None:
-        for id in [id for id, executions in self._draining.items() if not executions]:
+        # A GPU that is not done rings nobody: the next occasion will do, and the end of the world is one.
+        for id in [id for id, executions in self._draining.items() if not executions and self._is_idle(id)]:
             del self._draining[id]
             self._on_drained(id)

@@ -7,6 +7,8 @@ price: a handle is done when its work is launched, so the death of a peer after 
 
 from __future__ import annotations
 
+import logging
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -21,6 +23,11 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 from hvd_cluster.topology import export
 
+logger = logging.getLogger(__name__)
+
+#: How often a GPU is asked whether it is done, when the transport is closed.
+_LOOK_S = 0.001
+
 
 class NcclTransport(Transport):
     """An NCCL communicator among workers, each with a GPU of its own.
@@ -32,7 +39,7 @@ class NcclTransport(Transport):
         ranks: the global ranks of the group, by index.
         device: this rank's GPU.
         host_transport: carries the few numbers that the host has to read.
-        timeout_s: seconds for connecting.
+        timeout_s: seconds for connecting, and for the GPU to finish when the transport is closed.
     """
 
     name: ClassVar[str] = "NCCL"
@@ -52,6 +59,10 @@ class NcclTransport(Transport):
         self.index = index
         self.ranks = ranks
         self._host_transport = host_transport
+        self._timeout_s = timeout_s
+        #: What was launched last: when the GPU is done with it, it is done with all before it.
+        self._last: Any = None
+        self._is_aborted = False
         self._client = client.clone()
         self._store = AuthenticatedStore(self._client, prefix)
         options = dist.ProcessGroupNCCL.Options()
@@ -72,32 +83,54 @@ class NcclTransport(Transport):
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         options = dist.AllreduceOptions()
         options.reduceOp = REDUCE_OPS[op]
-        return _launched(self._group.allreduce([buffer], options))
+        return self._launched(self._group.allreduce([buffer], options))
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
-        return _launched(self._group._allgather_base(output, buffer))
+        return self._launched(self._group._allgather_base(output, buffer))
 
     def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
         options = dist.BroadcastOptions()
         options.rootRank = root_index
-        return _launched(self._group.broadcast([buffer], options))
+        return self._launched(self._group.broadcast([buffer], options))
 
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
     ) -> Work:
         options = dist.AllToAllOptions()
-        return _launched(self._group.alltoall_base(output, buffer, output_bytes, input_bytes, options))
+        return self._launched(self._group.alltoall_base(output, buffer, output_bytes, input_bytes, options))
 
     def abort(self) -> None:
+        self._is_aborted = True
         with suppress(RuntimeError):  # a communicator that is broken already
             self._group.abort()
 
+    @property
+    def is_idle(self) -> bool:
+        return self._last is None or bool(self._last.is_completed())
+
     def close(self) -> None:
+        if not self._is_aborted:
+            self._end()
         self._group = None
         self._client.close()
 
+    def _end(self) -> None:
+        """Let the GPU finish: handles are done when their work is launched, and an abort would leave it half done."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while not self.is_idle and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+        if self.is_idle:
+            self._group.shutdown()
+        else:  # a peer has gone, or hangs, in the middle
+            logger.warning(
+                "NCCL's work of rank %d was not done %g s after the last operation, and is broken off",
+                self.ranks[self.index],
+                self._timeout_s,
+            )
+            self.abort()
 
-def _launched(work: Any) -> Work:
-    # Makes the engine's stream wait for NCCL's own; the host does not wait.
-    work.wait()
-    return Finished()
+    def _launched(self, work: Any) -> Work:
+        # Makes the engine's stream wait for NCCL's own; the host does not wait.
+        work.wait()
+        self._last = work
+        return Finished()

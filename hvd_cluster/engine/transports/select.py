@@ -65,6 +65,10 @@ class TransportTable:
         if self._world.topology.rank in ranks:
             self._transports[process_set_id, "cpu"] = self._for_cpu(process_set_id, ranks)
 
+    def is_idle(self, process_set_id: int) -> bool:
+        """Nothing that a process set's transports were given is under way, on a GPU either."""
+        return all(transport.is_idle for key, transport in self._transports.items() if key[0] == process_set_id)
+
     def remove(self, process_set_id: int) -> None:
         """Release the transports of a process set."""
         gone = {key: self._transports.pop(key) for key in list(self._transports) if key[0] == process_set_id}

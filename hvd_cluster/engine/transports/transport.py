@@ -50,6 +50,11 @@ class Transport(ABC):
         return len(self.ranks)
 
     @property
+    def is_idle(self) -> bool:
+        """No work is under way, that of handles which are done included: a GPU may still be busy with it."""
+        return True
+
+    @property
     def for_sizes(self) -> Transport:
         """The transport for a few numbers that the host has to read before it can go on."""
         return self
