@@ -12,6 +12,28 @@ from sklearn.datasets import load_digits
 import hvd_cluster.keras as hvd
 
 
+def take_own_gpu() -> None:
+    """Compute on one GPU of this host, where it has any, whichever the backend; before anything is computed."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+            tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
+    elif backend == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_device(hvd.local_rank())
+    elif backend == "jax":
+        import jax
+
+        if jax.default_backend() == "gpu":
+            jax.config.update("jax_default_device", jax.local_devices(backend="gpu")[hvd.local_rank()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
@@ -20,6 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     hvd.init()
+    take_own_gpu()
     keras.utils.set_random_seed(hvd.rank())
 
     digits = load_digits()

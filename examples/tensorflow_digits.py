@@ -24,6 +24,7 @@ def main() -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")  # 2
+        tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
 
     digits = load_digits()
     images, labels = (digits.images / 16.0).astype("float32")[..., None], digits.target.astype("int64")

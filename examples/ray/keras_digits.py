@@ -29,6 +29,7 @@ class Digits:
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
             tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+            tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
         keras.utils.set_random_seed(hvd.rank())
         images, labels = load_digits(return_X_y=True)
         images = (images / 16).astype("float32")
