@@ -2,8 +2,8 @@
 
 The names that petastorm's own front page has are served here, each imported when it is asked for; the rest is in the
 modules: :mod:`~hvd_cluster.data.petastorm.unischema`, ``.codecs``, ``.metadata``, ``.writer``, ``.factories``,
-``.predicates``, ``.selectors``, ``.transform``, ``.pytorch``, ``.tf``, ``.spark``. ``import hvd_cluster.compat`` makes
-``import petastorm...`` lead to them where petastorm itself is not installed.
+``.predicates``, ``.selectors``, ``.transform``, ``.pytorch``, ``.tf_utils``, ``.spark``. ``import hvd_cluster.compat``
+makes ``import petastorm...`` lead to them where petastorm itself is not installed.
 """
 
 from __future__ import annotations

@@ -36,10 +36,11 @@ class TorchEstimator(ModuleEstimator):
     of workers unless ``scale_lr=False``.
 
     An epoch goes through all training rows; its last global batch is filled up with rows that were seen before
-    (``padding_rows`` in the history). After each epoch rank 0 writes a checkpoint to the store; a fit with the same
-    ``run_id`` goes on from it, says so in a warning, and refuses other columns or another number of rows. When a worker
-    dies, all start again from the last checkpoint, up to ``max_restarts`` times, and the weights at the end are those
-    of a fit that nobody disturbed. Without a store the rows of a Spark DataFrame go straight to the workers' disks.
+    (``padding_rows`` in ``getHistory()``). After each epoch rank 0 writes a checkpoint to the store; a fit with the
+    same ``run_id`` goes on from it, says so in a warning, and refuses other columns or another number of rows. When a
+    worker dies, all start again from the last checkpoint, up to ``max_restarts`` times, and the weights at the end are
+    those of a fit that nobody disturbed. Without a store the rows of a Spark DataFrame go straight to the workers'
+    disks.
 
     Raises (from fit, before any worker starts):
         ValueError: params that are missing or contradict each other, and columns that do not exist, all at once.
