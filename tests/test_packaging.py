@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_there_is_one_pure_wheel_below_a_megabyte(wheel: Path) -> None:
     assert wheel.name == f"hvd_cluster-{__version__}-py3-none-any.whl"
     assert wheel.stat().st_size < 1_000_000
+
+
+def test_what_names_the_wheel_names_this_version() -> None:
+    named = {
+        (str(file.relative_to(ROOT)), version)
+        for folder in ("docs", "notebooks", "deploy")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in {".md", ".ipynb", ".yml", ".yaml", ".py", ".def"}
+        for version in re.findall(r"hvd_cluster-(\d[\w.+]*)-py3", file.read_text())
+    }
+    assert {"docs/ray.md", "notebooks/3_databricks_job.ipynb", "deploy/databricks/databricks.yml"} <= dict(named).keys()
+    assert {file for file, version in named if version != __version__} == set()
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
