@@ -100,13 +100,10 @@ def main() -> int:
     print(f"validation accuracy: {reached:.4f}")
     plot(model.history, OUT / "history.png")
     model.write().overwrite().save(str(OUT / "model"))
-    scored = TorchModel.load(str(OUT / "model")).transform(data)
+    scored = TorchModel.load(str(OUT / "model")).setOutputKinds(["argmax"]).transform(data)
     scored = scored.toPandas() if spark else scored
-    right = [
-        max(range(10), key=lambda digit: scores[digit]) == label
-        for scores, label in zip(scored["label__output"], scored["label"], strict=True)
-    ]
-    print(f"the model, saved and loaded again, tells {sum(right)} of {len(right)} digits")
+    right = scored["label__output"] == scored["label"]
+    print(f"the model, saved and loaded again, tells {right.sum()} of {len(right)} digits")
     print(f"written: {OUT / 'history.png'}, {timeline} (open it at https://ui.perfetto.dev), {OUT / 'model'}")
     if spark:
         spark.stop()

@@ -42,8 +42,8 @@ def main() -> None:
             store=args.store or folder,
             random_seed=0,
         ).fit(data)
-        scored = model.transform(data).take_all()
-    right = [max(range(10), key=row["digit__output"].__getitem__) == row["digit"] for row in scored]
+        scored = model.setOutputKinds(["argmax"]).transform(data).take_all()
+    right = [row["digit__output"] == row["digit"] for row in scored]
     print(f"accuracy {sum(right) / len(right):.3f} on {args.num_workers} workers")
 
 
