@@ -174,7 +174,7 @@ def carry_out_at_once(
 
     The arguments are those of :class:`Execution`.
     """
-    if not transport.reduces_directly or requests[0].signature.kind != Kind.ALLREDUCE:
+    if not transport.ends_in_caller or requests[0].signature.kind != Kind.ALLREDUCE:
         return False
     start_s = time.monotonic()
     results = reduce_at_once(requests, transport)

@@ -357,7 +357,7 @@ class Loop:
         if (process_set_id, device) not in self.transports:
             self._queues.finish_exclusive()
         transport = self.transports[process_set_id, device]
-        meets = transport.reduces_directly or transport.for_sizes.reduces_directly
+        meets = transport.ends_in_caller or transport.for_sizes.ends_in_caller
         if transport.is_exclusive or (meets and not self._has_all_ranks_here):
             # It waits for ranks of this host, which may wait for this one in a bucket of other hosts too.
             self._queues.finish_exclusive(but=process_set_id)

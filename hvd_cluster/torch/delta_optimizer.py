@@ -15,14 +15,13 @@ import torch
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import check_adasum
-from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.census import fingerprint
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.parameters import names_of_last_group
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.torch.submission import submit, synchronize_all
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
@@ -157,14 +156,7 @@ class DeltaOptimizer(Wrapper):
                     labels=[f"allreduce.{name}" for name in names],
                 )
             )
-        failure: HorovodInternalError | None = None
-        for handle in handles:  # all of them: their tensors are in use until then
-            try:
-                synchronize(handle)
-            except HorovodInternalError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        synchronize_all(handles)
         return [wire.unpack(parcels[parameter], self._compression) for parameter in parameters]
 
     def _buckets(self) -> list[list[torch.Tensor]]:

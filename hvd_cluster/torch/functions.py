@@ -12,8 +12,8 @@ from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
 from hvd_cluster.engine.submission import running_engine
-from hvd_cluster.errors import HorovodInternalError
-from hvd_cluster.torch.ops import broadcast_async_, synchronize
+from hvd_cluster.torch.ops import broadcast_async_
+from hvd_cluster.torch.submission import synchronize_all
 
 
 def broadcast_parameters(
@@ -44,7 +44,7 @@ def broadcast_parameters(
         broadcast_async_(_as_sendable(copy), root_rank, f"parameters.{name}", process_set)
         for (name, _), (_, copy) in zip(tensors, copies, strict=True)
     ]
-    _synchronize_all(handles)
+    synchronize_all(handles)
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr():
             tensor.data.copy_(copy)
@@ -90,7 +90,7 @@ def broadcast_optimizer_state(
         broadcast_async_(_as_sendable(tensor), root_rank, f"optimizer_state.{i}", process_set)
         for i, tensor in enumerate(sent)
     ]
-    _synchronize_all(handles)
+    synchronize_all(handles)
     if not is_root:
         state_dict = _filled(skeleton, sent)
         optimizer.load_state_dict(state_dict)
@@ -201,15 +201,3 @@ def _as_sendable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype in REDUCED_DTYPES:
         return tensor
     return tensor.view(-1).view(torch.uint8)
-
-
-def _synchronize_all(handles: list[int]) -> None:
-    """Wait for all, so that nothing is under way when the first error is raised."""
-    error: HorovodInternalError | None = None
-    for handle in handles:
-        try:
-            synchronize(handle)
-        except HorovodInternalError as failure:
-            error = error or failure
-    if error is not None:
-        raise error

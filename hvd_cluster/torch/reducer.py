@@ -196,7 +196,7 @@ class GradientReducer:
             elif not bucket.is_sent and number not in bucket.active:  # unfrozen in the middle of the step
                 bucket.active.append(number)
             if bucket.num_waiting == 0 and not bucket.is_sent:
-                self._send(bucket, bucket.active)
+                self._send_bucket(bucket, bucket.active)
         elif number in plan.sparse:
             self._send_sparse(number, plan)
 
@@ -245,7 +245,7 @@ class GradientReducer:
             if self._plan is not None:
                 for bucket in self._plan.buckets:
                     if not bucket.is_sent:
-                        self._send(bucket, bucket.active, is_wanted=False)
+                        self._send_bucket(bucket, bucket.active, is_wanted=False)
                 for number in self._plan.sparse:
                     if number not in self._sent_sparse:
                         self._send_sparse(number, self._plan, is_wanted=False)
@@ -288,9 +288,10 @@ class GradientReducer:
             unfrozen = self.roster.unfrozen(bucket.members)
             if not bucket.is_sent:
                 here = set(bucket.members if bucket.is_whole else unfrozen)
-                self._send(bucket, [number for number in bucket.members if number in here or number in self._ready])
+                present = [number for number in bucket.members if number in here or number in self._ready]
+                self._send_bucket(bucket, present)
             elif late := [number for number in unfrozen if number not in bucket.active]:  # unfrozen since it was sent
-                self._send(Bucket(f"{bucket.name}.late", late), late)
+                self._send(f"{bucket.name}.late", late)
         for number in plan.sparse:
             if number not in self._sent_sparse:
                 self._send_sparse(number, plan)
@@ -311,18 +312,23 @@ class GradientReducer:
                 raise
             for bucket in buckets:
                 bucket.is_whole = True
-                self._send(Bucket(f"{bucket.name}.whole", bucket.members), bucket.members, is_wanted=is_wanted)
+                self._send(f"{bucket.name}.whole", bucket.members, is_wanted=is_wanted)
             self._transfers.wait()
 
-    def _send(self, bucket: Bucket, members: Sequence[int], *, is_wanted: bool = True) -> None:
+    def _send_bucket(self, bucket: Bucket, present: Sequence[int], *, is_wanted: bool = True) -> None:
+        """Send those members of a bucket that take part in this step."""
         bucket.is_sent = True
-        parameters = [self.roster.parameters[number] for number in members]
-        names = [self.roster.names[number] for number in members]
+        self._send(bucket.name, present, is_whole=len(present) == len(bucket.members), is_wanted=is_wanted)
+
+    def _send(self, name: str, numbers: Sequence[int], *, is_whole: bool = True, is_wanted: bool = True) -> None:
+        """One request; where ``name`` does not say over which parameters it is, their fingerprint does."""
+        parameters = [self.roster.parameters[number] for number in numbers]
+        names = [self.roster.names[number] for number in numbers]
         self._transfers.send(
-            bucket.name,
+            name,
             parameters,
-            [f"allreduce.{name}" for name in names],
-            members=fingerprint(names) if len(members) < len(bucket.members) else -1,
+            [f"allreduce.{parameter_name}" for parameter_name in names],
+            members=-1 if is_whole else fingerprint(names),
             is_wanted=is_wanted,
         )
 

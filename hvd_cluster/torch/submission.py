@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -145,6 +145,22 @@ def synchronize(handle: int) -> Any:
         raise
     _handles.pop(handle, None)
     return result
+
+
+def synchronize_all(handles: Iterable[int]) -> None:
+    """Wait for all, also behind one that failed: their tensors are in use until then.
+
+    Raises:
+        HorovodInternalError: the first error.
+    """
+    error: HorovodInternalError | None = None
+    for handle in handles:
+        try:
+            synchronize(handle)
+        except HorovodInternalError as failure:
+            error = error or failure
+    if error is not None:
+        raise error
 
 
 def keep_finished(value: Any) -> int:

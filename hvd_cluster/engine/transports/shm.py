@@ -67,7 +67,7 @@ class ShmTransport(Transport):
     """
 
     name: ClassVar[str] = "SHM"
-    reduces_directly: ClassVar[bool] = True
+    ends_in_caller: ClassVar[bool] = True
 
     def __init__(
         self,

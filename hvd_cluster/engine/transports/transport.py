@@ -33,7 +33,7 @@ class Transport(ABC):
     #: How the transport appears in the timeline, e.g. "GLOO" in "GLOO_ALLREDUCE".
     name: ClassVar[str]
     #: What :meth:`reduce_directly` begins it also ends, in the calling thread.
-    reduces_directly: ClassVar[bool] = False
+    ends_in_caller: ClassVar[bool] = False
     #: One collective has to be done before the next one begins: while one rank of a host is back in the engine, others
     #: may wait for it in the middle of the collective.
     is_exclusive: ClassVar[bool] = False
