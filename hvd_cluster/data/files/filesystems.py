@@ -107,8 +107,14 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
         else:
             return filesystem, inner
     fsspec = load_fsspec()
+    options = dict(storage_options or {})
     try:
-        filesystem, inner = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+        try:
+            # What other processes write is to be seen: s3fs and its like look into a folder once, and remember it in
+            # an instance that all of the process share. With this argument it is another instance.
+            filesystem, inner = fsspec.core.url_to_fs(url, **{"use_listings_cache": False, **options})
+        except TypeError:  # some hand what they do not know to a client, which refuses it
+            filesystem, inner = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise DataError(f"{url!r} needs a package that is not installed: {error}") from error
     except ValueError as error:

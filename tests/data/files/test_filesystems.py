@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hvd_cluster.data.cache import MemoryCache
@@ -15,6 +18,7 @@ from hvd_cluster.data.files.filesystems import as_filesystem, normalize, open_fi
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing.folders import DatasetFolders
 from hvd_cluster.errors import DataError
 
 
@@ -115,3 +119,92 @@ def test_data_goes_through_a_filesystem_of_fsspec_and_back() -> None:
     dataset.remove()
     with pytest.raises(DataError, match="there is no Parquet at"):
         ParquetReader(paths, batch_size=1)
+
+
+class Remembering(LocalFileSystem):
+    """Local files as s3fs serves objects: a folder is listed once, and that says what is in it from then on."""
+
+    protocol = "remembering"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(os.fspath(path).removeprefix("remembering://")))
+
+    def ls(self, path: str, detail: bool = False, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        try:
+            entries = self.dircache[path]
+        except KeyError:
+            entries = self.dircache[path] = super().ls(path, detail=True, **options)
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def info(self, path: str, **options: Any) -> Any:
+        remembered = self._ls_from_cache(self._strip_protocol(path))
+        if remembered is None:
+            return super().info(path, **options)
+        named = [entry for entry in remembered if entry["name"] == self._strip_protocol(path)]
+        if not named:
+            raise FileNotFoundError(path)
+        return named[0]
+
+    def _open(self, path: str, *args: Any, **options: Any) -> Any:
+        file = super()._open(path, *args, **options)
+        self.dircache.clear()  # what this instance does itself, it knows of
+        return file
+
+    def mkdir(self, path: str, **options: Any) -> None:
+        super().mkdir(path, **options)
+        self.dircache.clear()
+
+    def mv(self, *paths: Any, **options: Any) -> None:
+        super().mv(*paths, **options)
+        self.dircache.clear()
+
+    def rm(self, *paths: Any, **options: Any) -> None:
+        super().rm(*paths, **options)
+        self.dircache.clear()
+
+    exists = AbstractFileSystem.exists
+
+
+class Strict(LocalFileSystem):
+    """Takes no argument that it does not know."""
+
+    protocol = "strict"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(os.fspath(path).removeprefix("strict://")))
+
+
+def test_what_another_process_writes_is_seen_where_the_filesystem_remembers_listings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "remembering", Remembering)
+    users = Remembering()
+    users.mkdir(str(tmp_path / "store"))
+    assert users.ls(str(tmp_path / "store")) == []  # the user looked, in the instance that this process shares
+    store = Store.create(f"remembering://{tmp_path}/store", storage_options={"auto_mkdir": True})
+    shared = Store.create(f"remembering://{tmp_path}/store")
+    for driver in (store, shared):
+        assert not driver.exists(f"{driver.prefix}/a.parquet")
+    train = f"{store.prefix}/train"
+    with DatasetFolders(store, [train]) as folders:
+        part = tmp_path / "store" / "train" / "a.parquet"
+        part.write_bytes(b"")  # an executor does, through a filesystem of its own
+        folders.complete({str(part)})
+    (tmp_path / "store" / "a.parquet").write_bytes(b"")
+    for driver in (store, shared):
+        assert driver.exists(f"{driver.prefix}/a.parquet")
+        assert [Path(path).name for path in driver.list(f"{driver.prefix}/train")] == ["_SUCCESS", "a.parquet"]
+
+
+def test_a_filesystem_that_refuses_the_argument_against_remembering_is_opened_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "strict", Strict)
+    Store.create(f"strict://{tmp_path}").write(f"strict://{tmp_path}/a", b"1")
+    assert (tmp_path / "a").read_bytes() == b"1"
