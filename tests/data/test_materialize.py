@@ -112,6 +112,30 @@ def test_arrow_vectors_are_stored_dense_or_sparse_and_read_alike(store: Store, f
     assert rows.tolist() == expected
 
 
+@pytest.mark.parametrize("float32", [False, True])
+@pytest.mark.parametrize("first_sparse", [False, True])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_our_files_of_one_vector_column_are_read_by_path_dense_or_sparse_as_they_are(
+    tmp_path: Path, store: Store, first_sparse: bool, is_copied: bool, float32: bool
+) -> None:
+    dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 0.0, 2.0]}
+    sparse = {"type": 0, "size": 3, "indices": [1], "values": [5.0]}
+    (tmp_path / "in").mkdir()
+    for number, vector in enumerate([sparse, dense] if first_sparse else [dense, sparse]):
+        table = pa.table({"id": range(number * 10, number * 10 + 10), "v": pa.array([vector] * 10, vector_type())})
+        part = materialize(table, store, columns=["id", "v"], float32=float32)
+        Path(part.train.row_groups[0].path).rename(tmp_path / "in" / f"{number}.parquet")
+    types = {pq.read_schema(tmp_path / "in" / f"{number}.parquet").field("v").type for number in range(2)}
+    assert len(types) == 2
+    dataset = materialize(tmp_path / "in", store, columns=["id", "v"], in_place=not is_copied)
+    assert dataset.schema["v"] == Column("v", Kind.VECTOR, "float64", (3,))
+    rows = everything(dataset, dataset.train)["v"].tolist()
+    parts = [[[0.0, 5.0, 0.0]] * 10, [[1.0, 0.0, 2.0]] * 10]
+    assert rows == (parts[0] + parts[1] if first_sparse else parts[1] + parts[0])
+    by_path = ParquetReader(tmp_path / "in", ["id", "v"], batch_size=20, shuffle=False)
+    assert [row for batch in by_path for row in batch["v"].tolist()] == rows
+
+
 def test_row_groups_are_sized_so_that_the_ranks_can_share_them(store: Store) -> None:
     table = pa.table({"id": np.arange(100_000)})
     dataset = materialize(table, store, columns=["id"], num_proc=4, partitions_per_process=5)
@@ -242,6 +266,18 @@ def test_files_whose_columns_differ_are_named(parquet: Path, store: Store) -> No
         DataError, match=r"columns of .*2\.parquet have other types .*: 'id' is string and was int64\. Write"
     ):
         materialize(str(parquet), store, columns=["id"])
+
+
+@pytest.mark.parametrize("first_days", [False, True])
+def test_files_of_which_one_counts_days_and_the_other_moments_are_named(
+    tmp_path: Path, store: Store, first_days: bool
+) -> None:
+    (tmp_path / "in").mkdir()
+    days, moments = pa.array([20_000], pa.date32()), pa.array([20_000 * 86_400_000_000], pa.timestamp("us"))
+    for number, times in enumerate([days, moments] if first_days else [moments, days]):
+        pq.write_table(pa.table({"when": times}), tmp_path / "in" / f"{number}.parquet")
+    with pytest.raises(DataError, match=r"columns of .*1\.parquet have other types .*: 'when' is .* and was"):
+        materialize(tmp_path / "in", store, columns=["when"])
 
 
 @pytest.mark.parametrize(

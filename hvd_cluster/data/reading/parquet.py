@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_cluster.data.columns.arrays import list_depth
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter, Statistics
@@ -19,7 +20,7 @@ from hvd_cluster.data.reading.decoded_size import row_group_bytes
 from hvd_cluster.data.reading.footers import memory_bytes
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missing_columns_text
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, is_vector, missing_columns_text
 from hvd_cluster.data.writing.census import Census
 from hvd_cluster.errors import DataError
 
@@ -71,7 +72,8 @@ class ParquetFolder:
             footers = list(pool.map(self._footer, self.paths))
         self._footers = dict(zip(self.paths, footers, strict=True))
         partitions = hive.partitions([below for _, below in files])
-        stored = footers[0].schema.to_arrow_schema()
+        stored, *others = [footer.schema.to_arrow_schema() for footer in footers]
+        stored = _with_vectors(stored, others)
         folder_fields = [field for field in hive.arrow_fields(partitions) if field.name not in stored.names]
         folder_names = {field.name for field in folder_fields}
         self._partitions = {
@@ -81,14 +83,13 @@ class ParquetFolder:
         self.arrow_schema = _with(stored, folder_fields)
         #: Lengths of lists and vectors that the types leave open are UNKNOWN.
         self.schema = infer(self.arrow_schema, columns, decoded)
-        kinds = [(column.name, column.kind, column.dtype) for column in self.schema]
-        for file, footer in self._footers.items():
-            file_schema = _with(footer.schema.to_arrow_schema(), folder_fields)
-            other = infer(file_schema, self.schema.names, decoded)
+        for file, other in zip(self.paths[1:], others, strict=True):
+            file_schema = _with(other, folder_fields)
             differing = [
-                f"{name!r} is {_type_of(file_schema, name)} and was {_type_of(self.arrow_schema, name)}"
-                for (name, *_), column in zip(kinds, other, strict=True)
-                if (column.name, column.kind, column.dtype) not in kinds
+                f"{column.name!r} is {_type_of(file_schema, column.name)} and was "
+                f"{_type_of(self.arrow_schema, column.name)}"
+                for column in infer(file_schema, self.schema.names, decoded)
+                if not _is_alike(self.schema[column.name], column)
             ]
             if differing:
                 raise DataError(
@@ -235,6 +236,29 @@ class ParquetFolder:
                 if rows:
                     size = row_group_bytes(footer, index, leaves)
                     yield RowGroup(path, index, rows, size_bytes=size, partition=self._partitions[path])
+
+
+def _with_vectors(schema: Any, others: Sequence[Any]) -> Any:
+    """A file's Arrow schema with Spark's vectors where it has lists and another file has vectors.
+
+    We write a vector column as lists or as Spark's struct, a file at a time (see
+    :mod:`hvd_cluster.data.writing.part_file`).
+    """
+    for index, field in enumerate(schema):
+        if list_depth(field.type) == 1:
+            theirs = [other.field(field.name).type for other in others if field.name in other.names]
+            vector = next(filter(is_vector, theirs), None)
+            if vector is not None:
+                schema = schema.set(index, field.with_type(vector))
+    return schema
+
+
+def _is_alike(column: Column, other: Column) -> bool:
+    """Whether two files' columns become the same tensors."""
+    if column.kind is Kind.VECTOR and other.kind is Kind.LIST:  # lists are how dense ones are written
+        return len(other.shape) == 1 and other.dtype in {"float32", "float64"}
+    # Units of time are converted, but days and moments are not each other.
+    return (column.kind, column.dtype, column.unit == "D") == (other.kind, other.dtype, other.unit == "D")
 
 
 def _type_of(schema: Any, name: str) -> str:

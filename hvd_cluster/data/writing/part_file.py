@@ -149,7 +149,8 @@ def _stored(array: pa.Array, column: Column, arrow_type: Any) -> pa.Array:
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if types.is_struct(arrow_type):
-        return array
+        # Another file than the one that the column began with may hold its vectors as lists.
+        return array if types.is_struct(array.type) else vectors.from_matrix(to_numpy(array, column))
     if types.is_fixed_size_list(arrow_type):
         flat = pyarrow.array(np.ascontiguousarray(to_numpy(array, column)).reshape(-1))
         return pyarrow.FixedSizeListArray.from_arrays(flat, type=arrow_type)
