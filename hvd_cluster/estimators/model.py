@@ -175,6 +175,7 @@ class FittedModel(Stage, Model):
                 self._value("output_kinds"),
                 on_spark,
             ),
+            feature_units=tuple(metadata.get("feature_units") or ()),
             spark_vectors=on_spark,
             batch_size=self._value("batch_size"),
         )

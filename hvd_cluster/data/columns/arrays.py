@@ -166,14 +166,16 @@ def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
 def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]:
     """Moments, dates and lengths of time as counts of the column's unit; finer digits are cut off."""
     pyarrow = load_pyarrow()
-    if types.is_date(array.type):
-        array = array.cast(pyarrow.date32())
-    elif array.type.unit != column.unit:
-        finer = _UNITS.index(column.unit) > _UNITS.index(array.type.unit)
-        try:
+    try:
+        if column.unit == "D":
+            array = array.cast(pyarrow.date32(), safe=False)
+        elif types.is_date(array.type):
+            array = array.cast(pyarrow.timestamp(column.unit))
+        elif array.type.unit != column.unit:
+            finer = _UNITS.index(column.unit) > _UNITS.index(array.type.unit)
             array = array.cast(_in_unit(types, array.type, column.unit), safe=finer)
-        except ValueError as error:
-            raise DataError(f"column {column.name!r} holds times that do not fit {column.unit!r}: {error}") from error
+    except (ValueError, NotImplementedError) as error:
+        raise DataError(f"column {column.name!r} holds times that do not fit {column.unit!r}: {error}") from error
     counts = array.view(pyarrow.int32() if array.type.bit_width == 32 else pyarrow.int64())
     return view(counts).astype(np.int64, copy=False)
 

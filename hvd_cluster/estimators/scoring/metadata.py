@@ -23,6 +23,9 @@ class Metadata:
     label_cols: tuple[str, ...]
     #: dtype of each feature at the model's edge, by torch's name.
     feature_dtypes: tuple[str, ...]
+    #: What each feature was counted in: "D", "s", "ms", "us" or "ns"; "" where it holds no times. Models that were
+    #: saved before units were kept have none.
+    feature_units: tuple[str, ...]
     #: Type of each output column: a scalar's numpy name, or "vector".
     output_types: tuple[str, ...]
     #: Shape of one row of each output.
@@ -36,6 +39,7 @@ class Metadata:
             feature_cols=spec.inputs.feature_cols,
             label_cols=spec.inputs.label_cols,
             feature_dtypes=spec.inputs.feature_dtypes,
+            feature_units=tuple(spec.dataset.schema[name].unit for name in spec.inputs.feature_cols),
             output_types=tuple(
                 output_type(column.kind, column.dtype, shape)
                 for column, shape in zip(columns, spec.output_shapes, strict=False)

@@ -8,7 +8,7 @@ import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -16,7 +16,7 @@ import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.reading.batches import to_arrow, to_tensors
-from hvd_cluster.data.schema import infer
+from hvd_cluster.data.schema import Kind, Schema, infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
 from hvd_cluster.estimators.spec import Inputs
@@ -48,6 +48,8 @@ class Scorer:
     framework: Framework
     inputs: Inputs
     columns: tuple[OutputColumn, ...]
+    #: What each feature was counted in when the model was trained, "" for none; () where that is not known.
+    feature_units: tuple[str, ...]
     #: Vectors as Spark ML's struct, else as lists of float32.
     spark_vectors: bool
     #: Rows that go through the model at once.
@@ -85,13 +87,23 @@ class Scorer:
 
     def _outputs(self, model: Any, part: Any) -> Sequence[torch.Tensor]:
         """What the model returns for some rows of the feature columns."""
-        schema = infer(part.schema)
+        schema = self._in_trained_units(infer(part.schema))
         tensors = to_tensors(part, schema)
         try:
             return self.framework.predict(model, self.inputs.features(tensors, _CPU))
         except Exception as error:  # the user's own model, which may raise anything
             text = f"the model failed on the feature columns: {type(error).__name__}: {error}"
             raise DataError(f"{text}\n{shapes_text(self.inputs, tensors, schema)}") from error
+
+    def _in_trained_units(self, schema: Schema) -> Schema:
+        """The schema with times in the units that the model knows: pandas counts in others than Spark."""
+        trained = dict(zip(self.inputs.feature_cols, self.feature_units, strict=False))
+        return Schema(
+            tuple(
+                replace(column, unit=trained.get(column.name) or column.unit) if column.kind is Kind.TIME else column
+                for column in schema
+            )
+        )
 
     def score_rows(self, model: Any, predict_fn: Callable[..., Any], rows: list[Any]) -> list[Any]:
         """The same, one row at a time through a ``predict_fn(model, row)`` of the user's own."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -9,11 +10,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from hvd_cluster.data.schema import Kind
+from hvd_cluster.data.schema import Kind, infer
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import TorchModel
-from hvd_cluster.estimators.scoring.metadata import output_type
+from hvd_cluster.estimators.scoring.metadata import Metadata, output_type
 from hvd_cluster.estimators.scoring.output_columns import VECTOR
+from hvd_cluster.estimators.spec import Inputs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -177,3 +179,43 @@ def test_a_model_on_a_copy_with_other_values():
     other = fitted.copy({fitted.output_cols: ["a", "b"]})
     assert (other.getOutputCols(), fitted.getOutputCols()) == (["a", "b"], ["y__output", "z__output"])
     assert other.getModel() is fitted.getModel()
+
+
+class First(torch.nn.Module):
+    """The first feature as it is."""
+
+    def forward(self, x):
+        return x.reshape(-1, 1)
+
+
+NOON = pd.Timestamp("2024-05-06T12:00:00")
+
+
+@pytest.mark.parametrize(("unit", "count"), [("us", NOON.value // 1000), ("s", NOON.value // 10**9), ("D", 19_849)])
+@pytest.mark.parametrize("given", ["ns", "ms"])
+def test_times_are_counted_in_the_unit_that_the_model_was_trained_on(unit, count, given):
+    table = pa.table({"x": pd.Series([NOON]).astype(f"datetime64[{given}]")})
+    metadata = {"feature_dtypes": ("int64",), "feature_units": (unit,), "output_types": ("int64",)}
+    trained = model(model=First(), label_columns=["y"], _metadata=metadata)
+    assert trained.transform(table)["y__output"].to_pylist() == [count]
+
+
+def test_times_of_a_model_that_was_saved_without_units_are_counted_as_they_come():
+    metadata = {"feature_dtypes": ("int64",), "output_types": ("int64",)}
+    trained = model(model=First(), label_columns=["y"], _metadata=metadata)
+    assert trained.transform(pa.table({"x": pd.Series([NOON])}))["y__output"].to_pylist() == [NOON.value]
+
+
+@pytest.mark.parametrize(("unit", "count"), [("us", 19_849 * 86_400 * 10**6), ("s", 19_849 * 86_400), ("D", 19_849)])
+def test_days_are_counted_in_the_unit_that_the_model_was_trained_on(unit, count):
+    metadata = {"feature_dtypes": ("int64",), "feature_units": (unit,), "output_types": ("int64",)}
+    trained = model(model=First(), label_columns=["y"], _metadata=metadata)
+    days = pa.table({"x": pa.array([19_849], pa.date32())})
+    assert trained.transform(days)["y__output"].to_pylist() == [count]
+
+
+def test_a_model_knows_the_units_of_what_it_was_trained_on():
+    table = pa.table({"when": pa.array([NOON], pa.timestamp("us")), "day": pa.array([1], pa.date32()), "y": [1.0]})
+    inputs = Inputs(feature_cols=("y", "day", "when"), label_cols=("y",), feature_dtypes=("float32",) * 3)
+    spec = SimpleNamespace(inputs=inputs, dataset=SimpleNamespace(schema=infer(table.schema)), output_shapes=((1,),))
+    assert Metadata.of(spec).feature_units == ("", "D", "us")
