@@ -137,7 +137,15 @@ class PetastormDataModule(DataModule):
         return str(self.kwargs.get("reader_pool_type", "thread"))
 
     def _pass(self, reader: ParquetReader, epoch: int) -> Iterator[Any]:
-        return one_pass(reader, epoch, 0, self._pool_type, self.kwargs.get("mp_start_method"))
+        return one_pass(
+            reader,
+            epoch,
+            0,
+            self._pool_type,
+            self.kwargs.get("mp_start_method"),
+            seed=self.kwargs.get("seed", 0),
+            rank=self.cur_shard,
+        )
 
 
 class NVTabularDataModule(DataModule):

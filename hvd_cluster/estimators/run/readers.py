@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 #: ``inmemory_cache_all`` keeps whatever there is.
 _ALL_BYTES = 1 << 62
+_UINT64 = (1 << 64) - 1
 
 
 class Readers(ABC):
@@ -71,6 +73,7 @@ class ParquetReaders(Readers):
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         data = spec.dataset
         self._spec = spec
+        self._rank = rank
         # A process beside this one lives for one pass, and epochs of so many steps end amid a pass.
         goes_on = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
         self._train = self._reader(
@@ -147,7 +150,10 @@ class ParquetReaders(Readers):
         )
 
     def _pass(self, reader: ParquetReader, epoch: int, start: int) -> Iterator[dict[str, Tensor]]:
-        return one_pass(reader, epoch, start, self._spec.reader_pool_type, self._spec.mp_start_method)
+        spec = self._spec
+        return one_pass(
+            reader, epoch, start, spec.reader_pool_type, spec.mp_start_method, seed=spec.seed, rank=self._rank
+        )
 
 
 def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:
@@ -164,9 +170,20 @@ def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[s
 
 
 def one_pass(
-    reader: ParquetReader, epoch: int, start: int, pool_type: str, start_method: str | None
+    reader: ParquetReader,
+    epoch: int,
+    start: int,
+    pool_type: str,
+    start_method: str | None,
+    *,
+    seed: int,
+    rank: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """One pass over the rows from its ``start``-th batch on, in this process or ("process") in one beside it."""
+    """One pass over the rows from its ``start``-th batch on, in this process or ("process") in one beside it.
+
+    The process beside this one draws random numbers of its own in each pass and on each rank; a run that is repeated
+    draws the same.
+    """
     if pool_type != "process":
         return reader.epoch(epoch, start)
     beside = DataLoader(
@@ -174,9 +191,14 @@ def one_pass(
         batch_size=None,
         num_workers=1,
         multiprocessing_context=start_method or "spawn",
-        generator=torch.Generator(),  # it draws a number, which the model would miss in a run that goes on amid a pass
+        # It draws a number, the seed there, which the model would miss in a run that goes on amid a pass.
+        generator=torch.Generator().manual_seed(_pass_seed(seed, epoch, rank, start)),
     )
     return iter(beside)
+
+
+def _pass_seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence([number & _UINT64 for number in numbers]).generate_state(1, np.uint64)[0])
 
 
 class _Pass(IterableDataset[Any]):
