@@ -13,7 +13,8 @@ from pathlib import Path
 _PREFIX = "hvd-"
 #: A folder without its lock yet, which its process makes in no time.
 _NEW_PREFIX = "hvd-new-"
-_LOCK = ".lock"
+#: A name that no other kind of folder has: a ``DiskCache("/tmp/hvd-...")`` holds a lock too, and not all the time.
+_LOCK = ".hvd-scratch"
 _LOCKED_WITHIN_S = 60.0
 
 
@@ -21,8 +22,8 @@ _LOCKED_WITHIN_S = 60.0
 def scratch_folder(kind: str) -> Iterator[str]:
     """A folder for the context, or for as long as this process lives.
 
-    It holds a lock, ``.lock``, and has its name once it has that, so that nobody sweeps it. What processes that were
-    killed have left of any kind is swept before.
+    It holds a lock, ``.hvd-scratch``, and has its name once it has that, so that nobody sweeps it. What processes that
+    were killed have left of any kind is swept before.
 
     Args:
         kind: what the name begins with, after ``hvd-``.

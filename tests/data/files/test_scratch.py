@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from hvd_cluster.data.cache import DiskCache
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.files.store_families import DBFSLocalStore
 from hvd_cluster.data.schema import infer
@@ -86,9 +87,17 @@ def test_every_kind_is_locked_and_sweeps_what_the_killed_have_left(
         (mine,) = scratch.iterdir()
         assert mine != left
         assert mine.stat().st_mode & 0o077 == 0
-        with (mine / ".lock").open() as lock, pytest.raises(BlockingIOError):
+        with (mine / ".hvd-scratch").open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert list(scratch.iterdir()) == []
+
+
+def test_a_users_disk_cache_beside_them_stays(scratch: Path) -> None:
+    DiskCache(scratch / "hvd-cache", 1 << 20).get(("a", 0, ("x",), (), None), lambda: pa.table({"x": [1.0]}))
+    files = sorted((scratch / "hvd-cache").iterdir())
+    assert len(files) == 2
+    with scratch_folder("run"):
+        assert sorted((scratch / "hvd-cache").iterdir()) == files
 
 
 def test_a_filesystem_without_locks_serves_too(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
