@@ -105,10 +105,11 @@ class SparkDatasetConverter:
             MissingExtraError: TensorFlow is not installed.
         """
         from hvd_cluster.data.petastorm.tf_utils import batched_dataset
+        from hvd_cluster.data.tf_dataset import prefetched
 
         with self._reader(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
             dataset = batched_dataset(reader, batch_size or _BATCH_SIZE, shuffling_queue_capacity or 0)
-            yield dataset.prefetch(-1 if prefetch is None else prefetch)
+            yield prefetched(dataset, -1 if prefetch is None else prefetch)
 
     def delete(self) -> None:
         """Delete the files; calling it again does nothing."""

@@ -69,7 +69,7 @@ def to_tf_dataset(
     dataset = _of_generator(batches, signature)
     if map_batch is not None:
         dataset = dataset.map(map_batch)
-    return _prefetched(dataset, prefetch) if prefetch else dataset
+    return prefetched(dataset, prefetch) if prefetch else dataset
 
 
 def of_iterator(items: Callable[[], Iterator[Any]], structure: Callable[..., Any], fields: dict[str, Any]) -> Any:
@@ -109,7 +109,7 @@ def of_batches(items: Callable[[], Iterator[Any]], example: Any, prefetch: int =
     except ImportError as error:
         raise MissingExtraError("tensorflow", "tensorflow", "to make a tf.data.Dataset of a reader") from error
     signature = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), example)
-    return _prefetched(_of_generator(items, signature), prefetch or tf.data.AUTOTUNE)
+    return prefetched(_of_generator(items, signature), prefetch or tf.data.AUTOTUNE)
 
 
 def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:
@@ -118,7 +118,7 @@ def _of_generator(items: Callable[[], Iterator[Any]], signature: Any) -> Any:
     return tf.data.Dataset.from_generator(lambda: _Asked(items()), output_signature=signature)
 
 
-def _prefetched(dataset: Any, num_batches: int) -> Any:
+def prefetched(dataset: Any, num_batches: int) -> Any:
     """Batches taken in advance; -1 lets this step choose how many, by how often it had none.
 
     TensorFlow's autotuning of whole pipelines is off for that. It has a thread that may not hear of the end, and sleeps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -47,6 +48,7 @@ def make_petastorm_dataset(reader: Reader) -> Any:
 def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> Any:
     """The rows of a reader in batches, drawn from ``shuffling_queue_capacity`` rows where that is not 0."""
     fields = {name: described(field, batched=True) for name, field in reader.schema.fields.items()}
+    passes = itertools.count()
 
     def chunks() -> Iterator[Chunk]:
         while True:
@@ -59,7 +61,7 @@ def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: i
     def items() -> Iterator[Any]:
         if reader.last_row_consumed:
             reader.reset()
-        random = np.random.default_rng(reader.seed)
+        random = np.random.default_rng([reader.seed, next(passes)])  # as the loaders of torch
         for batch in batches(chunks(), batch_size, shuffling_queue_capacity, random):
             yield reader.schema.row_type(*(converted(name, batch.columns[name]) for name in fields))
 

@@ -97,4 +97,22 @@ assert [len(batch.id) for batch in batches] == [4, 4, 2]
 assert sorted(int(i) for batch in batches for i in batch.id) == list(range(10))
 with converter.make_tf_dataset(batch_size=4, shuffling_queue_capacity=6, schema_fields=["id"]) as dataset:
     assert sum(len(batch.id) for batch in dataset.take(20)) >= 60
+    assert dataset.options().autotune.enabled is False  # whose thread may hold up the end of an iteration
+""")
+
+
+@with_tensorflow
+def test_each_pass_over_a_converters_batches_draws_them_in_an_order_of_its_own() -> None:
+    run("""
+import sys
+from hvd_cluster.data.converter import make_spark_converter
+converter = make_spark_converter(sys.argv[1] + "/plain")
+options = {"num_epochs": 1, "shuffling_queue_capacity": 10, "schema_fields": ["id"], "shuffle_row_groups": False}
+def passes():
+    with converter.make_tf_dataset(batch_size=4, seed=3, **options) as dataset:
+        return [tuple(int(i) for batch in dataset for i in batch.id) for _ in range(3)]
+first = passes()
+assert all(sorted(ids) == list(range(10)) for ids in first)
+assert len(set(first)) == 3, first
+assert passes() == first
 """)
