@@ -17,6 +17,7 @@ from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import validation as validation_rule
+from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.frames import column_names
 
@@ -138,7 +139,7 @@ def check_validation(validation: Any, df: Any = None) -> None:
     """
     checked = validation_rule.check(validation)
     if isinstance(checked, str) and df is not None and checked not in column_names(df):
-        raise ValueError(f"validation column {checked!r} does not exist in the DataFrame")
+        raise DataError(f"validation column {checked!r} does not exist in the DataFrame")
 
 
 def check_shape_compatibility(

@@ -127,7 +127,7 @@ class FitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec(FitSpec):
-    """A PyTorch run, complete: :func:`hvd_cluster.estimators.train.train` needs nothing else."""
+    """A PyTorch run, complete: :func:`hvd_cluster.estimators.torch.train.train` needs nothing else."""
 
     model: torch.nn.Module
     optimizer: OptimizerState

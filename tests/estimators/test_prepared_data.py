@@ -85,7 +85,7 @@ def test_small_helpers(frame):
     with pytest.raises(ValueError, match="2 entries was given where 3 are needed"):
         util.to_list([1, 2], 3)
     util.check_validation("v", frame)
-    with pytest.raises(ValueError, match="'nothing' does not exist"):
+    with pytest.raises(DataError, match="'nothing' does not exist"):
         util.check_validation("nothing", frame)
     with pytest.raises(DataError, match="must be >= 0"):
         util.check_validation(1.5)

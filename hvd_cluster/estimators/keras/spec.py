@@ -12,7 +12,7 @@ from hvd_cluster.estimators.spec import FitSpec
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSpec(FitSpec):
-    """A Keras run, complete: :func:`hvd_cluster.estimators.keras_train.train` needs nothing else."""
+    """A Keras run, complete: :func:`hvd_cluster.estimators.keras.train.train` needs nothing else."""
 
     #: The compiled model.
     model: KerasParcel

@@ -15,7 +15,7 @@ from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 @dataclass(frozen=True, kw_only=True)
 class LightningSpec(FitSpec):
-    """A Lightning run, complete: :func:`hvd_cluster.estimators.lightning_train.train` needs nothing else."""
+    """A Lightning run, complete: :func:`hvd_cluster.estimators.lightning.train.train` needs nothing else."""
 
     #: A LightningModule; or any module, and then ``optimizer`` and ``objective`` say how it is trained.
     model: torch.nn.Module
