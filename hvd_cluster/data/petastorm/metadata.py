@@ -13,6 +13,7 @@ from hvd_cluster.data.petastorm import schema_pickle
 from hvd_cluster.data.petastorm.errors import PetastormMetadataError, PetastormMetadataGenerationError
 from hvd_cluster.data.petastorm.location import Location, Url, locate
 from hvd_cluster.data.petastorm.unischema import Unischema
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, footer_of
 from hvd_cluster.errors import DataError
 
 FILE = "_common_metadata"
@@ -22,7 +23,6 @@ SCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 #: JSON: path of a file below the folder -> its number of row groups.
 ROW_GROUPS_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
-_FOOTER_THREADS = 8
 
 
 def read(location: Location) -> dict[bytes, bytes]:
@@ -95,12 +95,12 @@ def generate(location: Location, schema: Unischema) -> None:
     Raises:
         PetastormMetadataGenerationError: there is no Parquet, or its columns are not those of the schema.
     """
-    from hvd_cluster.data.petastorm.pieces import footer_of, parquet_files
+    from hvd_cluster.data.petastorm.pieces import parquet_files
 
     try:
         files = parquet_files(location)
-        with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            footers = list(pool.map(lambda file: footer_of(location, file[0]), files))
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            footers = list(pool.map(lambda file: footer_of(location.filesystem, file[0]), files))
     except DataError as error:
         raise PetastormMetadataGenerationError(str(error)) from error
     arrow_schema = footers[0].schema.to_arrow_schema()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +10,13 @@ from urllib.parse import unquote
 
 from hvd_cluster.data.cache import source_of
 from hvd_cluster.data.files.retry import retried
-from hvd_cluster.data.filters import RowFilter, Statistics
+from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.petastorm.location import Location
 from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.hive import Partition
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, among, footer_of, leaves_of, statistics_of
 from hvd_cluster.errors import DataError
-
-#: Footers are small, and far away on object stores.
-_FOOTER_THREADS = 8
-_SUFFIXES = (".parquet", ".parq", ".pq")
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ class PieceTable:
         self._location = location
         self._sources: dict[str, str] = {}
         files = parquet_files(location)
-        with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-            footers = list(pool.map(lambda file: footer_of(location, file[0]), files))
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            footers = list(pool.map(lambda file: footer_of(location.filesystem, file[0]), files))
         self._footers = {path: footer for (path, _), footer in zip(files, footers, strict=True)}
         partitions = [
             tuple((name, _text(below, name) if name in texts else value) for name, value in partition)
@@ -107,7 +104,7 @@ class PieceTable:
         found: list[Piece] = []
         number = 0
         for path, footer in self._footers.items():
-            leaves = _leaves(footer, set(columns))
+            leaves = [leaf for indices in leaves_of(footer, columns).values() for leaf in indices]
             for index in range(footer.num_row_groups):
                 group = footer.row_group(index)
                 if group.num_rows:
@@ -130,25 +127,14 @@ class PieceTable:
         if row_filter is None:
             return list(pieces)
         self._require(row_filter.names)
-        return [piece for piece in pieces if row_filter.verdict(self._statistics(piece, row_filter.names)) is not False]
-
-    def _statistics(self, piece: Piece, names: Sequence[str]) -> Callable[[str], Statistics]:
-        footer, folders = self._footers[piece.path], dict(piece.partition)
-        group = footer.row_group(piece.row_group)
-        places = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
-
-        def of(name: str) -> Statistics:
-            if name in folders:
-                constant_nulls = piece.rows if folders[name] is None else 0
-                return Statistics(rows=piece.rows, nulls=constant_nulls, low=folders[name], high=folders[name])
-            found = group.column(places[name]).statistics if name in places else None
-            if found is None:
-                return Statistics(rows=piece.rows)
-            low, high = (found.min, found.max) if found.has_min_max else (None, None)
-            nulls = found.null_count if found.has_null_count else None
-            return Statistics(rows=piece.rows, nulls=nulls, low=low, high=high)
-
-        return of
+        return [
+            piece
+            for piece in pieces
+            if row_filter.verdict(
+                statistics_of(self._footers[piece.path], piece.row_group, piece.partition, row_filter.names)
+            )
+            is not False
+        ]
 
     def _require(self, names: Sequence[str]) -> None:
         missing = [name for name in names if name not in self.arrow_schema.names]
@@ -200,21 +186,6 @@ class PieceTable:
         return table
 
 
-def footer_of(location: Location, path: str) -> Any:
-    """The footer of a Parquet file.
-
-    Raises:
-        DataError: it cannot be read, or is none.
-    """
-    parquet, filesystem = load_pyarrow("pyarrow.parquet"), location.filesystem
-    try:
-        return retried(
-            lambda: parquet.read_metadata(path, filesystem=filesystem), filesystem, f"reading the footer of {path}"
-        )
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a whole Parquet file: {error}") from error
-
-
 def parquet_files(location: Location) -> list[tuple[str, str]]:
     """The Parquet files, sorted: path inside the filesystem, and path below the folder (its name, for a list of files).
 
@@ -240,11 +211,7 @@ def parquet_files_if_any(location: Location) -> list[tuple[str, str]]:
             found.append((path, _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]))
             continue
         selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-        for entry in location.look(selector):
-            below = entry.path[len(path) :].strip("/")
-            hidden = any(part[0] in "_." and "=" not in part for part in below.split("/"))
-            if entry.type == fs.FileType.File and entry.path.endswith(_SUFFIXES) and not hidden:
-                found.append((entry.path, below))
+        found += among(location.look(selector), path)
     return sorted(found)
 
 
@@ -260,19 +227,6 @@ def _below(path: str) -> str:
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts[:-1]) if "=" in part), len(parts) - 1)
     return "/".join(parts[first:])
-
-
-def _leaves(footer: Any, names: set[str]) -> list[int]:
-    """Indices of the Parquet columns that the named columns are made of."""
-    leaves = []
-    for index in range(footer.num_columns):
-        path = footer.schema.column(index).path
-        # A column's name may hold dots itself.
-        while path and path not in names:
-            path = path.rpartition(".")[0]
-        if path:
-            leaves.append(index)
-    return leaves
 
 
 def _with_folders(table: Any, partition: Partition, types: Mapping[str, Any], wanted: Sequence[str], rows: int) -> Any:

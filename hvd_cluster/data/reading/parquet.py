@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 from hvd_cluster.data.columns.arrays import list_depth
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.files.retry import retried
-from hvd_cluster.data.filters import RowFilter, Statistics
+from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.decoded_size import row_group_bytes
 from hvd_cluster.data.reading.footers import memory_bytes
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, among, footer_of, leaves_of, statistics_of
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, is_vector, missing_columns_text
@@ -28,10 +29,6 @@ from hvd_cluster.errors import DataError
 INCOMPLETE = "_INCOMPLETE"
 #: A file of this name says that the data is complete.
 SUCCESS = "_SUCCESS"
-_SUFFIXES = (".parquet", ".parq", ".pq")
-#: Footers, and columns that a filter looks at, are read by this many threads: they are small, and far away on object
-#: stores.
-_NUM_THREADS = 8
 #: Rows that are looked at for the lengths of lists.
 _SAMPLE_ROWS = 64
 
@@ -68,8 +65,8 @@ class ParquetFolder:
             for file, below in _files(filesystem, path)
         ]
         self.paths = [path for path, _ in files]
-        with ThreadPoolExecutor(_NUM_THREADS) as pool:
-            footers = list(pool.map(self._footer, self.paths))
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            footers = list(pool.map(lambda path: footer_of(filesystem, path), self.paths))
         self._footers = dict(zip(self.paths, footers, strict=True))
         partitions = hive.partitions([below for _, below in files])
         stored, *others = [footer.schema.to_arrow_schema() for footer in footers]
@@ -123,7 +120,7 @@ class ParquetFolder:
         census = Census()
         for number, group in enumerate(self.row_groups):
             footer = self._footers[group.path].row_group(group.index)
-            leaves, constants = self._leaves(group.path, self.schema.names), dict(group.partition)
+            leaves, constants = leaves_of(self._footers[group.path], self.schema.names), dict(group.partition)
             doubtful = [
                 column
                 for column in self.schema
@@ -169,68 +166,28 @@ class ParquetFolder:
             raise DataError(missing_columns_text(missing, self.arrow_schema.names))
 
         def matching(group: RowGroup) -> int:
-            verdict = row_filter.verdict(self._statistics(group, row_filter.names))
+            footer = self._footers[group.path]
+            told = statistics_of(footer, group.index, group.partition, row_filter.names)
+            verdict = row_filter.verdict(told)
             if verdict is None:
                 table = self.read(group, row_filter.names)
                 return int(load_pyarrow("pyarrow.compute").sum(row_filter.mask(table)).as_py() or 0)
             return group.rows if verdict else 0
 
-        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
             counts = list(pool.map(matching, self.row_groups))
         names = list(dict.fromkeys([*self.schema.names, *row_filter.names]))
         found = []
         for group, count in zip(self.row_groups, counts, strict=True):
             if count:
-                leaves = [leaf for indices in self._leaves(group.path, names).values() for leaf in indices]
+                leaves = [leaf for indices in leaves_of(self._footers[group.path], names).values() for leaf in indices]
                 size = row_group_bytes(self._footers[group.path], group.index, leaves) * count // group.rows
                 found.append(dataclasses.replace(group, rows=count, size_bytes=size, whole_rows=group.rows))
         return tuple(found)
 
-    def _footer(self, path: str) -> Any:
-        parquet = load_pyarrow("pyarrow.parquet")
-
-        def read() -> Any:
-            with self._filesystem.open_input_file(path) as stream:
-                return parquet.read_metadata(stream)
-
-        try:
-            return retried(read, self._filesystem, f"reading the footer of {path}")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} is not a whole Parquet file: {error}") from error
-
-    def _leaves(self, path: str, names: Sequence[str]) -> dict[str, list[int]]:
-        """For each named column the indices of the Parquet columns (leaves) that it is made of."""
-        footer = self._footers[path]
-        leaves: dict[str, list[int]] = {name: [] for name in names}
-        for index in range(footer.num_columns):
-            leaf = footer.schema.column(index).path
-            # A column's name may hold dots itself.
-            while leaf and leaf not in leaves:
-                leaf = leaf.rpartition(".")[0]
-            if leaf:
-                leaves[leaf].append(index)
-        return leaves
-
-    def _statistics(self, group: RowGroup, names: Sequence[str]) -> Callable[[str], Statistics]:
-        footer, leaves = self._footers[group.path].row_group(group.index), self._leaves(group.path, names)
-        constants = dict(group.partition)
-
-        def of(name: str) -> Statistics:
-            if name in constants:
-                value = constants[name]
-                return Statistics(rows=group.rows, nulls=group.rows if value is None else 0, low=value, high=value)
-            found = footer.column(leaves[name][0]).statistics if len(leaves[name]) == 1 else None
-            if found is None or footer.column(leaves[name][0]).path_in_schema != name:
-                return Statistics(rows=group.rows)
-            low, high = (found.min, found.max) if found.has_min_max else (None, None)
-            nulls = found.null_count if found.has_null_count else None
-            return Statistics(rows=group.rows, nulls=nulls, low=low, high=high)
-
-        return of
-
     def _row_groups(self) -> Iterator[RowGroup]:
         for path, footer in self._footers.items():
-            leaves = [leaf for indices in self._leaves(path, self.schema.names).values() for leaf in indices]
+            leaves = [leaf for indices in leaves_of(footer, self.schema.names).values() for leaf in indices]
             for index in range(footer.num_row_groups):
                 rows = footer.row_group(index).num_rows
                 if rows:
@@ -278,17 +235,12 @@ def _files(filesystem: Any, path: str) -> list[tuple[str, str]]:
         return [(path, "")]
     selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
     found = retried(lambda: filesystem.get_file_info(selector), filesystem, f"listing {path}")
-    listed = sorted((info.path, info.type == fs.FileType.File) for info in found)
-    if not listed:
+    if not found:
         raise DataError(f"there is no Parquet at {path!r}: no such file, or an empty folder")
-    below = [file[len(path) :].strip("/") for file, _ in listed]
+    below = [info.path[len(path) :].strip("/") for info in found]
     if any(name.split("/")[0].split(".")[0] in {"_temporary", INCOMPLETE} for name in below):
         raise DataError(f"the data in {path!r} is still being written, or its writer died: write it again")
-    files = [
-        (file, name)
-        for (file, is_file), name in zip(listed, below, strict=True)
-        if is_file and name.endswith(_SUFFIXES) and not any(part[0] in "_." for part in name.split("/"))
-    ]
+    files = among(found, path)
     if not files:
         raise DataError(f"there is no Parquet in {path!r}: no file there ends in .parquet")
     return files

@@ -46,6 +46,14 @@ def test_a_column_of_the_folders_is_read_like_any_other(folder: Path) -> None:
     assert sorted(batch["id"].tolist()) == list(range(120))
 
 
+def test_a_column_of_the_folders_whose_name_begins_with_an_underscore_hides_no_file(tmp_path: Path) -> None:
+    for name in ("_year=2024", "_hidden", ".cache"):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"id": [len(name)]}), tmp_path / name / "a.parquet")
+    (batch,) = ParquetReader(tmp_path, ["id", "_year"], batch_size=1)
+    assert (batch["id"].tolist(), batch["_year"].tolist()) == ([10], [2024])
+
+
 def test_a_filter_on_the_folders_opens_no_other_file(folder: Path) -> None:
     for file in (folder / "year=2021").rglob("*.parquet"):
         # The footer stays whole: only the rows cannot be read any more.
