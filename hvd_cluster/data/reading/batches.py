@@ -5,7 +5,6 @@ The reader and the models' ``transform`` both go through here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrays import is_list, to_numpy
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import Column, Kind, Schema, infer, is_vector
+from hvd_cluster.data.schema import Column, Schema, infer, is_vector
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -109,26 +108,6 @@ def to_arrow(tensor: torch.Tensor, arrow_type: Any) -> pa.Array:
     if n and matrix.shape[1] != 1:
         raise DataError(f"the rows have {matrix.shape[1]} elements each, which do not fit the scalar type {arrow_type}")
     return _scalars(matrix.reshape(-1), arrow_type)
-
-
-def tensors_to_arrow(tensors: Mapping[str, torch.Tensor], arrow_types: Mapping[str, Any]) -> pa.RecordBatch:
-    """Several tensors of n rows as one record batch, in the order of ``arrow_types``."""
-    pyarrow = load_pyarrow()
-    arrays = [to_arrow(tensors[name], arrow_type) for name, arrow_type in arrow_types.items()]
-    return pyarrow.RecordBatch.from_arrays(arrays, names=list(arrow_types))
-
-
-def arrow_type_of(column: Column) -> Any:
-    """The Arrow type that holds a column as Spark takes it: lists of any shape flat, vectors as Spark's struct."""
-    pyarrow = load_pyarrow()
-    if column.kind is Kind.VECTOR:
-        return vectors.vector_type()
-    if column.kind is Kind.STRING:
-        return pyarrow.string()
-    if column.kind is Kind.BINARY:
-        return pyarrow.binary()
-    element = pyarrow.from_numpy_dtype(np.dtype(column.dtype))
-    return pyarrow.list_(element) if column.kind is Kind.LIST else element
 
 
 def _scalars(values: Any, arrow_type: Any) -> pa.Array:

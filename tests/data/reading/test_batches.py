@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hvd_cluster.data.columns.vectors import from_matrix, vector_type
-from hvd_cluster.data.reading.batches import arrow_type_of, tensors_to_arrow, to_arrow, to_tensor, to_tensors
-from hvd_cluster.data.schema import Column, Kind, infer
+from hvd_cluster.data.reading.batches import to_arrow, to_tensor, to_tensors
+from hvd_cluster.data.schema import infer
 from hvd_cluster.errors import DataError
 
 DENSE = {"type": 1, "size": None, "indices": None}
@@ -192,25 +192,3 @@ def test_nan_is_null_where_the_type_is_an_integer() -> None:
 def test_what_does_not_fit_is_refused(tensor: torch.Tensor, arrow_type: pa.DataType, message: str) -> None:
     with pytest.raises(DataError, match=message):
         to_arrow(tensor, arrow_type)
-
-
-def test_several_tensors_make_a_batch_in_the_wished_order() -> None:
-    batch = tensors_to_arrow(
-        {"b": torch.ones(2), "a": torch.zeros(2, 2)}, {"a": pa.list_(pa.float32()), "b": pa.int8()}
-    )
-    assert batch.to_pydict() == {"a": [[0.0, 0.0]] * 2, "b": [1, 1]}
-
-
-@pytest.mark.parametrize(
-    ("column", "arrow_type"),
-    [
-        (Column("c", Kind.NUMERIC, "float32"), pa.float32()),
-        (Column("c", Kind.BOOL, "bool"), pa.bool_()),
-        (Column("c", Kind.LIST, "int64", (2, 3)), pa.list_(pa.int64())),
-        (Column("c", Kind.VECTOR, "float64", (3,)), vector_type()),
-        (Column("c", Kind.STRING, "str"), pa.string()),
-        (Column("c", Kind.BINARY, "bytes"), pa.binary()),
-    ],
-)
-def test_each_column_has_an_arrow_type_that_spark_takes(column: Column, arrow_type: pa.DataType) -> None:
-    assert arrow_type_of(column) == arrow_type
