@@ -124,16 +124,19 @@ def materialize(
         raise DataError("no columns were asked for: name the feature and label columns")
     if isinstance(validation, str) and validation in columns:
         raise DataError(f"the validation column {validation!r} cannot be a feature, label or weight too")
-    writer = _Materializer(
-        Store.create(store), list(dict.fromkeys(columns)), validation, num_proc, partitions_per_process, seed
+    options = _Options(
+        columns=tuple(dict.fromkeys(columns)),
+        validation=validation,
+        num_proc=num_proc,
+        num_groups=num_proc * partitions_per_process,
+        seed=seed,
+        allow_ragged=allow_ragged,
+        float32=float32,
+        own_folders=own_folders,
+        in_place=in_place,
+        progress=progress,
     )
-    writer.allow_ragged = allow_ragged
-    writer.float32 = float32
-    writer.reuse = reuse and dataset_id is None
-    writer.own_folders = own_folders
-    writer.in_place = in_place
-    writer.progress = progress
-    writer.dataset_id = dataset_id or uuid.uuid4().hex
+    writer = _Materializer(Store.create(store), options, dataset_id, reuse=reuse)
     package = type(data).__module__.split(".")[0]
     if isinstance(data, str) or hasattr(data, "__fspath__"):
         return writer.from_parquet(normalize(data))
@@ -142,7 +145,7 @@ def materialize(
     if package == "pyspark":
         return writer.from_spark(data)
     if package == "pandas":
-        return writer.from_table(to_table(data, writer.read_columns))
+        return writer.from_table(to_table(data, options.read_columns))
     if isinstance(data, load_pyarrow().Table):
         return writer.from_table(data)
     raise DataError(
@@ -151,44 +154,57 @@ def materialize(
     )
 
 
-class _Materializer:
-    """One call of `materialize`: its arguments, and a method for each kind of data."""
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What one call of `materialize` asks for, whatever the data is."""
 
-    allow_ragged = False
-    float32 = False
-    reuse = False
-    own_folders = False
-    in_place = True
-    progress: Progress | None = None
-    dataset_id = ""
-
-    def __init__(
-        self,
-        store: Store,
-        columns: list[str],
-        validation: float | str | None,
-        num_proc: int,
-        partitions_per_process: int,
-        seed: int,
-    ) -> None:
-        self.store = store
-        self.columns = columns
-        self.validation = validation
-        self.num_proc = num_proc
-        self.num_groups = num_proc * partitions_per_process
-        self.seed = seed
+    #: The columns that are needed, each once.
+    columns: tuple[str, ...]
+    validation: float | str | None
+    num_proc: int
+    #: Row groups over all ranks.
+    num_groups: int
+    seed: int
+    allow_ragged: bool
+    float32: bool
+    own_folders: bool
+    in_place: bool
+    progress: Progress | None
 
     @property
     def read_columns(self) -> list[str]:
         """The columns to take from the data: those that are needed, and the validation column."""
-        return [*self.columns, self.validation] if isinstance(self.validation, str) else self.columns
+        return [*self.columns, self.validation] if isinstance(self.validation, str) else list(self.columns)
+
+    @property
+    def of_address(self) -> dict[str, Any]:
+        """What decides, besides the data, what is written."""
+        names = ("validation", "num_proc", "num_groups", "seed", "allow_ragged", "float32")
+        return {"columns": list(self.columns), **{name: getattr(self, name) for name in names}}
+
+
+class _Materializer:
+    """One call of `materialize`, with a method for each kind of data.
+
+    Args:
+        store: where to write.
+        options: what is asked for.
+        dataset_id: name of the folders; None for a new one.
+        reuse: name them by what the data holds, where no name is given.
+    """
+
+    def __init__(self, store: Store, options: _Options, dataset_id: str | None, *, reuse: bool) -> None:
+        self.store = store
+        self.options = options
+        self.dataset_id = dataset_id or uuid.uuid4().hex
+        self.reuse = reuse and dataset_id is None
 
     def from_spark(self, frame: Any) -> Dataset:
         """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
         schema = self._schema_and_validation_column(frame.schema)
-        selected = frame.select(*map(quoted, self.read_columns))
+        selected = frame.select(*map(quoted, self.options.read_columns))
         if self.reuse:
-            written = self._named(PLANS.address(selected, self.store, self._options))
+            written = self._named(PLANS.address(selected, self.store, self.options.of_address))
             if written is not None:
                 return written
 
@@ -202,8 +218,8 @@ class _Materializer:
 
         with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
             # coalesce only merges neighbours: no shuffle, and the order of the rows stays.
-            parts = selected.coalesce(self.num_groups)
-            with FinishedParts(plan, self.progress):
+            parts = selected.coalesce(self.options.num_groups)
+            with FinishedParts(plan, self.options.progress):
                 reports = map_batches(parts, write, "report string")
                 collected = spark_jobs.run(frame.sparkSession, reports.collect, "writing rows to train on")
             return self._reported(plan, [json.loads(row["report"]) for row in collected], folders)
@@ -211,7 +227,7 @@ class _Materializer:
     def from_parts(self, parts: RemoteParts) -> Dataset:
         """The parts are written where they lie."""
         with self._folders(self._arrow_schema(parts.schema), MAX_GROUP_ROWS) as (plan, folders):
-            with FinishedParts(plan, self.progress):
+            with FinishedParts(plan, self.options.progress):
                 answers = parts.each(functools.partial(_report, plan))
             return self._reported(plan, answers, folders)
 
@@ -225,12 +241,12 @@ class _Materializer:
         if not table.num_rows:
             raise DataError(NO_ROWS_TEXT)
         schema = self._arrow_schema(table.schema)
-        table = table.select(self.read_columns)
+        table = table.select(self.options.read_columns)
         if self.reuse:
-            written = self._named(content_address.of_table(table, self._options))
+            written = self._named(content_address.of_table(table, self.options.of_address))
             if written is not None:
                 return written
-        group_rows = max(_MIN_GROUP_ROWS, -(-table.num_rows // self.num_groups))
+        group_rows = max(_MIN_GROUP_ROWS, -(-table.num_rows // self.options.num_groups))
         with self._folders(schema, group_rows) as (plan, folders):
             batches = table.to_batches(max_chunksize=MAX_GROUP_ROWS)
             return self._dataset(plan, [self._written(plan, batches, table.num_rows)], folders)
@@ -239,40 +255,34 @@ class _Materializer:
         """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
-        folder = parquet.ParquetFolder(store.fs, [store.get_localized_path(path)], self.columns)
+        folder = parquet.ParquetFolder(store.fs, [store.get_localized_path(path)], self.options.columns)
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
-        mixed = self.own_folders and (self.validation is not None or store.is_file(path))
-        if isinstance(self.validation, str) or mixed or not self.in_place:
+        mixed = self.options.own_folders and (self.options.validation is not None or store.is_file(path))
+        if isinstance(self.options.validation, str) or mixed or not self.options.in_place:
             return self._copied(folder, store)
         seen = folder.census()
-        census.require(seen.problems(allow_ragged=self.allow_ragged))
+        census.require(seen.problems(allow_ragged=self.options.allow_ragged))
         train: Sequence[RowGroup] = folder.row_groups
         held_out: Sequence[RowGroup] = []
-        if self.validation is not None:
-            train, held_out = parquet.held_out(folder.row_groups, self.validation, self.seed)
+        if self.options.validation is not None:
+            train, held_out = parquet.held_out(folder.row_groups, self.options.validation, self.options.seed)
         schema = self._narrowed(seen.complete(folder.schema))
         return self._checked(Dataset(store, schema, self._split(train), self._split(held_out)))
 
     def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
         schema = self._arrow_schema(folder.arrow_schema)
         if self.reuse:
-            written = self._named(content_address.of_files(source, folder.paths, self._options))
+            written = self._named(content_address.of_files(source, folder.paths, self.options.of_address))
             if written is not None:
                 return written
         batches = (
             batch
             for group in folder.row_groups
-            for batch in folder.read(group, self.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
+            for batch in folder.read(group, self.options.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
         )
         with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
             return self._dataset(plan, [self._written(plan, batches, folder.rows)], folders)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """What decides, besides the data, what is written."""
-        names = ("columns", "validation", "num_proc", "num_groups", "seed", "allow_ragged", "float32")
-        return {name: getattr(self, name) for name in names}
 
     def _named(self, address: str) -> Dataset | None:
         """Take the address for the name of the folders; the data set that is there already, if it is whole."""
@@ -302,28 +312,28 @@ class _Materializer:
 
     def _written(self, plan: PartPlan, batches: Any, rows: int) -> PartReport:
         try:
-            return write_part(plan, 0, counted(batches, self.progress, rows))
+            return write_part(plan, 0, counted(batches, self.options.progress, rows))
         except OSError as error:
             raise DataError(unwritable_text(plan.train_folder, error)) from error
 
     def _schema_and_validation_column(self, spark_schema: Any) -> Schema:
-        schema = schema_spark.infer(spark_schema, self.read_columns)
-        if isinstance(self.validation, str):
-            kind = schema[self.validation].kind
+        schema = schema_spark.infer(spark_schema, self.options.read_columns)
+        if isinstance(self.options.validation, str):
+            kind = schema[self.options.validation].kind
             if kind not in {Kind.NUMERIC, Kind.BOOL}:
                 raise DataError(
-                    f"the validation column {self.validation!r} holds {kind.value}: it must be bool, or numeric with "
-                    "> 0 for validation"
+                    f"the validation column {self.options.validation!r} holds {kind.value}: it must be bool, or "
+                    "numeric with > 0 for validation"
                 )
-        return schema.select(self.columns)
+        return schema.select(self.options.columns)
 
     def _arrow_schema(self, arrow_schema: pa.Schema) -> Schema:
-        missing = [name for name in self.read_columns if name not in arrow_schema.names]
+        missing = [name for name in self.options.read_columns if name not in arrow_schema.names]
         if missing:
             raise DataError(missing_columns_text(missing, arrow_schema.names))
-        if isinstance(self.validation, str):
-            validation_rule.check_column(self.validation, arrow_schema.field(self.validation).type)
-        return infer(arrow_schema, self.columns)
+        if isinstance(self.options.validation, str):
+            validation_rule.check_column(self.options.validation, arrow_schema.field(self.options.validation).type)
+        return infer(arrow_schema, self.options.columns)
 
     def _plan(self, schema: Schema, group_rows: int) -> PartPlan:
         return PartPlan(
@@ -331,10 +341,10 @@ class _Materializer:
             schema=self._narrowed(schema),
             train_folder=self.store.get_localized_path(self.store.get_train_data_path(self.dataset_id)),
             validation_folder=self.store.get_localized_path(self.store.get_val_data_path(self.dataset_id)),
-            validation=self.validation,
-            seed=self.seed,
+            validation=self.options.validation,
+            seed=self.options.seed,
             group_rows=min(MAX_GROUP_ROWS, group_rows),
-            allow_ragged=self.allow_ragged,
+            allow_ragged=self.options.allow_ragged,
             makes_folders=False,
         )
 
@@ -345,7 +355,7 @@ class _Materializer:
             seen.merge(report.census)
         if not any(report.rows for report in reports):
             raise DataError(NO_ROWS_TEXT)
-        census.require(seen.problems(allow_ragged=self.allow_ragged))
+        census.require(seen.problems(allow_ragged=self.options.allow_ragged))
         train = self._split([group for report in reports for group in report.train])
         held_out = self._split([group for report in reports for group in report.validation])
         own = () if self.reuse else plan.folders
@@ -353,27 +363,29 @@ class _Materializer:
         if self.reuse:
             manifest.save(dataset, plan.train_folder)
         folders.complete({group.path for group in (*train.row_groups, *held_out.row_groups)})
-        if self.progress is not None:
-            self.progress(train.rows + held_out.rows, train.rows + held_out.rows)
+        if self.options.progress is not None:
+            self.options.progress(train.rows + held_out.rows, train.rows + held_out.rows)
         return dataset
 
     def _narrowed(self, schema: Schema) -> Schema:
-        if not self.float32:
+        if not self.options.float32:
             return schema
         return Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in schema))
 
     def _split(self, row_groups: Sequence[RowGroup]) -> Split:
-        return Split(tuple(row_groups), sum(group.rows for group in row_groups), lanes=self.num_proc)
+        return Split(tuple(row_groups), sum(group.rows for group in row_groups), lanes=self.options.num_proc)
 
     def _checked(self, dataset: Dataset) -> Dataset:
         """The data set without a validation part where none was asked for; both parts must have rows."""
         rows = dataset.train.rows + (dataset.validation.rows if dataset.validation else 0)
         if not dataset.train.rows:
-            raise DataError(f"no row of {rows} is left for training: validation={self.validation!r} takes them all")
-        if self.validation is None:
+            raise DataError(
+                f"no row of {rows} is left for training: validation={self.options.validation!r} takes them all"
+            )
+        if self.options.validation is None:
             return replace(dataset, validation=None)
         if dataset.validation is None or not dataset.validation.rows:
-            raise DataError(f"no row of {rows} is for validation: validation={self.validation!r} selects none")
+            raise DataError(f"no row of {rows} is for validation: validation={self.options.validation!r} selects none")
         logger.debug("%d rows for training, %d for validation", dataset.train.rows, dataset.validation.rows)
         return dataset
 
