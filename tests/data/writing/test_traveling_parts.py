@@ -21,10 +21,10 @@ def test_a_folder_left_behind_goes_and_one_that_is_just_being_made_stays(
     made, given_up = (tmp_path / f"hvd-new-rows-{name}" for name in ("made", "given_up"))
     for folder in (left, held, made, given_up):
         folder.mkdir()
-        (folder / ".lock").touch()
+        (folder / ".hvd-scratch").touch()
     (left / "train.part-0.arrow").touch()
     os.utime(given_up, (time.time() - 3600,) * 2)
-    with (held / ".lock").open() as lock:
+    with (held / ".hvd-scratch").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with traveling_parts.received([]) as variables:
             mine = Path(variables["HOROVOD_ROWS_DIR"])
