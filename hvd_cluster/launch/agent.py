@@ -135,8 +135,9 @@ class Agent:
             self._send(Event(order.key, json.dumps(event)))
 
         task = replace(order.task, env={**self._env, **order.task.env})
+        topology = replace(order.topology, secret=self._secret)
         try:
-            worker = start_worker(task, order.topology, order.env, on_change, on_line=on_line, on_event=on_event)
+            worker = start_worker(task, topology, order.env, on_change, on_line=on_line, on_event=on_event)
         except (OSError, TypeError, ValueError) as error:
             self._send(NotStarted(order.key, f"{type(error).__name__}: {error}"))
             return
@@ -188,7 +189,7 @@ def main() -> int:
     if channel is None:
         return 1
     with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
-        Agent(channel).serve(greeting.name, bytes.fromhex(greeting.secret), greeting.interfaces)
+        Agent(channel, greeting.env).serve(greeting.name, bytes.fromhex(greeting.secret), greeting.interfaces)
     return 0
 
 

@@ -60,6 +60,7 @@ class Start:
 
     key: int
     task: Task
+    #: Without the secret, which the agent knows.
     topology: Topology
     env: Mapping[str, str | None]
 

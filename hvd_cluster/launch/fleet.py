@@ -63,6 +63,7 @@ class Fleet:
         options: how ssh is called.
         interfaces: names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
         on_change: called, from another thread, when a host has gone.
+        env: variables of all tasks to come, where they are known: they go to other hosts through ssh, unseen.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class Fleet:
         options: Ssh | None = None,
         interfaces: Sequence[str] = (),
         on_change: Callable[[], None] = lambda: None,
+        env: Mapping[str, str | None] | None = None,
     ) -> None:
         self.secret = secret
         self._options = options or Ssh()
         self._wanted = list(interfaces)
         self._on_change = on_change
+        self._exported: dict[str, str | None] = {**exportable(inherited()), **(env or {})}
         self._switchboard: Switchboard | None = None
         self._sites: dict[str, _Site] = {}
         self._given_up = threading.Event()
@@ -129,7 +132,12 @@ class Fleet:
             self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
             if others:
                 self._switchboard = Switchboard(
-                    self.secret, self._options, self._wanted, self._on_change, takes_part=takes_part
+                    self.secret,
+                    self._options,
+                    self._wanted,
+                    self._on_change,
+                    takes_part=takes_part,
+                    env=self._exported,
                 )
                 self._stack.callback(self._switchboard.close)
         except OSError as error:
@@ -250,7 +258,9 @@ class Fleet:
         env = {**self.environment(name), **env}
         if site.remote is None:
             return start_worker(task, topology, env, on_change, on_line=on_line, on_event=on_event)
-        task = replace(task, env={**exportable(inherited()), **task.env})
+        # What the agent's greeting has told goes over no connection that is only signed.
+        told = self._exported.items()
+        task = replace(task, env=dict(pair for pair in task.env.items() if pair not in told))
         return site.remote.start(next(self._keys), task, topology, env, on_change, on_line=on_line, on_event=on_event)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""The one line that the launcher writes into an agent's standard input; it holds the secret."""
+"""The one line that the launcher writes into an agent's standard input; it holds what may be secret."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 
@@ -25,6 +25,8 @@ class Greeting:
     sys_path: Sequence[str]
     #: Names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
     interfaces: Sequence[str] = field(default_factory=list)
+    #: Variables for the workers; None removes one. Users keep passwords and keys there.
+    env: Mapping[str, str | None] = field(default_factory=dict, repr=False)
 
     def to_line(self) -> bytes:
         """As one line of JSON."""

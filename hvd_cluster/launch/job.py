@@ -66,7 +66,7 @@ def run_job(
     # Commands say nothing but their exit code, so there is nothing to wait for once one has failed.
     grace_s = 0.0 if spec.task.command is not None else FAILURE_GRACE_S
     group = Group[Worker](failure_grace_s=grace_s, on_failure=on_failure)
-    with Fleet(new_secret(), spec.ssh, spec.interfaces) as fleet:
+    with Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
         fleet.connect(hosts)
         names = fleet.names(hosts)
         placements = place(fleet.seats(hosts))

@@ -52,7 +52,7 @@ class SshHost(RemoteHost):
         )
         try:
             self._ssh.start()
-            os.write(self._stdin, greeting.to_line())
+            self._greet(greeting.to_line())
         except BaseException:  # raised again: the pipe would stay open
             os.close(self._stdin)
             raise
@@ -74,6 +74,18 @@ class SshHost(RemoteHost):
         self._ssh.signal(9)
         super().close(0.0)
         ended.join()
+
+    def _greet(self, line: bytes) -> None:
+        """Write it from a thread: an environment may be longer than what a pipe takes before ssh reads."""
+        writer = os.dup(self._stdin)
+
+        def write() -> None:
+            with contextlib.suppress(OSError), open(writer, "wb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[pipe.write(rest) or 0 :]
+
+        threading.Thread(target=write, name="hvd-greeting", daemon=True).start()
 
     def _ssh_said(self, _rank: int, _stream: str, line: str) -> None:
         logger.info("%s: %s", self.host.name, line)

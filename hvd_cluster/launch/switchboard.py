@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class Switchboard:
         interfaces: names, or beginnings of names, of the network interfaces that the hosts are to use.
         on_change: called, from another thread, when an agent has called back, or has gone.
         takes_part: this host is one of them, so the others reach it at those interfaces too.
+        env: variables for the workers on the other hosts; None removes one.
 
     Raises:
         OSError: no port can be opened.
@@ -49,6 +50,7 @@ class Switchboard:
         on_change: Callable[[], None],
         *,
         takes_part: bool = False,
+        env: Mapping[str, str | None] | None = None,
     ) -> None:
         #: The other hosts by the name that the user gave them.
         self.remotes: dict[str, SshHost] = {}
@@ -56,6 +58,7 @@ class Switchboard:
         self._options = options
         self._wanted = list(interfaces)
         self._on_change = on_change
+        self._env = dict(env or {})
         self._changed = threading.Condition()
         self._given_up = False
         self._where = listening_addresses(self._wanted if takes_part else [])
@@ -157,6 +160,7 @@ class Switchboard:
             secret=self._secret.hex(),
             cwd=str(Path.cwd()),
             sys_path=sys.path,
+            env=self._env,
         )
 
     def _call_agent(self, host: Host, greeting: Greeting) -> None:

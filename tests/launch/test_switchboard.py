@@ -7,11 +7,17 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.reach import Beacon, Claim
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.switchboard import Switchboard
+from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.session import Session
+from hvd_cluster.topology import Topology
 
 SECRET = new_secret()
 
@@ -55,3 +61,33 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
     finally:
         beacon.close()
         board.close()
+
+
+def test_the_secret_and_the_environment_go_through_ssh_only(
+    loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    seal = Session.seal
+
+    def record(self: Session, message: bytes) -> None:
+        sent.append(bytes(message))
+        seal(self, message)
+
+    monkeypatch.setattr(Session, "seal", record)
+    monkeypatch.setenv("API_KEY", "pa55w0rd")
+    monkeypatch.setenv("LONG", "x" * 120_000)  # more than a pipe takes at once
+    task = Task(
+        command=("sh", "-c", "echo $_HOROVOD_SECRET_KEY $API_KEY $TOKEN $PLACE ${#LONG}"), env={"TOKEN": "t0k3n"}
+    )
+    lines: list[str] = []
+    with Fleet(SECRET, env=task.env) as fleet:
+        fleet.connect([Host("elsewhere", 1)])
+        topology = Topology(secret=SECRET, worker="w")
+        worker = fleet.start(
+            "elsewhere", task, topology, {"PLACE": "0"}, lambda: None, on_line=lambda _r, _s, line: lines.append(line)
+        )
+        worker.wait()
+    assert lines == [f"{SECRET.hex()} pa55w0rd t0k3n 0 120000"]
+    assert any(b"PLACE" in message for message in sent)
+    for hidden in (SECRET, SECRET.hex().encode(), b"pa55w0rd", b"t0k3n"):
+        assert not any(hidden in message for message in sent)

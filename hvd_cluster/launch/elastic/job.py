@@ -37,7 +37,7 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
     )
     others = bool(spec.discovery_script) or not all(is_local(host.name) for host in spec.hosts)
     with contextlib.ExitStack() as stack:
-        fleet = stack.enter_context(Fleet(new_secret(), spec.ssh, spec.interfaces))
+        fleet = stack.enter_context(Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env))
         fleet.open(others=others)
         driver = ElasticDriver(spec, fleet, on_line, on_event)
         hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
