@@ -36,13 +36,14 @@ def worker_environment(
     variables = {name: value for name, value in inherited().items() if not is_of_one_job(name)}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // topology.local_size)))
     variables["PYTHONUNBUFFERED"] = "1"
-    variables.update(python_path(variables.get("PYTHONPATH", "")))
     variables.update(topology.to_env())
     for name, value in env.items():
         if value is None:
             variables.pop(name, None)
         else:
             variables[name] = value
+    # Last: on another host ``env`` brings the launcher's PYTHONPATH, which need not lead to the package there.
+    variables.update(python_path(variables.get("PYTHONPATH", "")))
     return {**variables, **carry(variables, wanted=as_horovod)}
 
 

@@ -53,6 +53,9 @@ def test_a_checkout_is_importable_in_the_worker(monkeypatch: pytest.MonkeyPatch)
     entries = worker_environment(Topology(), {})["PYTHONPATH"].split(os.pathsep)
     assert entries[0] == "/somewhere"
     assert str(Path(hvd_cluster.__file__).parents[1]) in entries
+    # On another host the launcher's comes with the task.
+    entries = worker_environment(Topology(), {"PYTHONPATH": "/launcher"})["PYTHONPATH"].split(os.pathsep)
+    assert entries == ["/launcher", str(Path(hvd_cluster.__file__).parents[1])]
 
 
 def test_old_names_are_answered_for_when_asked() -> None:
