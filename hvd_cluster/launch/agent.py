@@ -1,4 +1,4 @@
-"""Everything that happens in the launcher's process on another host: ``ssh host python -m hvd_cluster.launch.agent``.
+"""Everything that happens in the launcher's process on another host, where ssh calls :func:`main`.
 
 The launcher greets it through ssh's standard input; the agent calls the launcher back over TCP, proves that it knows
 the secret, and starts workers when it is told to. It ends, and with it every worker, as soon as either connection ends
@@ -216,7 +216,3 @@ def _end_with(descriptor: int) -> None:
         while read():
             pass
     os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,6 +14,10 @@ _PASSING = (
     *("Connection refused", "Connection reset", "Connection timed out", "Connection closed", "No route to host"),
     *("Could not resolve hostname", "kex_exchange_identification"),
 )
+#: As ``-m`` would, but without the login's home folder in front of the standard library (``-P`` came with Python 3.11).
+_AGENT = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from hvd_cluster.launch.agent import main; sys.exit(main())"
+)
 _NOT_FOUND, _NOT_EXECUTABLE, _SSH_FAILED = 127, 126, 255
 
 
@@ -57,7 +61,7 @@ class Ssh:
         """What runs on the other host, with ``environment`` on top of its own: nothing in it may be secret."""
         settings = [f"{name}={value}" for name, value in environment.items()]
         # `exec env`, which any login shell understands; no shell stays between sshd and the agent.
-        return ["exec", "env", *settings, self.python, "-m", "hvd_cluster.launch.agent"]
+        return ["exec", "env", *settings, self.python, "-c", _AGENT]
 
     def _host_key_option(self, host: str) -> dict[str, str]:
         ssh = shutil.which("ssh")

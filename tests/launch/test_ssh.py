@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
+import hvd_cluster
 from hvd_cluster.launch.ssh import Ssh, ending, may_pass
 
 
@@ -24,7 +27,16 @@ def test_ssh_gets_an_address_without_brackets(host: str, told: str) -> None:
 
 def test_the_agent_starts_with_what_it_is_given_and_nothing_secret() -> None:
     command = Ssh(python="/opt/python").agent_command({"PYTHONPATH": "/a b:/c"})
-    assert command == ["exec", "env", "PYTHONPATH=/a b:/c", "/opt/python", "-m", "hvd_cluster.launch.agent"]
+    assert command[:-1] == ["exec", "env", "PYTHONPATH=/a b:/c", "/opt/python", "-c"]
+
+
+def test_what_lies_in_the_home_folder_does_not_get_into_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the home folder was imported from')\n")
+    path = {"PYTHONPATH": str(Path(hvd_cluster.__file__).parents[1])}
+    for more in ({}, {"PYTHONSAFEPATH": "1"}):
+        line = shlex.join(Ssh().agent_command({**path, **more}))
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, input="", capture_output=True, text=True, check=False)
+        assert done.stderr == "hvd_cluster's agent: the launcher ended before it greeted\n"
 
 
 @pytest.mark.parametrize(
