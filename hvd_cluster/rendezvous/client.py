@@ -31,7 +31,7 @@ class KeyValueClient:
         timeout_s: seconds for connecting, and for requests that give none of their own.
 
     Raises:
-        ConnectionError: nobody answers at ``address``, or it does not hold ``secret`` (AuthenticationError).
+        ConnectionError: nobody answers at ``address``, no way leads there, or it does not hold ``secret`` (AuthenticationError).
     """
 
     def __init__(self, address: str, secret: bytes, timeout_s: float = 30.0) -> None:
@@ -148,15 +148,15 @@ def _connect(address: str, secret: bytes, timeout_s: float) -> Channel:
         try:
             sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline_s - time.monotonic()))
             break
-        except (ConnectionRefusedError, socket.gaierror) as error:
-            # The server may be on its way up, and a name may not be known yet on a fresh pod.
-            if time.monotonic() + 0.2 >= deadline_s:
-                raise ConnectionError(f"nobody answers at the rendezvous {address}: {error}") from error
-            time.sleep(0.1)
         except TimeoutError as error:
             raise ConnectionError(
                 f"no answer from the rendezvous {address} within {timeout_s:g} s: is the port open between the hosts?"
             ) from error
+        except OSError as error:
+            # The server or this host's network may be on its way up, and a fresh pod's name not known yet.
+            if time.monotonic() + 0.2 >= deadline_s:
+                raise ConnectionError(f"nobody answers at the rendezvous {address}: {error}") from error
+            time.sleep(0.1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         return Channel.connect(sock, secret, timeout_s)

@@ -127,7 +127,7 @@ def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> M
     if rank != 0:
         try:
             reached = reachable(addresses, port, secret, timeout_s)
-        except ConnectionError as error:
+        except OSError as error:  # whatever it is: the others wait to be told
             failure = f"rank {rank} on {topology.host} cannot reach rank 0: {error}"
     # Nobody may leave before all know: the others would wait in MPI, where no timeout reaches.
     told = comm.allgather((reached, failure))

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous import reach
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.reach import reachable
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
@@ -167,6 +169,34 @@ def test_an_address_where_nobody_listens_is_named() -> None:
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
         with pytest.raises(ConnectionError, match=address):
             KeyValueClient(address, SECRET, timeout_s=0.3)
+
+
+#: Linux connects no TCP socket to everybody ("Network is unreachable").
+NO_WAY = "255.255.255.255"
+
+
+def test_an_address_to_which_no_way_leads_is_named() -> None:
+    with pytest.raises(ConnectionError, match=f"{NO_WAY}:9: .*unreachable"):
+        KeyValueClient(f"{NO_WAY}:9", SECRET, timeout_s=0.3)
+
+
+def test_an_address_to_which_no_way_leads_does_not_hide_one_that_answers(
+    server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "_PATIENCE_S", 0.3)
+    assert reachable([NO_WAY, "127.0.0.1"], server.port, SECRET, 30.0) == "127.0.0.1"
+
+
+def test_a_network_that_comes_up_late_is_waited_for(server: KeyValueServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, tries = socket.create_connection, []
+
+    def late(address: tuple[str, int], timeout: float) -> socket.socket:
+        tries.append(address)
+        return connect((NO_WAY, 9) if len(tries) < 3 else address, timeout=timeout)
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    KeyValueClient(f"127.0.0.1:{server.port}", SECRET, timeout_s=30.0).close()
+    assert len(tries) == 3
 
 
 def test_a_channel_carries_messages_from_many_threads() -> None:
