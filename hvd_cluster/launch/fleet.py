@@ -330,7 +330,8 @@ class Fleet:
             reached = self._reached(claims, [site for site in machines.values() if site.host.name not in lacking])
             if self._given_up.is_set():
                 return {}
-            chosen, lost = reach.choose(claims, reached)
+            known = {site.host.name for site in living if site.is_probed}
+            chosen, lost = reach.choose(claims, reached, known)
         for site in living:
             address = chosen.get(machines[site.host_key].host.name)
             names = {address: name for name, address in site.interfaces.items()}

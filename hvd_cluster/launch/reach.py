@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -109,34 +109,62 @@ def witnesses(names: Sequence[str], name: str) -> list[str]:
 
 
 def choose(
-    claims: Sequence[Claim], reached: Mapping[str, Mapping[str, tuple[str, ...]]]
+    claims: Sequence[Claim], reached: Mapping[str, Mapping[str, tuple[str, ...]]], known: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The first address of each host at which every one of its witnesses reached it. Pure.
+
+    A host that is cut off reaches nobody either, so by that rule nobody would be left: as long as some host has no
+    address, the one with the fewest connections is left out, and the others are looked at again without it.
 
     Args:
         claims: one per host.
         reached: witness -> host -> the addresses at which the host answered; a witness that says nothing at all has
             gone, and does not count.
+        known: hosts that stay where as much speaks against another one.
 
     Returns:
-        The addresses by host; and for each host that has no such address, who reached it where.
+        The addresses by host; and for each host that was left out, who reached it where.
     """
     names = [claim.name for claim in claims]
+    left = {claim.name: claim for claim in claims}
+    gone: dict[str, str] = {}
+    while True:
+        callers = {
+            name: [caller for caller in witnesses(names, name) if caller in left and reached.get(caller)]
+            for name in left
+        }
+        chosen, lost = _addresses(list(left.values()), callers, reached)
+        if not lost:
+            return chosen, gone
+        links = [(caller, name) for name in left for caller in callers[name] if reached[caller].get(name)]
+        worst = min(left, key=lambda name: (sum(name in link for link in links), name in known, name in chosen))
+        misses = [name for name in left if worst in callers[name] and not reached[worst].get(name)]
+        story = lost.get(worst) or _story(left[worst], callers[worst], reached)
+        gone[worst] = story + (f"; it does not reach {', '.join(misses)}" if misses else "")
+        del left[worst]
+
+
+def _addresses(
+    claims: Sequence[Claim],
+    callers_of: Mapping[str, Sequence[str]],
+    reached: Mapping[str, Mapping[str, tuple[str, ...]]],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The first address at which all callers of a host reached it; the stories of those that have none."""
     chosen: dict[str, str] = {}
     lost: dict[str, str] = {}
     for claim in claims:
-        callers = [caller for caller in witnesses(names, claim.name) if reached.get(caller)]
+        callers = callers_of[claim.name]
         good = [a for a in claim.addresses if all(a in reached[caller].get(claim.name, ()) for caller in callers)]
         if good:
             chosen[claim.name] = good[0]
-            continue
-        story = "; ".join(
-            f"{caller} at {', '.join(reached[caller].get(claim.name, ())) or 'none'}" for caller in callers
-        )
-        lost[claim.name] = (
-            f"{claim.name} has {', '.join(claim.addresses) or 'no address'}; reached by {story or 'nobody'}"
-        )
+        else:
+            lost[claim.name] = _story(claim, callers, reached)
     return chosen, lost
+
+
+def _story(claim: Claim, callers: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> str:
+    who = [f"{caller} at {', '.join(reached[caller].get(claim.name, ())) or 'none'}" for caller in callers]
+    return f"{claim.name} has {', '.join(claim.addresses) or 'no address'}; reached by {'; '.join(who) or 'nobody'}"
 
 
 def unreachable(lost: Mapping[str, str]) -> LaunchError:

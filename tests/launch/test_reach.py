@@ -45,6 +45,46 @@ def test_a_host_that_nobody_reaches_is_named_with_who_tried() -> None:
         raise unreachable(lost)
 
 
+def test_a_host_that_is_cut_off_is_left_out_alone() -> None:
+    claims = [Claim(name, (f"10.0.0.{number}",), 1) for number, name in enumerate("abc", 1)]
+    alone = {
+        "a": {"b": (), "c": ("10.0.0.3",)},
+        "b": {"a": (), "c": ()},
+        "c": {"a": ("10.0.0.1",), "b": ()},
+    }
+    chosen, lost = choose(claims, alone)
+    assert chosen == {"a": "10.0.0.1", "c": "10.0.0.3"}
+    assert lost == {"b": "b has 10.0.0.2; reached by c at none; a at none; it does not reach a, c"}
+    deaf = {**alone, "a": {**alone["a"], "b": ("10.0.0.2",)}, "c": {**alone["c"], "b": ("10.0.0.2",)}}
+    chosen, lost = choose(claims, deaf)
+    assert chosen == {"a": "10.0.0.1", "c": "10.0.0.3"}
+    assert lost == {"b": "b has 10.0.0.2; reached by c at 10.0.0.2; a at 10.0.0.2; it does not reach a, c"}
+    assert choose([], {}) == ({}, {})
+
+
+def test_a_new_host_gives_way_to_one_that_is_part_of_the_job() -> None:
+    claims = [Claim("a", ("10.0.0.1",), 1), Claim("b", ("10.0.0.2",), 1)]
+    for reached in ({"a": {"b": ()}, "b": {"a": ()}}, {"a": {"b": ("10.0.0.2",)}, "b": {"a": ()}}):
+        assert list(choose(claims, reached, known={"a"})[1]) == ["b"]
+        assert list(choose(claims, reached, known={"b"})[1]) == ["a"]
+
+
+def test_of_a_hundred_hosts_those_are_left_out_that_are_cut_off() -> None:
+    names = [f"h{index}" for index in range(100)]
+    cut = {"h10", "h11", "h12", "h13", "h14", "h15", "h16", "h17", "h18", "h19", "h20"}  # all witnesses of h9
+    reached = {
+        caller: {
+            name: ("10.0.0.1",) if name not in cut and caller not in cut else ()
+            for name in names
+            if caller in witnesses(names, name)
+        }
+        for caller in names
+    }
+    chosen, lost = choose([Claim(name, ("10.0.0.1",), 1) for name in names], reached)
+    assert set(lost) == cut
+    assert set(chosen) == set(names) - cut
+
+
 def test_every_host_has_witnesses_and_no_more_than_needed() -> None:
     names = [f"h{index}" for index in range(100)]
     assert {len(witnesses(names, name)) for name in names} == {8}
