@@ -113,8 +113,10 @@ class HostManager:
         with ThreadPoolExecutor(max_workers=16, thread_name_prefix="hvd-connect") as pool:
             try:
                 reasons = list(pool.map(self._fleet.add, to_connect))
-            except BaseException:  # raised again: an interrupt is not to wait for hosts that do not answer
-                self._fleet.give_up()
+            except BaseException as error:
+                # An interrupt is not to wait for hosts that do not answer; a defect is no reason to connect never more.
+                if not isinstance(error, Exception):
+                    self._fleet.give_up()
                 raise
         broken = {host.name: why for host, why in zip(to_connect, reasons, strict=True) if why}
         # A host that is reached again is new too: no worker of the job is left there.

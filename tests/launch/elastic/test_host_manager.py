@@ -97,6 +97,33 @@ def test_a_discovery_that_fails_once_is_asked_again(caplog: pytest.LogCaptureFix
     assert "could not be discovered this time: KeyError: 'items'" in caplog.text
 
 
+class Clumsy(Fleet):
+    """Once fails to add a host in a way that nobody foresaw."""
+
+    num_adds = 0
+
+    def add(self, host: Host) -> str:
+        if host.name == "elsewhere":
+            self.num_adds += 1
+            if self.num_adds == 1:
+                raise RuntimeError("can't start new thread")
+        return super().add(host)
+
+
+def test_a_look_that_fails_once_does_not_end_all_connecting(
+    loopback_ssh: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Clumsy(new_secret()) as fleet:
+        fleet.open(others=True)
+        manager = HostManager(Growing(), fleet, None, 0.1, lambda: None)
+        manager.start()
+        try:
+            wait_for(lambda: fleet.num_adds > 1 and "elsewhere" in manager.usable())
+        finally:
+            manager.close()
+    assert "RuntimeError: can't start new thread" in caplog.text
+
+
 def test_an_end_does_not_wait_for_a_host_that_does_not_answer(loopback_ssh: Path) -> None:
     (loopback_ssh / "hold").touch()
     discovery = Growing()
