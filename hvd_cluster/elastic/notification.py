@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 import weakref
 
 from hvd_cluster.elastic.state import HostUpdateResult, State
+from hvd_cluster.rendezvous.mailbox import MailboxReader
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
@@ -15,6 +17,8 @@ from hvd_cluster.topology import Topology
 logger = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 3600.0
+#: A network may be away for some minutes; the training notices only if it needs it.
+_TRY_AGAIN_S, _MOST_TRIES = 5.0, 60
 
 
 class NotificationManager:
@@ -65,19 +69,29 @@ class NotificationManager:
         return member is None or member.num_newcomers > 0 or member.num_lost > 0
 
     def _hear(self, topology: Topology) -> None:
-        try:
-            news = membership(topology).news()
-            while True:
-                try:
-                    told = json.loads(news.next(_READ_TIMEOUT_S))
-                except TimeoutError:
-                    continue
-                with self._lock:
-                    self._latest = float(told["at"]), HostUpdateResult(int(told["change"]))
-                    for state in self._listeners:
-                        state.on_hosts_updated(*self._latest)
-        except (OSError, EOFError) as error:
-            logger.debug("no more news from the driver: %s", error)  # it has ended; so will this process
+        news: MailboxReader | None = None
+        num_vain = 0
+        while True:
+            try:
+                news = news or membership(topology).news()
+                told = json.loads(news.next(_READ_TIMEOUT_S))
+            except TimeoutError:
+                continue
+            except OSError as error:
+                num_vain += 1
+                if num_vain >= _MOST_TRIES:
+                    logger.debug("no more news from the driver: %s", error)  # it has ended; so will this process
+                    if news is not None:
+                        news.close()
+                    return
+                logger.debug("no news from the driver, trying again: %s", error)
+                time.sleep(_TRY_AGAIN_S)
+                continue
+            num_vain = 0
+            with self._lock:
+                self._latest = float(told["at"]), HostUpdateResult(int(told["change"]))
+                for state in self._listeners:
+                    state.on_hosts_updated(*self._latest)
 
 
 #: The one of this process.

@@ -16,6 +16,10 @@ from hvd_cluster.rendezvous.session import Session
 _READ_BYTES = 1 << 20
 
 
+class HungUpError(AuthenticationError):
+    """The peer ended the connection before either had proved anything: it is crowded, ends, or serves others."""
+
+
 class Channel:
     """Signed messages over a connected TCP or Unix stream socket. Make one with :meth:`connect` or :meth:`accept`.
 
@@ -40,7 +44,8 @@ class Channel:
         """Open the conversation as the end that connected.
 
         Raises:
-            AuthenticationError: the peer does not hold ``secret``, or did not prove it within ``timeout_s``.
+            AuthenticationError: the peer does not hold ``secret``, or did not prove it within ``timeout_s``
+                (:class:`HungUpError` where it ended the connection before).
         """
         return cls._establish(sock, Session(secret, accepts=False), timeout_s)
 
@@ -62,14 +67,16 @@ class Channel:
                 sock.settimeout(left_s)
                 data = sock.recv(_READ_BYTES)
                 if not data:
-                    raise AuthenticationError(
-                        "the peer closed the connection instead of proving that it holds the secret"
-                    )
+                    raise HungUpError("the peer closed the connection instead of proving that it holds the secret")
                 channel._messages.extend(session.feed(data))
                 channel._flush()
         except TimeoutError:
             raise AuthenticationError(
                 f"the peer did not prove within {timeout_s:g} s that it holds the secret"
+            ) from None
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise HungUpError(
+                f"the peer ended the connection before it proved that it holds the secret: {error}"
             ) from None
         except AuthenticationError:
             channel._reject()

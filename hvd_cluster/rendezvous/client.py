@@ -8,10 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvd_cluster.errors import AuthenticationError, StaleWorldError
-from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.channel import Channel, HungUpError
+from hvd_cluster.rendezvous.keep_alive import keep_alive
 from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
 from hvd_cluster.topology import split_address
 
+#: Requests that may be asked again where the connection breaks before the answer: done twice they do no harm. Who reads
+#: a box has to bear a message that was pushed twice.
+_REPEATABLE = frozenset([*(Command.SET, Command.GET, Command.WAIT, Command.DELETE, Command.CHECK), Command.PUSH])
+#: Seconds that connecting anew may take.
+_REDIAL_S = 10.0
 #: How much longer than its own timeout a request waits for the server to say so.
 _GRACE_S = 10.0
 #: When a client that is watched first looks up from its wait, and how seldom it does in the end: each time it asks
@@ -31,7 +37,8 @@ class KeyValueClient:
         timeout_s: seconds for connecting, and for requests that give none of their own.
 
     Raises:
-        ConnectionError: nobody answers at ``address``, no way leads there, or it does not hold ``secret`` (AuthenticationError).
+        ConnectionError: nobody answers at ``address``, no way leads there, or it does not hold ``secret``
+            (AuthenticationError).
     """
 
     def __init__(self, address: str, secret: bytes, timeout_s: float = 30.0) -> None:
@@ -41,6 +48,7 @@ class KeyValueClient:
         self.watch: Callable[[], None] | None = None
         self._secret = secret
         self._lock = threading.Lock()
+        self._is_closed = False
         self._channel = _connect(address, secret, timeout_s)
 
     @property
@@ -77,7 +85,10 @@ class KeyValueClient:
         self._ask(Command.APPEND, key.encode(), value)
 
     def push(self, box: str, value: bytes) -> int:
-        """Set ``box/N`` to ``value`` (N messages were pushed before); returns N. Wholly or not at all."""
+        """Set ``box/N`` to ``value`` (N messages were pushed before); returns N.
+
+        Wholly or not at all; but twice where the connection broke before the answer.
+        """
         return int(self._ask(Command.PUSH, box.encode(), value)[0])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -97,7 +108,8 @@ class KeyValueClient:
         return int(self._ask(Command.COUNT)[0])
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close the connection; may be called twice, and from another thread."""
+        self._is_closed = True
         self._channel.close()
 
     def _wait_for(self, command: Command, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
@@ -118,14 +130,17 @@ class KeyValueClient:
                 self.watch()
 
     def _ask(self, *request: bytes, limit_s: float | None = None) -> list[bytes]:
+        patience_s = (self.timeout_s if limit_s is None else limit_s) + _GRACE_S
         with self._lock:
-            self._channel.settimeout((self.timeout_s if limit_s is None else limit_s) + _GRACE_S)
             try:
-                self._channel.send(pack(request))
-                answer, *fields = unpack(self._channel.recv())
+                try:
+                    answer, *fields = self._exchange(request, patience_s)
+                except (EOFError, OSError):  # a firewall may have forgotten the connection
+                    if self._is_closed or request[0] not in _REPEATABLE:
+                        raise
+                    self._redial()
+                    answer, *fields = self._exchange(request, patience_s)
             except (EOFError, OSError) as error:
-                # After a reply was missed the next one would be taken for it.
-                self._channel.close()
                 raise ConnectionError(
                     f"the rendezvous at {self.address} is gone ({error}): the launcher of this job has ended or died"
                 ) from error
@@ -140,26 +155,51 @@ class KeyValueClient:
             raise ValueError(f"the rendezvous refused a request: {fields[0].decode()}")
         return fields
 
+    def _exchange(self, request: Sequence[bytes], patience_s: float) -> list[bytes]:
+        try:
+            self._channel.settimeout(patience_s)
+            self._channel.send(pack(request))
+            return unpack(self._channel.recv())
+        except BaseException:  # raised again: after a reply was missed the next one would be taken for it
+            self._channel.close()
+            raise
 
-def _connect(address: str, secret: bytes, timeout_s: float) -> Channel:
+    def _redial(self) -> None:
+        self._channel = _connect(self.address, self._secret, _REDIAL_S, is_up=True)
+        if self._is_closed:  # meanwhile
+            self._channel.close()
+
+
+def _connect(address: str, secret: bytes, timeout_s: float, *, is_up: bool = False) -> Channel:
+    """A connection to the server, which may come up yet; where it ``is_up``, a refusal means that it has ended."""
     host, port = split_address(address)
     deadline_s = time.monotonic() + timeout_s
     while True:
+        left_s = max(0.1, deadline_s - time.monotonic())
         try:
-            sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline_s - time.monotonic()))
-            break
+            return _called(host, int(port), secret, left_s)
+        except HungUpError as error:  # in favour of others, where many call at once
+            if time.monotonic() + 0.2 >= deadline_s:
+                raise AuthenticationError(f"the rendezvous at {address}: {error}") from None
+        except AuthenticationError as error:
+            raise AuthenticationError(f"the rendezvous at {address}: {error}") from None
         except TimeoutError as error:
             raise ConnectionError(
                 f"no answer from the rendezvous {address} within {timeout_s:g} s: is the port open between the hosts?"
             ) from error
         except OSError as error:
             # The server or this host's network may be on its way up, and a fresh pod's name not known yet.
-            if time.monotonic() + 0.2 >= deadline_s:
+            if is_up or time.monotonic() + 0.2 >= deadline_s:
                 raise ConnectionError(f"nobody answers at the rendezvous {address}: {error}") from error
-            time.sleep(0.1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        time.sleep(0.1)
+
+
+def _called(host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
+    sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(sock)
         return Channel.connect(sock, secret, timeout_s)
-    except AuthenticationError as error:
+    except BaseException:  # raised again: nobody else closes it
         sock.close()
-        raise AuthenticationError(f"the rendezvous at {address}: {error}") from None
+        raise

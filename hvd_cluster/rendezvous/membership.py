@@ -1,7 +1,7 @@
 """A worker's side of an elastic job: which place has it now? The driver answers through the job's store.
 
 A worker that is new, or has left its world, asks for a place; the driver answers when a new world comes together.
-What is asked and answered, as JSON: ``{"worker", "after"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
+What is asked and answered, as JSON: ``{"worker", "request"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
 fields of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers``, ``lost`` and
 ``since``, or ``{"leave": why}``.
 """
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import uuid
 from dataclasses import replace
 
 from hvd_cluster.rendezvous.client import KeyValueClient
@@ -50,7 +51,6 @@ class Membership:
         self.topology = topology
         self._client = KeyValueClient(topology.rendezvous, topology.secret)
         self._places = MailboxReader(self._client, place_box(topology.worker))
-        self._after = -1
         #: The network interface by which the other hosts reach this one; empty where there are none.
         self.interface = ""
         #: For CUDA_VISIBLE_DEVICES, so that the worker's own GPU has its local rank as index; empty for no change.
@@ -74,7 +74,8 @@ class Membership:
             ConnectionError: the driver has gone.
             SystemExit: the job goes on without this worker.
         """
-        asked = {"worker": self.topology.worker, "after": self._after}
+        # By its number the driver knows a request that was pushed twice from one that is new.
+        asked = {"worker": self.topology.worker, "request": uuid.uuid4().hex}
         post(self._client, DRIVER_BOX, json.dumps(asked).encode())
         answer = None
         while answer is None:
@@ -86,7 +87,6 @@ class Membership:
             logger.info("this worker leaves the job: %s", answer["leave"])
             sys.exit(0)
         self.topology = replace(self.topology, **{name: answer[name] for name in PLACE_FIELDS})
-        self._after = self.topology.generation
         self.interface, self.devices = str(answer["interface"]), str(answer["devices"])
         self.num_newcomers, self.num_lost = int(answer["newcomers"]), int(answer["lost"])
         self.since = float(answer["since"])

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.rendezvous.keep_alive import keep_alive
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.listening import ANY, listen
 from hvd_cluster.rendezvous.protocol import pack, unpack
@@ -134,6 +135,7 @@ class KeyValueServer:
             self._drop_strangers(selector, most=0)
             return
         with contextlib.suppress(OSError):  # its end shows at the next read
+            keep_alive(sock)
             link = Link(sock, self._secret, accepts=True)
             link.flush()
             self._links[link] = None

@@ -171,6 +171,61 @@ def test_an_address_where_nobody_listens_is_named() -> None:
             KeyValueClient(address, SECRET, timeout_s=0.3)
 
 
+def cut(client: KeyValueClient) -> None:
+    """As a firewall does that has forgotten the connection."""
+    client._channel._socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_connection_that_was_cut_off_is_made_anew(server: KeyValueServer, client: KeyValueClient) -> None:
+    client.set("here", b"1")
+    cut(client)
+    assert client.push("box", b"message") == 0
+    cut(client)
+    assert client.get("box/0") == b"message"
+    told: list[bytes] = []
+    reader = threading.Thread(target=lambda: told.append(client.get("later", 30)))
+    reader.start()
+    while not server._table._waiting:
+        time.sleep(0.01)
+    cut(client)
+    other = client.clone()
+    other.set("later", b"x")
+    reader.join()
+    assert told == [b"x"]
+    cut(client)
+    with pytest.raises(ConnectionError, match="is gone"):
+        client.add("sum", 1)  # nobody knows whether it was added
+    other.close()
+
+
+def test_a_client_that_is_closed_while_it_waits_does_not_connect_anew(
+    server: KeyValueServer, client: KeyValueClient
+) -> None:
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            client.get("never", 600)
+        except ConnectionError as error:
+            errors.append(str(error))
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    while not server._table._waiting:
+        time.sleep(0.01)
+    client.close()
+    reader.join()
+    assert len(errors) == 1
+
+
+def test_both_ends_keep_a_silent_connection_alive(server: KeyValueServer, client: KeyValueClient) -> None:
+    client.set("here", b"1")
+    (link,) = server._links
+    for sock in (client._channel._socket, link._socket):
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 240
+
+
 #: Linux connects no TCP socket to everybody ("Network is unreachable").
 NO_WAY = "255.255.255.255"
 

@@ -162,7 +162,9 @@ class ElasticDriver:
             if member is None or member.is_going:
                 logger.info("a worker that is no longer one asked for a place: %s", request["worker"])
                 continue
-            member.phase = Phase.WAITING
+            if member.request == str(request["request"]):
+                continue  # told twice, as a worker does whose connection breaks meanwhile
+            member.request, member.phase = str(request["request"]), Phase.WAITING
 
     def _reap(self, hosts: HostManager) -> None:
         """Take note of workers that have ended."""

@@ -33,6 +33,8 @@ class Member:
         self.phase = Phase.STARTING
         #: In the present world, or the last one that it was in.
         self.rank: int | None = None
+        #: The last one that it asked for a place with.
+        self.request = ""
         self.worker: Worker | None = None
         #: Its end is none that the job has to react to: it was told to go.
         self.is_going = False
