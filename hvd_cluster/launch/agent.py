@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ from hvd_cluster.launch.interfaces import listening_addresses, outward_interface
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.reach import Beacon
 from hvd_cluster.launch.task import start_worker
-from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.vanishing import notice_vanishing
@@ -52,6 +53,8 @@ from hvd_cluster.rendezvous.vanishing import notice_vanishing
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
+#: Seconds for which one who is pushed out calls again, and between two calls.
+_CALL_TIMEOUT_S, _AGAIN_S = 30.0, 0.2
 
 
 class Agent:
@@ -194,19 +197,34 @@ def main() -> int:
 
 
 def _call_launcher(greeting: Greeting) -> Channel | None:
-    failures: list[str] = []
-    for address in greeting.addresses:
-        try:
-            sock = socket.create_connection((address, greeting.port), timeout=_CONNECT_TIMEOUT_S)
-            notice_vanishing(sock)
-            return Channel.connect(sock, bytes.fromhex(greeting.secret))
-        except OSError as error:  # AuthenticationError too: another machine has this address here
-            failures.append(f"{address}:{greeting.port} ({error})")
+    deadline_s = time.monotonic() + _CALL_TIMEOUT_S
+    while True:
+        failures: list[str] = []
+        was_pushed_out = False
+        for address in greeting.addresses:
+            try:
+                return _called(address, greeting)
+            except OSError as error:  # AuthenticationError too: another machine has this address here
+                failures.append(f"{address}:{greeting.port} ({error})")
+                was_pushed_out |= isinstance(error, HungUpError)  # by a crowd at the launcher's door
+        if not was_pushed_out or time.monotonic() >= deadline_s:
+            break
+        time.sleep(_AGAIN_S)
     sys.stderr.write(
         f"{greeting.name} cannot reach the launcher at any of its addresses: {', '.join(failures)}. Open the ports "
         "between the hosts, or name the interfaces to use with --network-interfaces.\n"
     )
     return None
+
+
+def _called(address: str, greeting: Greeting) -> Channel:
+    sock = socket.create_connection((address, greeting.port), timeout=_CONNECT_TIMEOUT_S)
+    try:
+        notice_vanishing(sock)
+        return Channel.connect(sock, bytes.fromhex(greeting.secret))
+    except BaseException:  # raised again: nobody else closes it
+        sock.close()
+        raise
 
 
 def _end_with(descriptor: int) -> None:

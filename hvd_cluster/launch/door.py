@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pickle
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,15 +45,11 @@ class Door:
         self._secret = secret
         self._let_in = let_in
         self._unread_s = unread_s
-        self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, None] = {}  # oldest first
         listeners = listen([host] if isinstance(host, str) else host)
         #: Where it listens.
         self.port: int = listeners[0].getsockname()[1]
         # Strangers get a thread each until they have failed to prove themselves.
-        self._reception = Reception(
-            listeners, admit=self._count, answer=self._welcome, leave=self._discount, name="hvd-agents"
-        )
+        self._reception = Reception(listeners, answer=self._welcome, most=_MOST_STRANGERS, name="hvd-agents")
 
     def shut(self) -> None:
         """Let nobody in any more; who is being asked may take the time that he has."""
@@ -64,14 +58,6 @@ class Door:
     def close(self) -> None:
         """Let nobody in any more, and wait until everybody has been answered."""
         self._reception.close(_CALL_BACK_TIMEOUT_S)
-
-    def _count(self, stranger: socket.socket) -> None:
-        """One more has to prove itself: the oldest of too many gives way, so that no crowd keeps the door shut."""
-        with self._lock:
-            if len(self._strangers) >= _MOST_STRANGERS:
-                with contextlib.suppress(OSError):
-                    next(iter(self._strangers)).shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
-            self._strangers[stranger] = None
 
     def _welcome(self, sock: socket.socket) -> None:
         try:
@@ -86,7 +72,3 @@ class Door:
         else:
             if not self._let_in(hello, channel):
                 channel.close()
-
-    def _discount(self, stranger: socket.socket) -> None:
-        with self._lock:
-            del self._strangers[stranger]

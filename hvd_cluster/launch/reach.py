@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hvd_cluster.errors import AuthenticationError, LaunchError
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.reception import Reception
-from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY, listen
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ CALL_TIMEOUT_S = 5.0
 #: How many of the other hosts call each one: with that many witnesses the rest will reach it too.
 NUM_WITNESSES = 8
 _MOST_CALLERS = 64
+#: Seconds until one who was pushed out calls again.
+_AGAIN_S = 0.1
 
 
 class Beacon:
@@ -44,14 +46,7 @@ class Beacon:
         self._name = name
         listeners = listen(addresses, backlog=128)
         self.port: int = listeners[0].getsockname()[1]
-        callers = threading.Semaphore(_MOST_CALLERS)
-        self._reception = Reception(
-            listeners,
-            admit=lambda _sock: callers.acquire(),
-            answer=self._answer,
-            leave=lambda _sock: callers.release(),
-            name="hvd-beacon",
-        )
+        self._reception = Reception(listeners, answer=self._answer, most=_MOST_CALLERS, name="hvd-beacon")
 
     def shut(self) -> None:
         """Answer nobody else; who is being answered now is not waited for."""
@@ -92,14 +87,19 @@ def call(claims: Sequence[Claim], secret: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def _answers(claim: Claim, address: str, secret: bytes) -> bool:
-    try:
-        with socket.create_connection((address, claim.port), timeout=CONNECT_TIMEOUT_S) as sock:
-            channel = Channel.connect(sock, secret, CALL_TIMEOUT_S)
-            channel.settimeout(CALL_TIMEOUT_S)
-            return channel.recv() == claim.name.encode()
-    except (OSError, EOFError, AuthenticationError) as error:
-        logger.debug("%s does not answer at %s: %s", claim.name, address, error)
-        return False
+    deadline_s = time.monotonic() + CALL_TIMEOUT_S
+    while True:
+        try:
+            with socket.create_connection((address, claim.port), timeout=CONNECT_TIMEOUT_S) as sock:
+                channel = Channel.connect(sock, secret, CALL_TIMEOUT_S)
+                channel.settimeout(CALL_TIMEOUT_S)
+                return channel.recv() == claim.name.encode()
+        except (OSError, EOFError) as error:  # AuthenticationError is an OSError: a stranger
+            logger.debug("%s does not answer at %s: %s", claim.name, address, error)
+            # Who was pushed out by a crowd calls again.
+            if not isinstance(error, HungUpError) or time.monotonic() >= deadline_s:
+                return False
+        time.sleep(_AGAIN_S)
 
 
 def witnesses(names: Sequence[str], name: str) -> list[str]:

@@ -20,9 +20,9 @@ class Reception:
 
     Args:
         listeners: where they come; closed by :meth:`close`.
-        admit: called with each connection, one after the other, before its thread starts; may wait.
-        answer: called with it in its thread; has to close it or to hand it on.
-        leave: called with it when it was answered, or could not be.
+        answer: called with each connection in a thread of its own; has to close it or to hand it on.
+        most: connections that may be in the course of being answered; the oldest gives way to one more, so that no
+            crowd keeps others out.
         name: of the threads.
     """
 
@@ -30,14 +30,16 @@ class Reception:
         self,
         listeners: Sequence[socket.socket],
         *,
-        admit: Callable[[socket.socket], object],
         answer: Callable[[socket.socket], None],
-        leave: Callable[[socket.socket], object],
+        most: int,
         name: str,
     ) -> None:
         self._listeners = listeners
-        self._admit, self._answer, self._leave = admit, answer, leave
+        self._answer = answer
+        self._most = most
         self._name = name
+        self._lock = threading.Lock()
+        self._callers: dict[socket.socket, None] = {}  # oldest first
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._selector = selectors.DefaultSelector()  # here, so that its descriptor is there before any call can be
@@ -83,14 +85,18 @@ class Reception:
                     self._begin(sock)
 
     def _begin(self, sock: socket.socket) -> None:
-        self._admit(sock)
+        with self._lock:
+            if len(self._callers) >= self._most:
+                with contextlib.suppress(OSError):
+                    next(iter(self._callers)).shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+            self._callers[sock] = None
         thread = threading.Thread(target=self._run, args=(sock,), name=f"{self._name}-call", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # as many threads as the system allows
             logger.warning("a connection could not be answered: %s", error)
             sock.close()
-            self._leave(sock)
+            self._forget(sock)
             return
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
 
@@ -98,4 +104,8 @@ class Reception:
         try:
             self._answer(sock)
         finally:
-            self._leave(sock)
+            self._forget(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            del self._callers[sock]

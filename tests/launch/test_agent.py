@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvd_cluster.launch.agent import Agent
+from hvd_cluster.launch.agent import Agent, _call_launcher
 from hvd_cluster.launch.agent_message import END, Heard, Hello, Line, Signal, Start, Status
 from hvd_cluster.launch.credit import WINDOW_BYTES
+from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
@@ -43,6 +44,25 @@ def launcher() -> Iterator[Channel]:
     agent.join(60)
     channel.close()
     assert not agent.is_alive()
+
+
+def test_an_agent_that_a_crowd_has_pushed_out_calls_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                listener.accept()[0].close()
+            Channel.accept(listener.accept()[0], SECRET).close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listener.getsockname()[1]
+        channel = _call_launcher(
+            Greeting(name="here", addresses=["127.0.0.1"], port=port, secret=SECRET.hex(), cwd="/", sys_path=[])
+        )
+        assert channel is not None
+        channel.close()
+        thread.join()
 
 
 def start(launcher: Channel, *command: str) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
 
 import pytest
 
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch import reach
 from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.launch.reach import Beacon, Claim, call, choose, unreachable, witnesses
+from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 
 
@@ -24,6 +28,36 @@ def test_only_a_host_of_the_job_counts_as_an_answer() -> None:
         assert call(claims[:1], secret) == {"right": ("127.0.0.1", "127.0.0.9")}
         assert call(claims[1:], secret) == {"right": (), "absent": ()}
     assert call(claims[:1], secret) == {"right": ()}
+
+
+def test_silent_strangers_keep_no_caller_from_a_beacon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "_MOST_CALLERS", 2)
+    secret = new_secret()
+    with contextlib.closing(Beacon(secret, "here")) as beacon, contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", beacon.port))) for _ in range(4)]
+        assert strangers[0].recv(1000)  # its greeting
+        # With a caller of the job in the queue, not a stranger's time has to pass but a stranger to give way.
+        assert call([Claim("here", ("127.0.0.1",), beacon.port)], secret) == {"here": ("127.0.0.1",)}
+        while strangers[0].recv(1000):
+            pass
+
+
+def test_a_caller_that_a_crowd_has_pushed_out_calls_again() -> None:
+    secret = new_secret()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                listener.accept()[0].close()
+            sock, _ = listener.accept()
+            with sock:
+                Channel.accept(sock, secret).send(b"here")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        claim = Claim("here", ("127.0.0.1",), listener.getsockname()[1])
+        assert call([claim], secret) == {"here": ("127.0.0.1",)}
+        thread.join()
 
 
 def test_the_first_address_that_all_witnesses_reached_is_chosen() -> None:

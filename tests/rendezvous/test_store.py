@@ -226,6 +226,20 @@ def test_both_ends_keep_a_silent_connection_alive(server: KeyValueServer, client
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 240
 
 
+def test_a_client_that_a_crowd_has_pushed_out_calls_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                listener.accept()[0].close()
+            Channel.accept(listener.accept()[0], SECRET).close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        KeyValueClient(f"127.0.0.1:{listener.getsockname()[1]}", SECRET).close()
+        thread.join()
+
+
 #: Linux connects no TCP socket to everybody ("Network is unreachable").
 NO_WAY = "255.255.255.255"
 
