@@ -167,6 +167,10 @@ class RemoteHost:
         self._reader.start()
         self._notify()
 
+    def refuse(self, why: str) -> None:
+        """The agent that has called back is of no use."""
+        self._lose(why)
+
     def call(self, claims: tuple[Claim, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
         """Let the agent call other hosts; the addresses at which they answered, by name. Nothing if it has gone."""
         with self._changed:
@@ -191,8 +195,9 @@ class RemoteHost:
         """Start a worker there; it is lost at once where the host has gone."""
         worker = RemoteWorker(self, key, topology, on_line, on_event, on_change)
         with self._lock:
-            self._workers[key] = worker
             gone = self.gone
+            if not gone:
+                self._workers[key] = worker
         if gone:
             worker.lose(f"could not be started: {gone}")
         else:
@@ -236,7 +241,15 @@ class RemoteHost:
             pass
         except OSError as error:
             why = f"it does not answer any more: {error.strerror or error}"
-        self._lose(f"lost its host {self.host.name}: {why}")
+        except Exception as error:  # of any kind, from unpickling: without this thread the job would wait for ever
+            logger.exception("what the agent of %s says cannot be understood", self.host.name)
+            why = f"what its agent says cannot be understood: {type(error).__name__}: {error}"
+        channel.close()  # the host may come back with another one, any number of times
+        self._lose(f"lost its host {self.host.name}: {self._explain(why)}")
+
+    def _explain(self, why: str) -> str:
+        """What is known beyond ``why`` the connection is no more."""
+        return why
 
     def _hear(self, message: Reached | Line | Event | Status | NotStarted) -> None:
         if isinstance(message, Reached):
@@ -249,11 +262,15 @@ class RemoteHost:
             worker = self._workers.get(message.key)
         if worker is not None:
             worker.hear(message)
+            if worker.outcome is not None:  # nothing follows: an elastic job has any number of them
+                with self._lock:
+                    self._workers.pop(message.key, None)
 
     def _lose(self, why: str) -> None:
         with self._lock:
             self.gone = self.gone or why
             workers = list(self._workers.values())
+            self._workers.clear()
         for worker in workers:
             worker.lose(self.gone)
         self.is_over = True
