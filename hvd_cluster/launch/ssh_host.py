@@ -21,6 +21,10 @@ from hvd_cluster.topology import inherited
 
 logger = logging.getLogger(__name__)
 
+#: Seconds for which ssh may outlive the agent's connection before the host is lost without its last words, and how many
+#: lines of them are told.
+_LAST_WORDS_S, _NUM_LAST_WORDS = 2.0, 10
+
 
 class SshHost(RemoteHost):
     """A host whose agent runs as long as an ssh of ours does.
@@ -40,6 +44,8 @@ class SshHost(RemoteHost):
         #: It is gone because it is perhaps not up yet.
         self.may_come = False
         self._options = options
+        self._exit_code: int | None = None
+        self._has_ended = threading.Event()
         reader, self._stdin = os.pipe()
         command = options.agent_command(python_path(inherited().get("PYTHONPATH", "")))
         self._ssh = ChildProcess(
@@ -95,4 +101,13 @@ class SshHost(RemoteHost):
             self.may_come = ssh.may_pass(exit_code, self._ssh.tail.text())
             self._lose(ssh.ending(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
         else:
+            self._exit_code = exit_code
+            self._has_ended.set()
             self._channel.close()  # the reader says so to the workers
+
+    def _explain(self, why: str) -> str:
+        """With what ssh and the agent have said; the end of the connection often comes before that of ssh."""
+        self._has_ended.wait(_LAST_WORDS_S)
+        if self._exit_code is not None:
+            why = f"ssh ended with code {self._exit_code}"
+        return why + "".join(f"\n    {line}" for line in self._ssh.tail.text().strip().splitlines()[-_NUM_LAST_WORDS:])
