@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import hvd_cluster
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch import reach
 from hvd_cluster.launch.agent_message import (
@@ -97,6 +98,7 @@ class Agent:
                     beacon.port,
                     master.port,
                     self._owns_devices,
+                    hvd_cluster.__version__,
                 )
             )
             try:

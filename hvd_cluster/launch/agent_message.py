@@ -34,6 +34,8 @@ class Hello:
     master_port: int
     #: Each of its workers sees devices of its own only, so none is to count workers of this machine as beside it.
     owns_devices: bool = False
+    #: That of hvd_cluster there; whatever an agent of another version leaves out is empty.
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,9 @@ class Door:
         except (OSError, EOFError, AuthenticationError) as error:
             logger.info("a connection that does not belong to the job was dropped: %s", error)
             sock.close()
+        except Exception:  # of any kind, from unpickling
+            logger.exception("what a caller says who knows the secret cannot be understood: another hvd_cluster's?")
+            sock.close()
         else:
             if not self._let_in(hello, channel):
                 channel.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,9 @@ class Greeting:
     @classmethod
     def from_line(cls, line: bytes) -> Greeting:
         """The inverse; raises ``ValueError`` where the line is something else."""
-        fields = json.loads(line)
-        if not isinstance(fields, dict):
+        told = json.loads(line)
+        if not isinstance(told, dict):
             raise ValueError("the launcher's greeting is no JSON object")
-        return cls(**fields)
+        known = {one.name for one in fields(cls)}
+        # A launcher of another version may say more. It tells the user so once this agent has called back.
+        return cls(**{name: value for name, value in told.items() if name in known})

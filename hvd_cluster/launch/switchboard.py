@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import hvd_cluster
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.agent_message import COMPLETE, Hello
 from hvd_cluster.launch.door import Door
@@ -172,6 +173,13 @@ class Switchboard:
     def _let_in(self, hello: Hello, channel: Channel) -> bool:
         remote = self.remotes.get(hello.name)
         if remote is None or remote.hello is not None:
+            return False
+        if hello.version != hvd_cluster.__version__:
+            there = hello.version or "another version"
+            remote.refuse(
+                f"{hello.name}: hvd_cluster is {there} there and {hvd_cluster.__version__} here; "
+                "every host needs the same Python environment"
+            )
             return False
         remote.attach(hello, channel)
         return True

@@ -72,6 +72,23 @@ def test_who_proves_the_secret_is_let_in_and_who_is_unwanted_hears_the_end() -> 
         door.close()
 
 
+def test_what_cannot_be_understood_is_sent_away_and_the_next_is_heard() -> None:
+    guests = Guests()
+    door = Door(SECRET, guests.let_in, "127.0.0.1")
+    try:
+        with socket.create_connection(("127.0.0.1", door.port), timeout=10) as sock:
+            stranger = Channel.connect(sock, SECRET, 10)
+            stranger.send(b"chvd_cluster.launch.agent_message\nWhatIsNew\n.")  # a class that this version has not
+            with pytest.raises(EOFError):
+                stranger.recv()
+        welcome = call(door, "welcome")
+        guests.wait_for(1)
+        for channel in (welcome, *guests.channels):
+            channel.close()
+    finally:
+        door.close()
+
+
 def test_one_who_says_nothing_keeps_nobody_else_waiting() -> None:
     guests = Guests()
     door = Door(SECRET, guests.let_in, "127.0.0.1")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import hvd_cluster
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.logs import drop_line
+from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.reach import Beacon, Claim
 from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.switchboard import Switchboard
@@ -60,6 +65,36 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
         assert answers == {n: {"here": ("127.0.0.1",)} if n % 2 else {"nobody": ()} for n in range(8)}
     finally:
         beacon.close()
+        board.close()
+
+
+def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = hvd_cluster.__version__
+    monkeypatch.setattr(hvd_cluster, "__version__", "99.9")
+    board = Switchboard(SECRET, Ssh(), (), lambda: None)
+    try:
+        with pytest.raises(LaunchError, match=f"elsewhere: hvd_cluster is {there} there and 99.9 here"):
+            board.connect([Host("elsewhere", 1)], patient=True)
+    finally:
+        board.close()
+
+
+def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh: Path) -> None:
+    board = Switchboard(SECRET, Ssh(), (), lambda: None)
+    try:
+        board.connect([Host("elsewhere", 1)], patient=False)
+        remote = board.remotes["elsewhere"]
+        pid = int((loopback_ssh / "pids").read_text())
+        with Path(f"/proc/{pid}/fd/2").open("w") as stderr:
+            stderr.write("Timeout, server not responding.\n")
+        os.kill(pid, signal.SIGKILL)
+        worker = remote.start(
+            0, Task(command=("true",)), Topology(), {}, lambda: None, on_line=drop_line, on_event=ignore_event
+        )
+        outcome = worker.wait()
+        assert outcome is not None
+        assert "lost its host elsewhere: ssh ended with code -9\n    Timeout, server not responding." in outcome.fate
+    finally:
         board.close()
 
 
