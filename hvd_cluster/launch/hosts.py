@@ -141,9 +141,9 @@ def local_names() -> set[str]:
 
 def _is_own(family: int, address: str) -> bool:
     """The kernel lets a socket be bound to the host's own addresses only."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError as error:
-            return error.errno not in (errno.EADDRNOTAVAIL, errno.EINVAL)
-        return True
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EAFNOSUPPORT)
+    return True

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from hvd_cluster.launch import hosts
 from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hostfile, parse_hosts, read_hostfile
 
 
@@ -66,3 +69,17 @@ def test_this_host_is_known_by_its_names_and_addresses(name: str) -> None:
 @pytest.mark.parametrize("name", ["192.0.2.1", "no-such-host.invalid", "somebody@localhost"])
 def test_other_hosts_and_other_users_are_not_this_host(name: str) -> None:
     assert not is_local(name)
+
+
+def test_an_address_of_a_family_that_this_host_has_not_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = socket.socket
+
+    def without_ipv6(family: int, kind: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return made(family, kind)
+
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 0, 0, 0))]
+    monkeypatch.setattr(hosts.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(hosts.socket, "socket", without_ipv6)
+    assert not is_local("elsewhere")
