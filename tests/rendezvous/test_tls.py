@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import socket
 import ssl
 import threading
@@ -165,3 +166,20 @@ def test_openssl_makes_certificates_where_the_package_is_missing(monkeypatch: py
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LaunchError, match="pip install cryptography"):
         tls.new_certificate()
+
+
+def test_the_clocks_of_the_hosts_need_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ahead(dt.datetime):
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> Ahead:
+            return super().now(tz) + dt.timedelta(days=7)
+
+    monkeypatch.setattr(tls.dt, "datetime", Ahead)
+    made = tls._by_package()
+    one, other = tls.TlsLayer(made, accepts=False), tls.TlsLayer(made, accepts=True)
+    one.write(b"hello")
+    heard = b""
+    for _ in range(3):
+        heard += other.feed(one.pending())
+        one.feed(other.pending())
+    assert heard == b"hello"
