@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
 import threading
 import time
@@ -20,6 +22,8 @@ OnLine = Callable[[int, str, str], None]
 MAX_LINE_BYTES = 64 * 1024
 #: Lines of a worker that its driver's own output shows, if nobody asks for more.
 MAX_SHOWN_LINES = 10_000
+#: Of text for a pipe that may refuse it; its buffer, which keeps what is refused, has 4 KiB.
+_PIECE_CHARS = 1000
 #: Lines of a worker that its failure report shows.
 TAIL_LINES = 30
 
@@ -118,15 +122,44 @@ class LinePrinter:
         if target is None or self._broken:
             return
         try:
-            try:
-                target.write(text)
-            except UnicodeEncodeError:
-                encoding = target.encoding or "ascii"
-                target.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            target.flush()
+            if not _is_impatient(target):
+                _put(target, text)
+                target.flush()
+                return
+            _flush_patiently(target)
+            for start in range(0, len(text), _PIECE_CHARS):
+                _put(target, text[start : start + _PIECE_CHARS])
+                _flush_patiently(target)
         except (OSError, ValueError) as error:  # the reader has gone, or the stream is closed: the job matters more
             self._broken = True
             logger.warning("the workers' output can no longer be written: %s", error)
+
+
+def _put(target: TextIO, text: str) -> None:
+    try:
+        target.write(text)
+    except UnicodeEncodeError:
+        encoding = target.encoding or "ascii"
+        target.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _is_impatient(target: TextIO) -> bool:
+    """A pipe that refuses what it cannot take at once: whoever shares it has set O_NONBLOCK."""
+    try:
+        return not os.get_blocking(target.fileno())
+    except (OSError, ValueError, AttributeError):  # no file at all
+        return False
+
+
+def _flush_patiently(target: TextIO) -> None:
+    while True:
+        try:
+            target.flush()  # what the pipe refuses stays in the buffer
+            return
+        except BlockingIOError:
+            room = select.poll()
+            room.register(target.fileno(), select.POLLOUT)
+            room.poll()
 
 
 def printer(stdout: TextIO | None, stderr: TextIO | None, *, with_timestamp: bool, verbose: int) -> OnLine:

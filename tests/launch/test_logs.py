@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,23 @@ def test_verbose_0_drops_lines_unless_a_stream_says_where_they_go(capfd: pytest.
     printer(stream, None, with_timestamp=False, verbose=0)(0, "stdout", "kept")
     printer(None, None, with_timestamp=False, verbose=1)(1, "stderr", "shown")
     assert (stream.getvalue(), *capfd.readouterr()) == ("[0]<stdout>:kept\n", "", "[1]<stderr>:shown\n")
+
+
+def test_a_pipe_that_does_not_wait_loses_nothing() -> None:
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    lines = [f"{number} " + "\N{SNOWMAN}" * 20_000 for number in range(20)]
+    with os.fdopen(reader, encoding="utf-8") as source:
+        text: list[str] = []
+        thread = threading.Thread(target=lambda: text.append(source.read()))
+        with os.fdopen(writer, "w", encoding="utf-8") as target:
+            for _ in range(100_000):  # the driver's own prints fill it
+                with contextlib.suppress(BlockingIOError):
+                    print("own", file=target, flush=True)
+            thread.start()
+            show = LinePrinter(target, target)
+            for line in lines:
+                show(0, "stdout", line)
+        thread.join()
+    shown = [line for line in text[0].splitlines() if line != "own"]
+    assert shown == [f"[0]<stdout>:{line}" for line in lines]
