@@ -19,16 +19,28 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def tie_to(parent_pid: int) -> None:
+def tie_to(parent_pid: int, *, hears_of_its_end: bool = False) -> None:
     """Have the kernel kill this process when the thread that forked it ends; die now if that has happened already.
+
+    Args:
+        parent_pid: the process that is to have forked it.
+        hears_of_its_end: this process notices it by other means too, so that there may be a third one between the two.
 
     Where the system has no such call (it is Linux's), only the closing of the driver's channel tells of its end.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:
+    if os.getppid() != parent_pid and not (hears_of_its_end and _lives(parent_pid)):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def main(arguments: list[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import selectors
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -12,6 +14,13 @@ from hvd_cluster.launch.logs import LineSplitter
 
 _READ_BYTES = 1 << 16
 _CATCH_UP = b"c"
+
+
+def flush_prints() -> None:
+    """Flush what takes the user's prints, if it can be."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the user has closed it, or put an object of any kind in its place
+            stream.flush()
 
 
 class OutputReader:

@@ -27,6 +27,7 @@ from hvd_cluster.launch.call import unpack
 from hvd_cluster.launch.leash import tie_to
 from hvd_cluster.launch.message import END, Event, Order, Ready
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.launch.output import flush_prints
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -37,7 +38,8 @@ def main() -> int:
     """Serve the driver until it has no more orders."""
     descriptor, parent_pid = map(int, sys.argv[1:])
     del sys.argv[1:]  # the user's function may parse its own
-    tie_to(parent_pid)
+    # An ``executable`` may be a script that has Python as its child; the channel's end tells of the driver's then.
+    tie_to(parent_pid, hears_of_its_end=True)
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
     topology = Topology.from_env()
@@ -51,8 +53,7 @@ def main() -> int:
         if order.sys_path is not None:
             sys.path[:] = dict.fromkeys([*order.sys_path, *sys.path])
         outcome = perform(order.call, topology)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_prints()
         channel.send(pickle.dumps(outcome))
     return 0
 

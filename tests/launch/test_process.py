@@ -129,3 +129,28 @@ def test_a_worker_imports_nothing_heavy_by_itself() -> None:
     outcome = worker.wait(60)
     assert outcome is not None
     assert pickle.loads(outcome.value or b"") == []
+
+
+@pytest.mark.parametrize("stream", ["None", "object()", "closed"])
+def test_a_function_that_replaced_the_output_has_finished_all_the_same(stream: str) -> None:
+    def fn() -> int:
+        closed = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        closed.close()
+        sys.stdout = {"None": None, "object()": object()}.get(stream, closed)  # type: ignore[assignment]
+        return 7
+
+    worker = WorkerProcess(TOPOLOGY, pack(fn), on_line=ignore)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert outcome.error is None
+    assert pickle.loads(outcome.value or b"") == 7
+
+
+def test_an_executable_may_be_a_script_that_has_python_as_its_child(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    worker = WorkerProcess(TOPOLOGY, pack(lambda: 7), executable=str(wrapper), on_line=ignore)
+    outcome = worker.wait(60)
+    assert outcome is not None
+    assert pickle.loads(outcome.value or b"") == 7
