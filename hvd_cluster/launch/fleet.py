@@ -313,7 +313,10 @@ class Fleet:
             for site in machines.values():
                 wanted = named(dict(site.interfaces), self._wanted)
                 if self._wanted and not wanted:
-                    name, there = site.host.name, ", ".join(site.interfaces)
+                    name, there = (
+                        site.host.name,
+                        ", ".join(site.interfaces) or "none with an IPv4 address, which is needed",
+                    )
                     lacking[name] = f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"
                     continue
                 # The way to the launcher is the likeliest way to everybody.

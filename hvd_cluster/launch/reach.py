@@ -28,6 +28,7 @@ CALL_TIMEOUT_S = 5.0
 #: How many of the other hosts call each one: with that many witnesses the rest will reach it too.
 NUM_WITNESSES = 8
 _MOST_CALLERS = 64
+_NO_ADDRESS = "no IPv4 address, and IPv4 is needed"
 #: Seconds until one who was pushed out calls again.
 _AGAIN_S = 0.1
 
@@ -164,7 +165,7 @@ def _addresses(
 
 def _story(claim: Claim, callers: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> str:
     who = [f"{caller} at {', '.join(reached[caller].get(claim.name, ())) or 'none'}" for caller in callers]
-    return f"{claim.name} has {', '.join(claim.addresses) or 'no address'}; reached by {'; '.join(who) or 'nobody'}"
+    return f"{claim.name} has {', '.join(claim.addresses) or _NO_ADDRESS}; reached by {'; '.join(who) or 'nobody'}"
 
 
 def unreachable(lost: Mapping[str, str]) -> LaunchError:

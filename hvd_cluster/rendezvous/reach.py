@@ -58,4 +58,6 @@ def reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_s: flo
             except ConnectionError as error:
                 failures.append(str(error))
         if time.monotonic() >= deadline_s:
-            raise ConnectionError("; ".join(dict.fromkeys(failures)) or "rank 0 has no network address")
+            if all(address.startswith("127.") for address in addresses):
+                failures.append("its host has no IPv4 address but the loopback one, and hosts reach each other by IPv4")
+            raise ConnectionError("; ".join(dict.fromkeys(failures)))

@@ -79,6 +79,12 @@ def test_a_host_that_nobody_reaches_is_named_with_who_tried() -> None:
         raise unreachable(lost)
 
 
+def test_a_host_without_ipv4_is_told_that_it_is_needed() -> None:
+    claims = [Claim("a", ("10.0.0.1",), 1), Claim("b", (), 1)]
+    _, lost = choose(claims, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
+    assert lost["b"].startswith("b has no IPv4 address, and IPv4 is needed; ")
+
+
 def test_a_host_that_is_cut_off_is_left_out_alone() -> None:
     claims = [Claim(name, (f"10.0.0.{number}",), 1) for number, name in enumerate("abc", 1)]
     alone = {

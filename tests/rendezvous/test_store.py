@@ -256,6 +256,12 @@ def test_an_address_to_which_no_way_leads_does_not_hide_one_that_answers(
     assert reachable([NO_WAY, "127.0.0.1"], server.port, SECRET, 30.0) == "127.0.0.1"
 
 
+@pytest.mark.parametrize("addresses", [[], ["127.0.0.1"]])
+def test_a_host_without_an_address_for_others_is_told_that_ipv4_is_needed(addresses: list[str]) -> None:
+    with pytest.raises(ConnectionError, match="no IPv4 address but the loopback one"):
+        reachable(addresses, 9, SECRET, 0.3)
+
+
 def test_a_network_that_comes_up_late_is_waited_for(server: KeyValueServer, monkeypatch: pytest.MonkeyPatch) -> None:
     connect, tries = socket.create_connection, []
 
