@@ -56,6 +56,16 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an agent needs that starts in a bare environment: the way to this package, and to what it imports.
+
+    Args:
+        environ: the launcher's.
+    """
+    present = environ.get("PYTHONPATH", "")
+    return {**({"PYTHONPATH": present} if present else {}), **python_path(present)}
+
+
 def python_path(present: str) -> dict[str, str]:
     """Lets a process import this very package where it is not installed: from a checkout, or from a zip on Spark.
 

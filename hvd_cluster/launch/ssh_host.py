@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hvd_cluster.launch import leash, ssh
 from hvd_cluster.launch.child import ChildProcess
-from hvd_cluster.launch.environment import python_path
+from hvd_cluster.launch.environment import agent_environment
 from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.remote import RemoteHost
@@ -47,7 +47,7 @@ class SshHost(RemoteHost):
         self._exit_code: int | None = None
         self._has_ended = threading.Event()
         reader, self._stdin = os.pipe()
-        command = options.agent_command(python_path(inherited().get("PYTHONPATH", "")))
+        command = options.agent_command(agent_environment(inherited()))
         self._ssh = ChildProcess(
             0,
             [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *options.arguments(host.name, command)],

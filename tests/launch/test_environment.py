@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hvd_cluster
-from hvd_cluster.launch.environment import exportable, worker_environment
+from hvd_cluster.launch.environment import agent_environment, exportable, worker_environment
 from hvd_cluster.topology import Topology
 
 
@@ -56,6 +56,14 @@ def test_a_checkout_is_importable_in_the_worker(monkeypatch: pytest.MonkeyPatch)
     # On another host the launcher's comes with the task.
     entries = worker_environment(Topology(), {"PYTHONPATH": "/launcher"})["PYTHONPATH"].split(os.pathsep)
     assert entries == ["/launcher", str(Path(hvd_cluster.__file__).parents[1])]
+
+
+def test_an_agent_finds_the_package_wherever_the_launcher_has_it_from() -> None:
+    root = str(Path(hvd_cluster.__file__).parents[1])
+    assert agent_environment({}) == {"PYTHONPATH": root}
+    assert agent_environment({"PYTHONPATH": "/x"}) == {"PYTHONPATH": f"/x{os.pathsep}{root}"}
+    present = {"PYTHONPATH": f"{root}{os.pathsep}/x"}
+    assert agent_environment({**present, "HOME": "/root"}) == present
 
 
 def test_old_names_are_answered_for_when_asked() -> None:
