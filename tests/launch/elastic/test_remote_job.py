@@ -72,3 +72,18 @@ def test_a_host_that_goes_is_replaced_by_one_that_comes(
     assert end["sizes"][-1] == 2
     assert f"{made[2].address} is reached at {made[2].address} (ib7)" in log.read_text()
     assert [machine.processes() for machine in made.machines[1:]] == [[], []]
+
+
+def test_a_host_that_is_cut_off_from_the_others_leaves_them_to_the_job(
+    hosts: Callable[[int], Machines], tmp_path: Path
+) -> None:
+    made = hosts(3)
+    a, b, c = (machine.address for machine in made.machines)
+    made[1].shell(f"ip route add blackhole {a}/32 && ip route add blackhole {c}/32")  # the launcher still gets there
+    line = [*HVDRUN, "--verbose", "-i", made.key, "-np", "2", "--min-np", "2", "--max-np", "3"]
+    line += ["--host-discovery-script", f"printf '{a}:1\\n{b}:1\\n{c}:1\\n'", "sh", "-c", "hostname -I"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, env=made.environment)
+    assert done.returncode == 0, done.stderr
+    assert {text.partition(":")[2].strip() for text in done.stdout.splitlines()} == {a, c}
+    assert f"host {b} cannot be used" in done.stderr
+    assert f"host {a} cannot be used" not in done.stderr
