@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -85,6 +86,16 @@ def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, d
     told.start()
     assert member.next_place(0.2).generation == 2
     told.join()
+
+
+def test_a_worker_whose_connection_was_cut_off_while_it_trained_asks_over_a_new_one(
+    member: Membership, driver: KeyValueClient
+) -> None:
+    place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
+    for _ in range(2):
+        post(driver, place_box("w7"), place)
+        assert member.next_place(30).generation == 2
+        member._client._channel._socket.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_worker_that_is_not_needed_any_more_exits(member: Membership, driver: KeyValueClient) -> None:
