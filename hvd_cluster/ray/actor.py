@@ -20,6 +20,7 @@ from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.ray.connection import FATE, Connection, ConnectionEndedError
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
 from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import Settlement
@@ -72,6 +73,7 @@ class ActorWorker:
     """A worker; see :class:`hvd_cluster.launch.group.Worker`. A thread of its own follows its life.
 
     Args:
+        connection: the one to the cluster in which the actor is.
         handle: the actor.
         greeting: the ``ObjectRef`` of its greeting.
         rank: names it until it is settled.
@@ -83,6 +85,7 @@ class ActorWorker:
 
     def __init__(
         self,
+        connection: Connection,
         handle: Any,
         greeting: Any,
         rank: int,
@@ -99,6 +102,7 @@ class ActorWorker:
         self.greeting: Greeting | None = None
         #: Who hears it now; a call may bring ears of its own.
         self.ears = ears
+        self._connection = connection
         self._handle = handle
         self._greeting_ref = greeting
         self._settle = settle
@@ -121,11 +125,11 @@ class ActorWorker:
         """Let it do ``order``; :attr:`reported` says how that ended."""
         with self._lock:
             self.reported = None
-            self._pending = order.give(self._handle)
+            self._pending = self._give(order)
 
     def submit_remote(self, order: Order) -> Any:
         """Let it do ``order``; the ``ObjectRef`` of what that returns, or raises."""
-        return order.give(self._handle)
+        return self._give(order)
 
     def forget_report(self) -> None:
         """The call is over, and its report taken: a worker that ends from now on has not answered the next call."""
@@ -140,7 +144,11 @@ class ActorWorker:
         """End it."""
         self._stopping = True
         with contextlib.suppress(Exception):  # Ray itself may have gone, and its actors with it
-            load_ray().kill(self._handle)
+            self._connection.ray().kill(self._handle)
+
+    def _give(self, order: Order) -> Any:
+        self._connection.ray()
+        return order.give(self._handle)
 
     def wait(self) -> Outcome | None:
         """Wait until it has ended."""
@@ -160,10 +168,12 @@ class ActorWorker:
     def _until_lost(self) -> Outcome:
         ray = load_ray()
         try:
-            self.greeting = greeting = ray.get(self._greeting_ref)
+            self.greeting = greeting = self._connection.ray().get(self._greeting_ref)
             channel = self._begin(greeting)
         except ray.exceptions.RayActorError as error:
             return self._death(error)
+        except ConnectionEndedError:
+            return self._left_behind()
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker is lost, and its outcome says why
             self.kill()
             return self._failure(error)
@@ -191,7 +201,7 @@ class ActorWorker:
         """Settle the actor, and call it."""
         settlement = self._settle(greeting)
         self.rank = settlement.topology.rank
-        load_ray().get(self._handle.settle.remote(settlement))
+        self._connection.ray().get(self._handle.settle.remote(settlement))
         self._secret = settlement.topology.secret
         channel = self._dial(greeting, _CALL_TIMEOUT_S)
         self.ready = True
@@ -253,7 +263,7 @@ class ActorWorker:
 
     def _result(self, pending: Any, timeout_s: float | None = None) -> Outcome:
         """What Ray brings; raises RayActorError where the worker has died, and GetTimeoutError."""
-        ray = load_ray()
+        ray = self._connection.ray()
         try:
             outcome: Outcome = ray.get(pending, timeout=timeout_s)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
@@ -273,6 +283,8 @@ class ActorWorker:
                 is_idle = self._answers()
             except ray.exceptions.RayActorError as error:
                 return self._death(error)
+            except ConnectionEndedError:
+                return self._left_behind()
             except Exception as error:  # noqa: BLE001 - Ray itself has gone
                 return self._failure(error)
             if self.outcome is not None:
@@ -295,7 +307,7 @@ class ActorWorker:
 
     def _answers(self) -> bool:
         """Whether it lives and is idle, the report of its last call taken; False while it is busy."""
-        ray = load_ray()
+        ray = self._connection.ray()
         try:
             if self._pending is not None:
                 self._report(self._result(self._pending, _VERDICT_S))
@@ -310,7 +322,7 @@ class ActorWorker:
         if self._pending is None:
             return False
         with contextlib.suppress(Exception):  # Ray itself may have gone: the connection ends next
-            return bool(load_ray().wait([self._pending], timeout=0, fetch_local=False)[0])
+            return bool(self._connection.ray().wait([self._pending], timeout=0, fetch_local=False)[0])
         return False
 
     def _death(self, error: BaseException) -> Outcome:
@@ -322,6 +334,10 @@ class ActorWorker:
         if code := re.search(r"exit code (\d+)", text):
             return replace(self._ended(), exit_code=int(code[1]))
         return replace(self._ended(), fate=_fate(type(error).__name__, text))
+
+    def _left_behind(self) -> Outcome:
+        """Ray has ended it, or will: this process cannot ask any more."""
+        return replace(self._ended(), stopped=True) if self._stopping else replace(self._ended(), fate=FATE)
 
     def _failure(self, error: BaseException) -> Outcome:
         cause = getattr(error, "cause", None)

@@ -6,6 +6,7 @@ Workers call their driver and the driver calls them, which a client outside of t
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -17,6 +18,7 @@ from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import unpack
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import in_bundle
+from hvd_cluster.ray.connection import ENDED, Connection, ConnectionEndedError
 from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import packed
@@ -40,6 +42,7 @@ class ClientAdapter(Adapter):
     def __init__(self, spec: ExecutorSpec) -> None:
         self._spec = spec
         self._actor: Any = None
+        self._connection = Connection()
         self._reservation: Reservation | None = None
 
     def start(
@@ -53,6 +56,7 @@ class ClientAdapter(Adapter):
         executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
         arguments = {field.name: getattr(self._spec, field.name) for field in fields(self._spec)}
         options: dict[str, Any] = {}
+        self._connection = Connection.current()
         try:
             if self._spec.min_workers is None:
                 timeout_s = self._spec.settings.placement_group_timeout_s
@@ -94,7 +98,7 @@ class ClientAdapter(Adapter):
 
     def shutdown(self) -> None:
         try:
-            if self._actor is not None:
+            if self._actor is not None and not self._connection.has_ended:
                 self._result(self._actor.shutdown.remote())
         except load_ray().exceptions.RayActorError as error:  # it has died, and its workers have ended with it
             logger.debug("the executor in the cluster has ended before: %s", error)
@@ -106,13 +110,17 @@ class ClientAdapter(Adapter):
         actor, self._actor = self._actor, None
         reservation, self._reservation = self._reservation, None
         if actor is not None:
-            load_ray().kill(actor)
+            with contextlib.suppress(ConnectionEndedError):  # it has ended with its client
+                self._connection.ray().kill(actor)
         if reservation is not None:
             reservation.release()
 
     def _started(self) -> Any:
         if self._actor is None:
             raise LaunchError("the executor has no workers: call start() first")
+        if self._connection.has_ended:
+            self._drop()
+            raise LaunchError(f"the executor has no workers: {ENDED}. Call start() first.")
         return self._actor
 
     def _call(self, method: str, call: bytes, callbacks: Sequence[Callback] | None) -> Any:

@@ -21,6 +21,7 @@ from hvd_cluster.ray.actor import Order
 from hvd_cluster.ray.adapter import Adapter, Callback, checked_variables
 from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.callbacks import CallbackLoop
+from hvd_cluster.ray.connection import ENDED, Connection
 from hvd_cluster.ray.discovery import BundleDiscovery, NodeDiscovery
 from hvd_cluster.ray.node_fleet import NodeFleet
 from hvd_cluster.ray.resources import WorkerResources
@@ -53,6 +54,7 @@ class ElasticAdapter(Adapter):
         #: The one that the program is in; Ray tells it to the program's own thread only.
         self._group: Any = None
         self._is_started = False
+        self._connection = Connection()
 
     def start(
         self,
@@ -63,6 +65,7 @@ class ElasticAdapter(Adapter):
     ) -> None:
         """Wait for room for ``min_num_proc`` workers. They start with each call, and make an executable each."""
         self._spec({})  # its mistakes are told now
+        self._connection = Connection.current()
         self._group = group_to_use(self._use_current_group)
         self._await_room(self._group)
         self._executable = (
@@ -97,6 +100,8 @@ class ElasticAdapter(Adapter):
     def _run(self, order: Order, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise LaunchError("the executor has no workers: call start() first")
+        if self._connection.has_ended:
+            raise LaunchError(f"the executor has no workers: {ENDED}. Call start() first.")
         group = self._group
         settings = self._settings
         spec = self._spec({**settings.environment, **self._env})

@@ -19,6 +19,7 @@ from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorWorker, Ears, Order
 from hvd_cluster.ray.callbacks import CallbackLoop
+from hvd_cluster.ray.connection import ENDED, Connection
 from hvd_cluster.ray.messages import Greeting
 from hvd_cluster.ray.resources import device_env
 from hvd_cluster.ray.session import connect, first_line, full_store, load_ray
@@ -60,6 +61,7 @@ class FixedCrew:
         self._placement_timeout_s = placement_timeout_s
         self._start_timeout_s = start_timeout_s
         self._running: ExitStack | None = None
+        self._connection = Connection()
         self._group: Group[ActorWorker] = Group()
         self._why_closed = "start() has not been called"
 
@@ -145,6 +147,8 @@ class FixedCrew:
         return self._running is not None
 
     def _workers(self) -> list[ActorWorker]:
+        if self._running is not None and self._connection.has_ended:
+            self.close(ENDED)
         if self._running is not None and not self._group.all_live:
             self.close("a worker died between two calls")
         if self._running is None:
@@ -155,6 +159,7 @@ class FixedCrew:
 
     def _bring_up(self, stack: ExitStack) -> None:
         connect()
+        self._connection = Connection.current()
         reservation = self._strategy.reserve(self._placement_timeout_s)
         size = len(reservation.bundles)
         stack.callback(_quietly, reservation.release)
@@ -181,7 +186,13 @@ class FixedCrew:
             settlement = Settlement(topology, {**device_env(placement.visible_devices), **self._env}, carries())
             index = placement.seat.index
             return lambda on_change: ActorWorker(
-                handles[index], refs[index], placement.rank, lambda _: settlement, self._ears, on_change
+                self._connection,
+                handles[index],
+                refs[index],
+                placement.rank,
+                lambda _: settlement,
+                self._ears,
+                on_change,
             )
 
         self._group.start(starter(placement) for placement in placements)
@@ -195,7 +206,7 @@ class FixedCrew:
         handles = []
         for index in range(size):
             handle = actor_class.options(**reservation.options(index)).remote(index, size)
-            stack.callback(_quietly, ray.kill, handle)
+            stack.callback(_quietly, _kill, self._connection, handle)
             handles.append(handle)
         return handles
 
@@ -266,6 +277,10 @@ def check_versions(greetings: Sequence[Greeting]) -> None:
             f"hvd_cluster is {hvd_cluster.__version__} here and {there}: install one version everywhere, for example "
             "through ray.init(runtime_env={'pip': [...]})"
         )
+
+
+def _kill(connection: Connection, handle: Any) -> None:
+    connection.ray().kill(handle)
 
 
 def _quietly(act: Callable[..., Any], *arguments: Any) -> None:

@@ -16,10 +16,10 @@ from hvd_cluster.launch.task import Task
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorWorker, Ears, OnLog, Order
 from hvd_cluster.ray.bundles import bundles_of, in_bundle
+from hvd_cluster.ray.connection import Connection
 from hvd_cluster.ray.fixed import shared
 from hvd_cluster.ray.messages import Greeting
 from hvd_cluster.ray.resources import WorkerResources, device_env
-from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
@@ -61,6 +61,7 @@ class NodeFleet(Fleet):
         self, secret: bytes, resources: WorkerResources, order: Order, on_log: OnLog, group: Any = None
     ) -> None:
         super().__init__(secret)
+        self._connection = Connection.current()
         self._group = group
         self._resources = resources
         self._order = shared(order)
@@ -173,14 +174,21 @@ class NodeFleet(Fleet):
             # The driver lists the GPUs of the whole node when the worker joins its first world.
             return Settlement(topology, {**device_env(greeting.gpus), **task.env, **env}, bool(task.as_horovod))
 
-        actor_class = load_ray().remote(BaseHorovodWorker)
+        actor_class = self._connection.ray().remote(BaseHorovodWorker)
         wants = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
         bundle = self._bundle(place.node.node_id)
         options = place.options if bundle is None else in_bundle(self._group, bundle)
         handle = actor_class.options(**wants, **options).remote(topology.rank, topology.size)
         ears = Ears(on_line, on_event, self._on_log)
         worker = ActorWorker(
-            handle, handle.greet.remote(self.secret), topology.rank, settle, ears, on_change, self._order
+            self._connection,
+            handle,
+            handle.greet.remote(self.secret),
+            topology.rank,
+            settle,
+            ears,
+            on_change,
+            self._order,
         )
         self._started[topology.worker] = _Started(name, worker, bundle)
         return worker

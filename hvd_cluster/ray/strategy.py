@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_cluster.errors import NotEnoughSlotsError, StartTimeoutError
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.bundles import Bundle, bundles_of, described, in_bundle
+from hvd_cluster.ray.connection import Connection, ConnectionEndedError
 from hvd_cluster.ray.resources import WorkerResources, listed, shortage
 from hvd_cluster.ray.session import load_ray
 
@@ -32,6 +34,8 @@ class Reservation:
     resources: WorkerResources
     #: Ours to remove.
     is_own: bool
+    #: The one in which the group is.
+    connection: Connection = field(default_factory=Connection.current)
 
     def options(self, worker: int) -> dict[str, Any]:
         """The options of that worker's actor."""
@@ -41,7 +45,13 @@ class Reservation:
     def release(self) -> None:
         """Give the resources back; a group that is not ours stays."""
         if self.is_own:
-            load_ray().util.remove_placement_group(self.group)
+            _remove(self.group, self.connection)
+
+
+def _remove(group: Any, connection: Connection) -> None:
+    """Remove a placement group; it has gone with its connection, where that has ended."""
+    with contextlib.suppress(ConnectionEndedError):
+        connection.ray().util.remove_placement_group(group)
 
 
 class Strategy(ABC):
@@ -225,14 +235,14 @@ def create_placement_group(
     Raises:
         StartTimeoutError: it is not ready in time, and is removed; a ``TimeoutError``.
     """
-    ray = load_ray()
+    ray, connection = load_ray(), Connection.current()
     # Ray wants a resource in each bundle; workers that take none count as nothing.
     bundle = dict(resources_per_bundle) or {"CPU": 0.001}
     group = ray.util.placement_group([bundle] * num_bundles, strategy=pg_strategy)
     try:
         _await(group, bundle, num_bundles, pg_timeout, pg_strategy)
     except BaseException:  # an interrupt as well: a group that nobody holds would keep its resources
-        ray.util.remove_placement_group(group)
+        _remove(group, connection)
         raise
     return group, list(group.bundle_specs)
 
