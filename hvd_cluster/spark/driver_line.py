@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.keep_alive import keep_alive
 from hvd_cluster.spark.messages import STOP, Line, Message
 from hvd_cluster.topology import split_address
 
@@ -81,7 +82,7 @@ class DriverLine:
                     self.stop_requested.set()
             except TimeoutError:
                 continue
-            except (EOFError, OSError):
+            except (EOFError, OSError, AuthenticationError):
                 break
         if not self._closing:
             time.sleep(0.2)  # a process that dies closes its sockets one after the other
@@ -110,8 +111,7 @@ def reach_driver(
             sock = socket.create_connection((host, int(port)), timeout=left_s / (len(addresses) - position))
         except OSError:
             continue
-        # Firewalls forget connections that are silent for long.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(sock)  # a worker may say nothing for hours
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if prepare is not None:
             prepare(sock)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import pickle
 import queue
-import selectors
 import socket
 import threading
 import time
@@ -14,7 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.keep_alive import keep_alive
+from hvd_cluster.rendezvous.listening import listen
 from hvd_cluster.spark.messages import STOP, Lost, Seated
 from hvd_cluster.topology import join_address
 
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a caller has to prove that it is a task of the job.
 _PROOF_S = 3.0
+#: Connections that may prove themselves at the same time; all tasks of a job do so at once.
+_MOST_STRANGERS = 512
 #: Messages that may wait for the driver's main thread before the tasks have to wait as well.
 _MAX_WAITING = 100_000
 
@@ -40,16 +44,14 @@ class Listener:
     def __init__(self, secret: bytes, host: str, messages: queue.SimpleQueue[Any]) -> None:
         self._secret = secret
         self._messages = messages
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=512)
-        self.port: int = self._socket.getsockname()[1]
-        self._bell, self._bell_far_end = socket.socketpair()
         self._changed = threading.Condition()
         self._channels: list[Channel] = []
         self._readers: list[threading.Thread] = []
         self._stopping = self._closing = False
-        self._thread = threading.Thread(target=self._welcome_all, name="hvd-spark-listener", daemon=True)
-        self._thread.start()
+        listeners = listen([host])
+        self.port: int = listeners[0].getsockname()[1]
+        # A caller counts there until it has proved itself; a thread of its own hears it afterwards.
+        self._reception = Reception(listeners, answer=self._welcome, most=_MOST_STRANGERS, name="hvd-spark-listener")
 
     def addresses(self, hosts: Sequence[str]) -> tuple[str, ...]:
         """ "host:port" for each of the names of this host."""
@@ -73,12 +75,12 @@ class Listener:
             if self._closing:
                 return
             self._closing = True
-        self._bell.close()
-        self._thread.join()
+        self._reception.close(_PROOF_S)
         with self._changed:
-            for channel in self._channels:
-                channel.close()
-        for reader in self._readers:
+            channels, readers = list(self._channels), list(self._readers)
+        for channel in channels:
+            channel.close()
+        for reader in readers:
             reader.join()
 
     def __enter__(self) -> Listener:
@@ -87,31 +89,32 @@ class Listener:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _welcome_all(self) -> None:
-        with self._socket, self._bell_far_end, selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._bell_far_end, selectors.EVENT_READ)
-            while self._bell_far_end not in [key.fileobj for key, _ in selector.select()]:
-                with contextlib.suppress(ConnectionError):
-                    sock, _ = self._socket.accept()
-                    reader = threading.Thread(target=self._hear_one, args=(sock,), name="hvd-spark-hear", daemon=True)
-                    self._readers = [one for one in self._readers if one.is_alive()] + [reader]
-                    reader.start()
-
-    def _hear_one(self, sock: socket.socket) -> None:
+    def _welcome(self, sock: socket.socket) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock)  # a task may say nothing for hours
             channel = Channel.accept(sock, self._secret, _PROOF_S)
         except (AuthenticationError, OSError) as error:
             logger.warning("a connection that is none of this job's tasks was refused: %s", error)
             sock.close()
             return
+        reader = threading.Thread(target=self._hear_one, args=(channel,), name="hvd-spark-hear", daemon=True)
         with self._changed:
+            if self._closing:
+                channel.close()
+                return
+            try:
+                reader.start()
+            except RuntimeError as error:  # as many threads as the system allows
+                logger.warning("a task cannot be heard: %s", error)
+                channel.close()
+                return
+            self._readers = [one for one in self._readers if one.is_alive()] + [reader]
             self._channels.append(channel)
             if self._stopping:
                 _tell_to_stop(channel)
-            if self._closing:
-                channel.close()
+
+    def _hear_one(self, channel: Channel) -> None:
         index: int | None = None
         try:
             while True:
@@ -121,7 +124,7 @@ class Listener:
                 self._messages.put(message)
                 while self._messages.qsize() > _MAX_WAITING and not self._closing:
                     time.sleep(0.02)  # the main thread cannot keep up: let the sender feel it
-        except (EOFError, OSError):
+        except (EOFError, OSError, AuthenticationError):
             pass  # the task has ended, or died: what the job does next tells which
         channel.close()
         if index is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import queue
+import resource
 import socket
 import threading
 import time
@@ -175,3 +178,66 @@ def test_a_line_from_which_the_driver_takes_nothing_is_closed_at_once(secret: by
         began_s = time.monotonic()
         line.close()
         assert time.monotonic() - began_s < 30
+
+
+def test_a_line_that_is_silent_for_hours_is_kept_alive_from_both_ends(
+    listener: Listener, secret: bytes, messages: queue.SimpleQueue[Any]
+) -> None:
+    with DriverLine(listener.addresses(LOCAL), secret) as line:
+        line.tell(Seated(0, "h"))
+        messages.get(timeout=5)
+        assert line._channel is not None
+        for channel in (line._channel, listener._channels[0]):
+            sock = channel._socket
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 120
+
+
+def test_a_listener_that_found_no_descriptor_once_still_listens(
+    listener: Listener, secret: bytes, messages: queue.SimpleQueue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = threading.Event()
+    handler = _Ring(refused)
+    logging.getLogger("hvd_cluster").addHandler(handler)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as caller:
+        first_free = os.dup(0)
+        os.close(first_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+        try:
+            caller.connect((LOCAL[0], listener.port))
+            assert refused.wait(10)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            logging.getLogger("hvd_cluster").removeHandler(handler)
+    with DriverLine(listener.addresses(LOCAL), secret) as line:
+        line.tell(Seated(0, "h"))
+        assert messages.get(timeout=5) == Seated(0, "h")
+
+
+class _Ring(logging.Handler):
+    """Sets an event when something is logged."""
+
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def emit(self, record: logging.LogRecord) -> None:
+        del record
+        self._event.set()
+
+
+def test_the_oldest_of_too_many_strangers_gives_way_and_no_task_does(
+    monkeypatch: pytest.MonkeyPatch, secret: bytes, messages: queue.SimpleQueue[Any]
+) -> None:
+    monkeypatch.setattr("hvd_cluster.spark.listener._MOST_STRANGERS", 2)
+    monkeypatch.setattr("hvd_cluster.spark.listener._PROOF_S", 60.0)
+    with Listener(secret, LOCAL[0], messages) as listener, contextlib.ExitStack() as stack:
+        line = stack.enter_context(DriverLine(listener.addresses(LOCAL), secret))
+        line.tell(Seated(0, "h"))
+        assert messages.get(timeout=5) == Seated(0, "h")
+        crowd = [stack.enter_context(socket.create_connection((LOCAL[0], listener.port), 10)) for _ in range(3)]
+        while crowd[0].recv(1 << 16):  # what a listener says first, then the end
+            pass
+        line.tell(Seated(1, "h"))
+        assert messages.get(timeout=5) == Seated(1, "h")
