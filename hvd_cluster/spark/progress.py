@@ -22,6 +22,8 @@ _NO_SENTENCE = (
     "Traceback ",
 )
 _JAVA_CLASS = re.compile(r"^(?:Caused by: )?(?:[a-z]\w*\.)+[\w$]*(?:Exception|Error): ")
+#: Spark's names for results that went with the executor that held them.
+_RESULTS_LOST = re.compile("ExecutorLostFailure|TaskResultLost")
 
 
 @dataclass
@@ -62,6 +64,13 @@ class Progress:
         """The ranks of the workers of a task that have not ended; None in their place before they are known."""
         return [rank for rank in self.ranks_of_task.get(task, (None,)) if rank is None or rank not in self.outcomes]
 
+    def _all_are_done(self) -> bool:
+        """Every worker has ended well."""
+        ranks = [rank for ranks in self.ranks_of_task.values() for rank in ranks]
+        return len(self.ranks_of_task) == self.size and all(
+            rank in self.outcomes and self.outcomes[rank].ok for rank in ranks
+        )
+
     def failure(self, spark_says: str) -> LaunchError:
         """The story of a job that Spark gave up."""
         if self.failed_first:
@@ -70,6 +79,10 @@ class Progress:
             except WorkerFailedError as error:
                 return error
         reason = f"Spark says: {spark_says}"
+        if self._all_are_done():
+            text = f"All workers finished, but Spark could not bring their results. {reason}"
+            # What was too large once will be so again.
+            return WorkerFailedError(text, died=True) if _RESULTS_LOST.search(spark_says) else LaunchError(text)
         if not self.lost:
             text = f"Spark could not run the workers. {reason}"
             return WorkerFailedError(text, died=True) if self.started else LaunchError(text)

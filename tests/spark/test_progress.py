@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
+from hvd_cluster.estimators.restarts import is_worth_another_start
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.spark.messages import Ended, Lost, Message, Placed, Seated
 from hvd_cluster.spark.progress import Progress, short_reason
@@ -71,6 +72,27 @@ def test_a_job_that_spark_refused_is_no_failed_worker() -> None:
     error = _after().failure("no such resource")
     assert type(error) is LaunchError
     assert "Spark could not run the workers. Spark says: no such resource" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("spark_says", "comes_again"),
+    [
+        ("Total size of serialized results (2 GiB) is bigger than spark.driver.maxResultSize (1 GiB)", True),
+        ("Lost task 1.0 in stage 0.0: ExecutorLostFailure (executor 1 exited)", False),
+        ("Lost task 1.0 in stage 0.0: TaskResultLost (result lost from block manager)", False),
+    ],
+)
+def test_results_that_spark_cannot_bring_are_no_death_of_a_worker(spark_says: str, comes_again: bool) -> None:
+    done = [Ended(Outcome(rank, "a", value=b"")) for rank in range(2)]
+    error = _after(*STARTED, *done, Lost(0), Lost(1)).failure(spark_says)
+    assert str(error) == f"All workers finished, but Spark could not bring their results. Spark says: {spark_says}"
+    assert is_worth_another_start(error, 0, 1) is not comes_again
+
+
+def test_while_a_worker_runs_spark_has_not_lost_results_but_the_worker() -> None:
+    error = _after(*STARTED, Ended(Outcome(0, "a", value=b"")), Lost(1)).failure("ExecutorLostFailure")
+    assert isinstance(error, WorkerFailedError)
+    assert error.rank == 1
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,20 @@ def test_large_arguments_and_results_get_through(spark: Any) -> None:
     assert hvd_cluster.spark.run(digest, (data,), num_proc=1)[0][0] == results[0][0]
 
 
+def test_results_too_large_for_the_driver_are_no_death_of_a_worker(spark: Any, spark_master: str) -> None:
+    if spark_master == "connect":
+        pytest.skip("a client cannot change the server's own limit")
+    settings = spark.sparkContext._jsc.sc().conf()
+    before = settings.get("spark.driver.maxResultSize", "1g")
+    settings.set("spark.driver.maxResultSize", "100k")
+    try:
+        with pytest.raises(LaunchError, match=r"All workers finished, but .* spark\.driver\.maxResultSize") as raised:
+            hvd_cluster.spark.run(os.urandom, (1_000_000,), num_proc=2, verbose=0)
+    finally:
+        settings.set("spark.driver.maxResultSize", before)
+    assert not isinstance(raised.value, WorkerFailedError)
+
+
 def test_two_runs_at_once_from_two_threads(spark: Any, tmp_path: Path) -> None:
     def meet(me: str, other: str) -> bool:
         (tmp_path / me).touch()
