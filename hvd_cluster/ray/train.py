@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,9 @@ from hvd_cluster.topology import Topology, export, inherited, join_address
 
 #: Ray has two of that name; its release and a setting decide which of them is in force, and TorchTrainer follows them.
 _DataParallelTrainer: Any = TorchTrainer.__bases__[0]
+_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+#: Horovod's own default here: Ray may bring the workers up long after each other.
+_TIMEOUT_S = 300
 #: Of the worker of rank 0, which the job's rendezvous lives and dies with.
 _held: list[Any] = []
 
@@ -42,13 +45,20 @@ class HorovodConfig(BackendConfig):
 
     Args:
         nics: network interface for the workers' data; by default the one that reaches rank 0's node.
-        timeout_s: seconds that the workers wait for each other in ``hvd.init()``.
+        timeout_s: seconds that the workers wait for each other in ``hvd.init()``, and the limit of each collective on
+            CPUs; by default what HOROVOD_GLOO_TIMEOUT_SECONDS says in the workers (a ``runtime_env``, say), else 300.
         as_horovod: the workers answer for ``import horovod``; by default where this process does.
     """
 
     nics: str | None = None
-    timeout_s: float = 300
+    timeout_s: float | None = None
     as_horovod: bool = field(default_factory=carries)
+
+    def timeout(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variable for :attr:`timeout_s` in a worker whose environment is ``environ``; none where that says it."""
+        if self.timeout_s is None and environ.get(_TIMEOUT):
+            return {}
+        return {_TIMEOUT: f"{_TIMEOUT_S if self.timeout_s is None else self.timeout_s:g}"}
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:
@@ -124,11 +134,12 @@ def _stop_serving() -> None:
 
 def _settle(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: take its place."""
-    timeout = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{config.timeout_s:g}"}
     if config.as_horovod:
         import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
-    carried = carry(inherited(), wanted=config.as_horovod)
-    export({**topology.to_env(), **devices, **nics_to_env_var(config.nics), **timeout, **carried})
+    here = inherited()
+    carried = carry(here, wanted=config.as_horovod)
+    nics = nics_to_env_var(config.nics)
+    export({**topology.to_env(), **devices, **nics, **config.timeout(here), **carried})
 
 
 class HorovodTrainer(_DataParallelTrainer):
