@@ -108,11 +108,11 @@ class Roster(HostDiscovery):
         explain_s = began_s + _EXPLAIN_S
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._remotes) >= count or bool(self._problems), 0.2)
+                self._changed.wait_for(lambda: len(self._present()) >= count or bool(self._problems), 0.2)
                 if self._problems:
                     texts = list(dict.fromkeys(self._problems))
                     raise LaunchError("the workers cannot start: " + "; ".join(texts[:5]))
-                if len(self._remotes) >= count:
+                if len(self._present()) >= count:
                     return
             now_s = time.monotonic()
             if now_s >= began_s + timeout_s:
@@ -124,7 +124,11 @@ class Roster(HostDiscovery):
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
         """The tasks that run, one slot each."""
         with self._changed:
-            return {name: 1 for name, remote in self._remotes.items() if not remote.gone}
+            return dict.fromkeys(self._present(), 1)
+
+    def _present(self) -> list[str]:
+        """The tasks that can take a worker: those whose words have arrived, which comes a moment after their call."""
+        return [name for name, remote in self._remotes.items() if remote.hello is not None and not remote.gone]
 
     def remote(self, name: str) -> RemoteHost | None:
         """The connection to a task; None where it has gone."""
@@ -228,6 +232,6 @@ class Roster(HostDiscovery):
 
     def _waits_for(self, count: int) -> str:
         with self._changed:
-            present, reason = len(self._remotes), self._reason
+            present, reason = len(self._present()), self._reason
         lost = f"; a task was lost, and Spark says: {reason}" if reason else ""
         return f"{self._session.slots(self._profile).describe(count)}; {present} of {count} tasks have reported{lost}"
