@@ -23,6 +23,7 @@ from hvd_cluster.ray.connection import ENDED, Connection
 from hvd_cluster.ray.messages import Greeting
 from hvd_cluster.ray.resources import device_env
 from hvd_cluster.ray.session import connect, first_line, full_store, load_ray
+from hvd_cluster.ray.start_watch import late_text, slow_parts
 from hvd_cluster.ray.strategy import Reservation, Strategy
 from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
 from hvd_cluster.rendezvous.secret import new_secret
@@ -217,8 +218,7 @@ class FixedCrew:
             seats = ", ".join(str(refs.index(ref)) for ref in late)
             raise StartTimeoutError(
                 f"{len(late)} of {len(refs)} workers did not start within {self._start_timeout_s:g} s (actors "
-                f"{seats}). Ray has room for them but has not started them: its nodes may be busy, or still installing "
-                "a runtime_env. create_settings(timeout_s=...) says how long to wait."
+                f"{seats}). {late_text(self._start_timeout_s, slow_parts())}"
             )
         try:
             greetings: list[Greeting] = ray.get(list(refs))

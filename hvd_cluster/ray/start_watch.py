@@ -1,15 +1,41 @@
-"""The start of an elastic job: workers for which there is room must report in time."""
+"""The start of workers for which there is room: they must report in time."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hvd_cluster.errors import StartTimeoutError
+from hvd_cluster.ray.session import load_ray
 
 #: Seconds between two looks.
 _LOOK_S = 0.5
+_SLOW_PARTS = ("pip", "uv", "conda", "image_uri", "container", "working_dir", "py_modules")
+
+
+def late_text(timeout_s: float, parts: Sequence[str]) -> str:
+    """Why workers are late for which there is room, and what to set. Pure.
+
+    Args:
+        timeout_s: how long they had.
+        parts: of :func:`slow_parts`.
+    """
+    preparing = f"preparing the program's runtime_env ({', '.join(parts)})" if parts else "preparing a runtime_env"
+    return (
+        f"Ray has room for them but has not started them: its nodes may be busy, or still {preparing}, which takes "
+        f"minutes where packages are installed. Raise create_settings(timeout_s=...), now {timeout_s:g}."
+    )
+
+
+def slow_parts() -> list[str]:
+    """The parts of this program's ``runtime_env`` that a node has to bring or to install before a worker starts."""
+    ray = load_ray()
+    with contextlib.suppress(Exception):  # for the text of an error: whatever Ray raises, the error comes first
+        if ray.is_initialized():
+            return [name for name in _SLOW_PARTS if ray.get_runtime_context().runtime_env.get(name)]
+    return []
 
 
 class StartWatch:
@@ -56,8 +82,7 @@ class StartWatch:
             if has_room_since_s is not None and now_s - has_room_since_s > self._timeout_s:
                 self.verdict = StartTimeoutError(
                     f"{self._needed - here} of the {self._needed} workers that the job begins with did not start "
-                    f"within {self._timeout_s:g} s. Ray has room for them but has not started them: its nodes may "
-                    "be busy, or still installing a runtime_env. create_settings(timeout_s=...) says how long to wait."
+                    f"within {self._timeout_s:g} s. {late_text(self._timeout_s, slow_parts())}"
                 )
                 self._stop()
                 return

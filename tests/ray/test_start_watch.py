@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from hvd_cluster.ray.start_watch import StartWatch
+from hvd_cluster.ray.start_watch import StartWatch, late_text
 
 
 def test_workers_that_do_not_report_though_there_is_room_are_told_about() -> None:
@@ -22,3 +22,10 @@ def test_nobody_is_late_while_there_is_no_room_or_once_all_have_reported() -> No
     for watch in (full, reported):
         watch.close()
         assert watch.verdict is None
+
+
+def test_who_waits_for_an_installation_is_told_of_it_and_what_to_raise() -> None:
+    text = late_text(30.0, ["pip", "working_dir"])
+    assert "runtime_env (pip, working_dir)" in text
+    assert "create_settings(timeout_s=...), now 30." in text
+    assert "a runtime_env" in late_text(30.0, [])
