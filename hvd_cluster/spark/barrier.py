@@ -74,7 +74,7 @@ def perform(
         outcomes = _take_part(task, job, greetings, call, driver)
     rows: list[Row] = []
     for seat, outcome in outcomes.items():
-        signed = sign(outcome, job.secret)
+        signed = sign(outcome, seat, job.secret)
         pieces = range(0, len(signed), _PIECE_BYTES)
         rows += [(seat, "outcome", signed[start : start + _PIECE_BYTES]) for start in pieces]
     return rows

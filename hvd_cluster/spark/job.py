@@ -239,4 +239,4 @@ class Job:
         size = self._num_tasks * self._workers_per_task
         if len(pieces) != size:
             raise LaunchError(f"Spark returned the results of {len(pieces)} workers, but {size} ran")
-        return [verify(b"".join(parts), self._secret) for parts in pieces.values()]
+        return [verify(b"".join(parts), seat, self._secret) for seat, parts in pieces.items()]

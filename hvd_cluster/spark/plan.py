@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import importlib.metadata
 import pickle
 import platform
@@ -10,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import hvd_cluster
-from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.outcome import Outcome
-
-_MAC_BYTES = 32
+from hvd_cluster.rendezvous import secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +49,23 @@ class Plan:
     versions: Versions
 
 
-def sign(outcome: Outcome, secret: bytes) -> bytes:
-    """``outcome`` as bytes that :func:`verify` accepts."""
-    payload = pickle.dumps(outcome)
-    return hmac.digest(secret, payload, "sha256") + payload
+def sign(outcome: Outcome, seat: int, job_secret: bytes) -> bytes:
+    """``outcome`` of that seat as bytes that :func:`verify` accepts."""
+    return secret.sign(job_secret, _label(seat), pickle.dumps(outcome))
 
 
-def verify(signed: bytes, secret: bytes) -> Outcome:
+def verify(signed: bytes, seat: int, job_secret: bytes) -> Outcome:
     """The outcome in ``signed``; nothing is unpickled before its signature has been checked.
 
     Raises:
-        AuthenticationError: the bytes were not signed with ``secret``.
+        AuthenticationError: the bytes were not signed with that secret, or for another seat.
     """
-    mac, payload = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-    if not hmac.compare_digest(mac, hmac.digest(secret, payload, "sha256")):
-        raise AuthenticationError("a row of the Spark job is not signed with the job's secret")
-    outcome: Outcome = pickle.loads(payload)
+    outcome: Outcome = pickle.loads(secret.verify(job_secret, _label(seat), signed))
     return outcome
+
+
+def _label(seat: int) -> str:
+    return f"the outcome of seat {seat}"
 
 
 def disagreements(driver: Versions, tasks: Mapping[str, Versions]) -> tuple[list[str], list[str]]:

@@ -13,16 +13,18 @@ from hvd_cluster.spark.plan import Plan, Versions, disagreements, sign, verify
 DRIVER = Versions(python="3.11.7", torch="2.13.0", hvd_cluster="0.1.0")
 
 
-def test_an_outcome_comes_back_only_with_the_jobs_secret() -> None:
+def test_an_outcome_comes_back_only_with_the_jobs_secret_and_for_its_own_seat() -> None:
     outcome = Outcome(1, "a", value=b"x" * 1000)
-    signed = sign(outcome, b"secret")
-    assert verify(signed, b"secret") == outcome
+    signed = sign(outcome, 3, b"secret")
+    assert verify(signed, 3, b"secret") == outcome
     with pytest.raises(AuthenticationError):
-        verify(signed, b"another secret")
+        verify(signed, 3, b"another secret")
     with pytest.raises(AuthenticationError):
-        verify(signed[:-1] + b"?", b"secret")
+        verify(signed, 4, b"secret")
     with pytest.raises(AuthenticationError):
-        verify(b"", b"secret")
+        verify(signed[:-1] + b"?", 3, b"secret")
+    with pytest.raises(AuthenticationError):
+        verify(b"", 3, b"secret")
 
 
 def test_the_secret_is_not_shown() -> None:
