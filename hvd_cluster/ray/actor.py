@@ -159,7 +159,10 @@ class ActorWorker:
 
     def _live(self) -> None:
         """From the greeting to the end."""
-        fate = self._until_lost()
+        try:
+            fate = self._until_lost()
+        except SystemExit:  # what ray.shutdown() raises in other threads that wait for Ray
+            fate = self._left_behind()
         with self._lock:
             if self.outcome is None:
                 self.outcome = self.reported or fate  # what it reported counts, whatever ended it afterwards

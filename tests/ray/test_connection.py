@@ -78,6 +78,19 @@ print("connected:", ray.is_initialized(), flush=True)
 """
 
 
+WAITING = """\
+from hvd_cluster.ray.actor import ActorWorker, Ears
+from hvd_cluster.ray.connection import Connection
+from hvd_cluster.ray.worker import BaseHorovodWorker
+executor.shutdown()
+handle = ray.remote(BaseHorovodWorker).options(resources={"what no node has": 1}).remote()
+worker = ActorWorker(Connection.current(), handle, handle.greet.remote(b""), 0, None, Ears(print), lambda: None)
+ray.shutdown()
+print("ended:", worker.wait().ending())
+print("connected:", ray.is_initialized(), flush=True)
+"""
+
+
 def output_of(program: str, folder: Path) -> str:
     script = folder / "program.py"
     script.write_text(PROGRAM + program)
@@ -104,8 +117,9 @@ GONE = "run: the executor has no workers: this program's connection to Ray has e
         (HEARD, ["heard: False"]),
         (AGAIN, [GONE, "again: [7]"]),
         (ELASTIC, [GONE, "connected: False"]),
+        (WAITING, ["ended: ended with this program's connection to Ray (ray.shutdown())", "connected: False"]),
     ],
-    ids=["shutdown", "heard", "again", "elastic"],
+    ids=["shutdown", "heard", "again", "elastic", "waiting"],
 )
 def test_an_executor_starts_no_cluster_after_the_programs_own_shutdown(
     tmp_path: Path, program: str, said: list[str]
