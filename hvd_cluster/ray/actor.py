@@ -271,6 +271,9 @@ class ActorWorker:
             outcome: Outcome = ray.get(pending, timeout=timeout_s)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             raise
+        except ray.exceptions.ObjectLostError as error:  # large ones stay there until they are fetched
+            logger.debug("rank %d: %s", self.rank, error)
+            return replace(self._ended(), fate="had finished, but its result was lost with its node")
         except Exception as error:  # noqa: BLE001 - the result could not be stored or brought: that is how the call ended
             return self._failure(full_store("what the function returned", error) or error)
         return outcome

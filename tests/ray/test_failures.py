@@ -15,7 +15,12 @@ import pytest
 from ray_clusters import TestCluster, await_nothing_left, left_on_ray
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
+from hvd_cluster.launch.outcome import collect
 from hvd_cluster.ray import RayExecutor, fixed
+from hvd_cluster.ray.actor import ActorWorker, Ears
+from hvd_cluster.ray.connection import Connection
+from hvd_cluster.ray.static import packed
+from hvd_cluster.ray.worker import BaseHorovodWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -123,6 +128,28 @@ def test_a_node_that_dies_in_mid_training_fails_the_call(ray_cluster: TestCluste
     assert isinstance(errors[0], WorkerFailedError)
     assert await_nothing_left() == []
     ray_cluster.await_dead(third)
+
+
+def test_a_result_that_goes_with_its_node_before_it_is_fetched_is_a_loss_and_no_exception_of_the_users(
+    ray_cluster: TestCluster,
+) -> None:
+    import ray
+
+    third = ray_cluster.add_node(resources={"third": 1})
+    actor = ray.remote(BaseHorovodWorker).options(resources={"third": 1}).remote()
+    ref = actor.call.remote(packed(lambda: bytes(2_000_000)))
+    assert ray.wait([ref], timeout=60, fetch_local=False)[0]
+    ray_cluster.kill_node(third)
+    ray_cluster.await_dead(third)
+    worker = ActorWorker(
+        Connection.current(), actor, actor.greet.remote(b""), 0, lambda greeting: None, Ears(print), lambda: None
+    )
+    worker.wait()
+    outcome = worker._result(ref)
+    assert outcome.ending() == "had finished, but its result was lost with its node"
+    with pytest.raises(WorkerFailedError) as raised:
+        collect([outcome])
+    assert raised.value.died
 
 
 def test_a_placement_group_that_is_pending_is_removed(ray_cluster: TestCluster) -> None:
