@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import sys
 import threading
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.door import Door
-from hvd_cluster.launch.output import OutputReader
+from hvd_cluster.launch.output import OutputReader, flush_prints
 from hvd_cluster.ray.messages import Lines, Message
 from hvd_cluster.rendezvous.channel import Channel
 
@@ -56,7 +55,7 @@ class DriverLine:
 
     def catch_up(self) -> None:
         """Return when everything that this process has written by now was sent."""
-        _flush()
+        flush_prints()
         if self._reader is not None:
             self._reader.catch_up()()
 
@@ -75,7 +74,7 @@ class DriverLine:
 
     def _capture(self) -> None:
         """Put pipes in place of Ray's log files; native code and child processes write to them too."""
-        _flush()
+        flush_prints()
         pipes = {}
         for stream, descriptor in _STREAMS.items():
             self._ray_files[stream] = os.dup(descriptor)
@@ -88,10 +87,3 @@ class DriverLine:
         texts = [text for text in texts if not text.startswith(_OF_RAYS_OWN)]
         if texts:
             self.tell(Lines(stream, texts))
-
-
-def _flush() -> None:
-    """Flush what takes the user's prints, if it can be."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the user has closed it, or put an object of any kind in its place
-            stream.flush()
