@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from hvd_cluster.estimators.keras import rank_state
 from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.callback_states import CallbackStates
 from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
+from hvd_cluster.estimators.keras.logs import means, part, spread, values
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
@@ -88,7 +88,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         # Several steps may be executed at once, and then ``batch`` is the last of them.
         course.watch.rows = (batch + 1 - course.done) * spec.batch_size
         if self._reports.is_due(last=batch + 1 == steps):
-            numbers = {name: float(value) for name, value in (logs or {}).items()}
+            numbers = spread(logs)
             self._reports.step(
                 epoch=len(course.history),
                 epochs=spec.epochs,
@@ -106,9 +106,9 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         model, course = self.model, self._course
         complete_passes(model)
         _share_buffers(model)
-        logs.update(_means([(1, numbers) for numbers in self._gathered({k: float(v) for k, v in logs.items()})]))
+        logs.update(means([(1, numbers) for numbers in self._gathered(values(logs))]))
         if course.spec.validation_is_there:
-            found = _means(self._gathered(self._validated()))
+            found = means(self._gathered(self._validated()))
             logs.update({f"val_{name}": value for name, value in found.items()})
         if course.best is not None:
             course.best.take_up()
@@ -116,7 +116,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
     def _gathered(self, mine: Any) -> list[Any]:
         return self._course.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")  # type: ignore[no-any-return]
 
-    def _validated(self) -> tuple[int, dict[str, float]]:
+    def _validated(self) -> tuple[int, dict[str, Any]]:
         """Rows of this rank, and the loss and the metrics over them."""
         rows = 0
 
@@ -132,7 +132,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
             return 0, {}
         data = as_taken(self._course.spec.model.backend, first, given, self._course.spec.prefetch)
         numbers = self.model.evaluate(data, verbose=0, return_dict=True)
-        return rows, {name: float(value) for name, value in numbers.items()}
+        return rows, values(numbers)
 
 
 class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -177,15 +177,15 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Close the record of the epoch."""
         course, spec, hvd = self._course, self._course.spec, self._course.hvd
-        logged = {name: float(value) for name, value in (logs or {}).items()}
+        logged = spread(logs)
         speeds = hvd.allgather_object(
             (course.watch.rows_per_s, course.batches.watch.wait_share), name="hvd_cluster.speeds"
         )
         validation = {name[4:]: value for name, value in logged.items() if name.startswith("val_")}
         record = {
             "epoch": epoch,
-            "train": _part({name: value for name, value in logged.items() if not name.startswith("val_")}),
-            **({"validation": _part(validation)} if validation else {}),
+            "train": part({name: value for name, value in logged.items() if not name.startswith("val_")}),
+            **({"validation": part(validation)} if validation else {}),
             "samples_per_s": [speed for speed, _ in speeds],
             "data_wait_share": [share for _, share in speeds],
             "seconds": course.watch.seconds,
@@ -223,15 +223,3 @@ def _share_buffers(model: Any) -> None:
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
     broadcast_variables(model.non_trainable_weights, root_rank=0)
-
-
-def _part(numbers: Mapping[str, float]) -> dict[str, Any]:
-    rest = {name: value for name, value in numbers.items() if name != "loss"}
-    return {**({"loss": numbers["loss"]} if "loss" in numbers else {}), "all_metrics": [rest]}
-
-
-def _means(parts: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Means of each number over the ranks, each weighted by its rows."""
-    rows = sum(count for count, _ in parts)
-    names = dict.fromkeys(name for _, numbers in parts for name in numbers)
-    return {name: sum(count * numbers[name] for count, numbers in parts if count) / rows for name in names}

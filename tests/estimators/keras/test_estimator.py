@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.util import find_spec
 
@@ -305,6 +306,42 @@ def test_a_data_module_of_the_users_own_brings_each_batch_once_in_its_order(driv
         return max(float(abs(a - b).max()) for a, b in pairs)
 
     assert driver(fn, frame) < 1e-6
+
+
+def test_a_metric_of_several_numbers_is_one_of_each_in_the_history(driver, frame, tmp_path):
+    fit = estimator
+
+    def fn(workers, frame, folder):
+        import keras
+
+        class Sees(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                import json
+                from pathlib import Path
+
+                import hvd_cluster.keras as hvd
+
+                told = {name: getattr(value, "tolist", lambda: None)() for name, value in logs.items()}
+                Path(folder, f"{hvd.rank()}.{epoch}").write_text(json.dumps(told))
+
+        keras.utils.set_random_seed(1)
+        net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
+        net.compile(keras.optimizers.Adam(0.05), "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+        frame = frame.assign(hot=[[float(c == one) for one in range(3)] for c in frame["c"]])
+        given = {"feature_cols": ["x"], "label_cols": ["hot"], "validation": 0.3, "callbacks": [Sees()]}
+        model = fit(workers(2), net, store=folder, run_id="f1", **given).fit(frame)
+        return model.getHistory(), list(model.history.columns)
+
+    history, columns = driver(fn, frame, str(tmp_path))
+    for part in ("", "val_"):
+        assert {f"{part}f1_score_{index}" for index in range(3)} <= set(history)
+        assert f"{part}f1_score" not in history
+    assert {"train_f1_score_0", "validation_f1_score_2"} <= set(columns)
+    for epoch in (0, 1):
+        told = [json.loads((tmp_path / f"{rank}.{epoch}").read_text()) for rank in (0, 1)]
+        assert told[0] == told[1]
+        for name in ("f1_score", "val_f1_score"):
+            assert told[0][name] == pytest.approx([history[f"{name}_{index}"][epoch] for index in range(3)])
 
 
 def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame, tmp_path):
