@@ -36,6 +36,8 @@ class Course:
     rate_factor: float
     #: Of the user's callbacks.
     states: CallbackStates
+    #: One for all callbacks: each would write a file of its own over the other's.
+    reports: Reports
     watch: Watch = field(default_factory=Watch)
     #: The best epoch's file, on rank 0; None where none is wanted.
     best: BestFile | None = None
@@ -62,7 +64,6 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
     def __init__(self, course: Course) -> None:
         super().__init__()
         self._course = course
-        self._reports = Reports(course.spec, course.hvd.rank())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to measure."""
@@ -87,9 +88,9 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         steps = course.batches.readers.train_steps
         # Several steps may be executed at once, and then ``batch`` is the last of them.
         course.watch.rows = (batch + 1 - course.done) * spec.batch_size
-        if self._reports.is_due(last=batch + 1 == steps):
+        if self._course.reports.is_due(last=batch + 1 == steps):
             numbers = spread(logs)
-            self._reports.step(
+            self._course.reports.step(
                 epoch=len(course.history),
                 epochs=spec.epochs,
                 step=batch + 1,
@@ -141,7 +142,6 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     def __init__(self, course: Course, log: Any = None) -> None:
         super().__init__()
         self._course = course
-        self._reports = Reports(course.spec, course.hvd.rank())
         self._trained_on = Fingerprint.of(course.spec.dataset, course.spec.inputs)
         self._log = log
         #: The batch with which a step or several began, and whether a checkpoint within the epoch is due.
@@ -200,7 +200,7 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         files = RunFiles.of(spec)
         if files.are_kept and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
             self._save(stopped_of=spec.epochs if is_stopped else None)
-        self._reports.epoch(record)
+        self._course.reports.epoch(record)
         if self._log is not None:
             self._log(record)
 

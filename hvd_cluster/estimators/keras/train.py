@@ -18,6 +18,7 @@ from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, rate_of, restore
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
 from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.snapshot import Snapshot
@@ -76,7 +77,8 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         log = opened.enter_context(scalar_log(spec)) if hvd.rank() == 0 else None
         batches = KerasBatches(spec.columns, readers)
         states = CallbackStates(extras.callbacks, found.body if found is not None else None)
-        course = Course(spec, hvd, batches, list(found.history) if found is not None else [], factor, states)
+        history, reports = list(found.history) if found is not None else [], Reports(spec, hvd.rank())
+        course = Course(spec, hvd, batches, history, factor, states, reports)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
         course.best = BestFile.of(spec, keeper, folder, course.history)
         if found is not None and found.running is not None:
@@ -133,6 +135,7 @@ def _callbacks(
 
     import hvd_cluster.keras as hvd
     from hvd_cluster.estimators.keras.callbacks import AfterOthers, BeforeOthers
+    from hvd_cluster.estimators.keras.stops import StopsTogether
 
     own = []
     for callback in extras.callbacks:
@@ -148,6 +151,7 @@ def _callbacks(
         BeforeOthers(course),
         *own,
         *([keeper] if keeper is not None else []),
+        StopsTogether(extras.callbacks, course.hvd),
         AfterOthers(course, log),
     ]
 

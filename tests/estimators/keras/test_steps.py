@@ -214,6 +214,47 @@ def test_a_callback_stops_a_fit_that_began_amid_an_epoch(driver, frame, tmp_path
     assert (tmp_path / "two.0").read_text().splitlines()[-2:] == ["epoch 1 True", "end"]
 
 
+@pytest.mark.parametrize("stops", ["at a loss that is no number", "in a step", "after an epoch"])
+def test_a_callback_that_stops_one_rank_stops_all_of_them(driver, frame, tmp_path, stops):
+    """In its own step: the others would wait for it in the next one."""
+    fit, idle = fitted, nothing
+
+    def fn(workers, frame, folder, stops):
+        import keras
+        import numpy as np
+
+        import hvd_cluster.keras as hvd
+
+        class Stops(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                if stops == "after an epoch":
+                    self.model.stop_training = hvd.rank() == 1
+
+        class StopsInStep(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                self.model.stop_training = hvd.rank() == 1 and batch == 4
+
+        if stops == "at a loss that is no number":
+            more = [keras.callbacks.TerminateOnNaN()]
+            rows = list(frame["x"])
+            rows[100] = np.full(4, np.inf, "float32")
+            frame = frame.assign(x=rows, v=np.arange(len(rows)) % 5 == 1)
+        else:
+            more = [StopsInStep() if stops == "in a step" else Stops()]
+        given = {"more": more, "validation": "v", "checkpoint_every_steps": 1}
+        model = fit(frame, workers(2), folder, "one", idle, **given)
+        again = fit(frame, workers(2), folder, "one", idle, **given)
+        return len(model.getHistory()["loss"]), len(again.getHistory()["loss"])
+
+    lengths = driver(fn, frame, str(tmp_path), stops)
+    assert lengths == (1, 1)
+    made = [batches(tmp_path / f"one.{rank}") for rank in (0, 1)]
+    assert made[0] == made[1]
+    assert {epoch for epoch, _ in made[0]} == {0}
+    if stops == "in a step":
+        assert made[0] == [(0, batch) for batch in range(5)]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # workers start three times over
 def test_a_worker_that_is_killed_amid_an_epoch_costs_the_steps_behind_the_last_checkpoint(driver, frame, tmp_path):
