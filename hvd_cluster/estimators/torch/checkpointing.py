@@ -55,8 +55,7 @@ class Checkpointing:
         if self.hvd.rank() != 0 or not (self._files.are_kept or self.spec.return_best):
             return
         every = self.spec.checkpoint_every_epochs
-        judge = self.spec.early_stopping or early_stopping.DEFAULT
-        is_best = judge.best_epoch(history[self._since :]) == len(history) - 1 - self._since
+        is_best = self._is_best(history[self._since :])
         if not is_last and not is_best and len(history) % every:
             return
         checkpoint = self._taken(history)
@@ -89,13 +88,15 @@ class Checkpointing:
         """Take up the best checkpoint of the run that goes on from ``last``.
 
         A run that ended may have saved it after ``last``: an epoch of a course that is left now, and of which no
-        number is in the history. Then ``last`` is the best there is.
+        number is in the history. Then ``last`` is the best there is. Or it has ended after it saved ``last``, and
+        before it saved the same as the best.
         """
         blob = self._files.best()
         best = None if blob is None else Checkpoint.from_bytes(blob, "the best checkpoint")
         if best is not None and not _is_of_course(best.history, last.history):
             best = None
-        if best is None and last.running is None:
+        since = 0 if best is None else best.epochs - 1
+        if last.running is None and (best is None or self._is_best(last.history[since:])):
             best = last
             best.save(self._files, best=True)
         self._since = last.epochs if best is None else best.epochs - 1
@@ -106,6 +107,11 @@ class Checkpointing:
         """What the fit returns, on rank 0: the state now, or that of the best epoch."""
         blob = self._best if self.spec.return_best else None
         return self._taken(history) if blob is None else Checkpoint.from_bytes(blob, "the best checkpoint")
+
+    def _is_best(self, records: list[dict[str, Any]]) -> bool:
+        """Whether the last one is the best of them."""
+        judge = self.spec.early_stopping or early_stopping.DEFAULT
+        return judge.best_epoch(records) == len(records) - 1
 
     def _taken(self, history: list[dict[str, Any]], running: Running | None = None) -> Checkpoint:
         return Checkpoint.of(
