@@ -126,6 +126,13 @@ def test_balanced_classes_count_alike(frame, two_workers, one_worker):
     torch.testing.assert_close(weights(balanced), weights(column), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("how", ["balanced", {0.0: 1.0, 1.0: 3.0}], ids=["balanced", "named"])
+def test_classes_have_no_weight_where_a_label_is_several_numbers(frame, one_worker, how):
+    data = frame.assign(hot=[[float(c == one) for one in range(3)] for c in frame["c"]])
+    with pytest.raises(DataError, match=r"'hot' is of shape \(3,\): give a column with one number a row"):
+        fit(data, one_worker, net(3), label_cols=["hot"], class_weights=how)
+
+
 def test_a_fit_ends_early_and_returns_the_best_epoch(frame, two_workers, tmp_path):
     stopping = EarlyStopping(monitor="validation_loss", patience=2)
     given = {"lr": 0.9, "validation": "v", "epochs": 30, "early_stopping": stopping, "return_best": True}
@@ -161,6 +168,25 @@ def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(frame, one_wor
     error = np.mean((model.transform(rows)["y__output"].to_numpy() - rows["y"].to_numpy()) ** 2)
     assert error == pytest.approx(losses[1], rel=1e-4)
     assert torch.load(tmp_path / "runs" / "r" / "checkpoint.best", weights_only=True)["epoch"] == 2
+
+
+def test_the_best_epoch_is_returned_where_a_run_ended_before_it_was_saved_as_the_best(frame, one_worker, tmp_path):
+    def harsh(output, label):
+        return 20 * F.mse_loss(output, label)
+
+    best = tmp_path / "runs" / "r" / "checkpoint.best"
+    given = {"validation": "v", "store": tmp_path, "run_id": "r", "return_best": True}
+    fit(frame, one_worker, epochs=1, **given)
+    before = best.read_bytes()
+    losses = [record["validation"]["loss"] for record in fit(frame, one_worker, epochs=2, **given).getHistory()]
+    assert losses[1] < losses[0]
+    best.write_bytes(before)  # as a kill between the two files leaves it
+    model = fit(frame, one_worker, loss=harsh, epochs=3, **given)
+    assert model.getHistory()[2]["validation"]["loss"] > losses[0]
+    rows = frame[frame["v"]]
+    error = np.mean((model.transform(rows)["y__output"].to_numpy() - rows["y"].to_numpy()) ** 2)
+    assert error == pytest.approx(losses[1], rel=1e-4)
+    assert torch.load(best, weights_only=True)["epoch"] == 2
 
 
 def test_a_number_to_watch_that_is_not_there_is_named(frame, one_worker):

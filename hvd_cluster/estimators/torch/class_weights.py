@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,19 @@ class ClassWeights:
             total.update(part)
         rows = sum(total.values())
         return cls({label: rows / (len(total) * number) for label, number in total.items()})
+
+    @staticmethod
+    def require_numbers(name: str, label: Tensor) -> None:
+        """Check that the rows of a label (rows, ...) are single numbers, which name a class.
+
+        Raises:
+            DataError: they are not.
+        """
+        if math.prod(label.shape[1:]) != 1:
+            raise DataError(
+                f"class_weights needs a label that names a class, and a row of {name!r} is of shape "
+                f"{tuple(label.shape[1:])}: give a column with one number a row, or sample_weight_col"
+            )
 
     def row_weights(self, labels: Tensor, weights: Tensor | None) -> Tensor:
         """(rows,) float32: what each row's loss counts, on top of ``weights``."""

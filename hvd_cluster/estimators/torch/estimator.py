@@ -16,6 +16,7 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, TORCH_ROWS, with_param
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch.checkpoint import Checkpoint
+from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
@@ -80,16 +81,20 @@ class TorchEstimator(ModuleEstimator):
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> TrainSpec:
         value = self._value
         model, objective, metrics = module_on_cpu(value("model")), self._objective(), self._metric_groups()
+        batch = self._first_rows(dataset, seed)
         findings = probe(
             model,
             dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(value("input_shapes"))),
             objective,
             metrics,
-            self._first_rows(dataset, seed),
+            batch,
             dataset.schema,
             custom_step=value("train_minibatch_fn") is not None,
             weighted=value("class_weights") is not None,
         )
+        if value("class_weights") is not None:
+            name = findings.inputs.label_cols[0]
+            ClassWeights.require_numbers(name, batch[name])
         same = (
             "train_minibatch_fn", "validation_minibatch_fn", "lr_scheduler", "lr_scheduler_interval", "mixed_precision",
             "gradient_clip_norm", "gradient_clip_value", "class_weights", "early_stopping", "return_best",
