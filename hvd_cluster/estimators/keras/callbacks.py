@@ -49,8 +49,9 @@ class Course:
     def go_on(self, running: Running) -> None:
         """Begin amid an epoch.
 
-        Another number of ranks goes on at the global batch in which the rows end. It draws other random numbers, and
-        the epoch's numbers are those of the rest: metrics of any kind cannot be divided among other ranks.
+        Another number of ranks draws other random numbers, and may go through the rest in another order: see
+        :func:`hvd_cluster.estimators.run.schedule.steps_of_rows`. The epoch's numbers are those of the rest: metrics of
+        any kind cannot be divided among other ranks.
         """
         rank, size = self.hvd.rank(), self.hvd.size()
         # With so many steps an epoch, it may have had its rows already; Keras makes at least one.

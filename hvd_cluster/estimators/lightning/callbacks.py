@@ -97,7 +97,8 @@ class Epochs(_callbacks.Checkpoint):
     def take_up(self) -> None:
         """Before the first batch of an epoch: go on where it was interrupted, if it was.
 
-        Another number of ranks draws other random numbers, and what it records of the epoch is of the epoch's rest.
+        Another number of ranks draws other random numbers, may go through the rest in another order (see
+        :func:`hvd_cluster.estimators.run.schedule.steps_of_rows`), and records of the epoch what is of its rest.
         """
         running, self._running = self._running, None
         if running is None:

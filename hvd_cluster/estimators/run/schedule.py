@@ -1,4 +1,4 @@
-"""When a run is saved."""
+"""When a run is saved within an epoch, and where it goes on there."""
 
 from __future__ import annotations
 
@@ -17,3 +17,15 @@ def is_due_within(spec: FitSpec, done: int, steps: int) -> bool:
     if every is None or done >= steps or done % math.lcm(every, spec.backward_passes_per_step):
         return False
     return RunFiles.of(spec).are_kept
+
+
+def steps_of_rows(spec: FitSpec, rows: int, size: int) -> int:
+    """Steps of an epoch behind a run of ``size`` ranks that goes on where all ranks together had trained on ``rows``.
+
+    As many ranks as made them go on exactly there. Another number has global batches of another size: it goes on where
+    the last one of them ends, and no group of ``backward_passes_per_step`` batches is begun amid it. It may also have
+    another order of rows, as data that were written for another number of workers have: then some rows of the epoch
+    come a second time, and as many do not come.
+    """
+    done = rows // (spec.batch_size * size)
+    return done - done % spec.backward_passes_per_step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.schedule import steps_of_rows
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
@@ -36,8 +37,8 @@ class Running:
         )
 
     def steps(self, spec: FitSpec, size: int) -> int:
-        """Steps that ``size`` ranks have made: another number of them goes on at the global batch in which they end."""
-        return self.rows // (spec.batch_size * size)
+        """Those that ``size`` ranks have behind them."""
+        return steps_of_rows(spec, self.rows, size)
 
     def of(self, rank: int, size: int) -> bytes | None:
         """What rank ``rank`` of ``size`` held; None where that was another number of ranks."""

@@ -14,7 +14,7 @@ from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.scalars import scalar_log
-from hvd_cluster.estimators.run.schedule import is_due_within
+from hvd_cluster.estimators.run.schedule import is_due_within, steps_of_rows
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
@@ -114,10 +114,10 @@ def _is_over(spec: TrainSpec, history: list[dict[str, Any]]) -> bool:
 def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Tensor | None]:
     """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
 
-    With other metrics now, the means of the epoch are those of its rest. Another number of ranks goes on at the global
-    batch in which the rows end, and draws other random numbers.
+    With other metrics now, the means of the epoch are those of its rest. Another number of ranks draws other random
+    numbers, and may go through the rest in another order: see :func:`steps_of_rows`.
     """
-    done = running.rows // (spec.batch_size * hvd.size())
+    done = steps_of_rows(spec, running.rows, hvd.size())
     if len(running.sums) == hvd.size():
         random_state.restore(running.random[hvd.rank()])
         return done, running.sums[hvd.rank()]
