@@ -187,7 +187,7 @@ class DistributedEstimator(ColumnRoles, Estimator):
                         if data.rows is None:  # else the workers see what there is
                             found.require_data(run_id, Fingerprint.of(data.dataset, spec.inputs))
                         logger.warning("%s", _resumed_text(found, spec))
-                        if kept := found.kept_text(spec):
+                        if kept := found.kept_text(spec, backend.num_processes()):
                             logger.warning("%s", kept)
                     callbacks = [LossWatch(run_id), *self._value("driver_callbacks"), *tracker.callbacks]
                     epochs = EpochListener(callbacks, found.epochs if found is not None else 0)

@@ -77,7 +77,7 @@ class Snapshot:
         """Whether a callback has ended the fit; it goes on where other ``epochs`` are asked for."""
         return self.stopped_of == spec.epochs
 
-    def kept_text(self, spec: FitSpec) -> str:
+    def kept_text(self, spec: FitSpec, size: int) -> str:
         """What the run goes on with though the fit was given another; a framework's own file does not tell."""
         return ""
 

@@ -110,9 +110,15 @@ class Checkpoint:
         if self.trained_on is not None:
             self.trained_on.require(run_id, now)
 
-    def kept_text(self, spec: TrainSpec) -> str:
-        """What the run goes on with though the fit was given another: the learning rate; empty where they agree."""
+    def kept_text(self, spec: TrainSpec, size: int) -> str:
+        """What ``size`` workers go on with though the fit was given another: the learning rate; empty where they agree.
+        """
         now = spec.optimizer.given_rates
+        if self.size == size and self.scale not in (None, size if spec.scale_lr else 1.0) and not self.is_over(spec):
+            return (
+                f"run {spec.run_id!r} goes on with learning rates {self.scale:g} times those of one worker, as it began: "
+                f"scale_lr={spec.scale_lr} has no effect, choose another run_id to train with it"
+            )
         if self.given_rates is None or self.given_rates == now or self.is_over(spec):
             return ""
         then, given = (", ".join(f"{rate:g}" for rate in each) for each in (self.given_rates, now))

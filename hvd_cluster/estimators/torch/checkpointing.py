@@ -80,6 +80,8 @@ class Checkpointing:
         checkpoint = Checkpoint.from_bytes(blob, f"the checkpoint of run {self.spec.run_id!r}")
         checkpoint.require_data(self.spec.run_id, self.trained_on)
         self._given_rates = checkpoint.given_rates
+        if checkpoint.size == self.hvd.size() and checkpoint.scale is not None:
+            self.scale = checkpoint.scale  # it goes on with exactly its rates, whatever scale_lr is now
         if self.hvd.rank() == 0 and (self.spec.validation_is_there or self.spec.return_best):
             self._find_best(checkpoint)
         return checkpoint

@@ -189,6 +189,24 @@ def test_a_fit_with_another_learning_rate_says_that_the_run_keeps_its_own(frame,
     assert "learning rate" not in caplog.text
 
 
+def test_a_run_keeps_its_rates_and_what_they_are_of_one_worker_where_scale_lr_is_another(
+    frame, two_workers, tmp_path, caplog
+):
+    given = {"store": tmp_path, "run_id": "r"}
+    fit(frame, two_workers, epochs=1, scale_lr=True, **given)
+    resumed = fit(frame, two_workers, epochs=2, scale_lr=False, **given)
+    assert "rates 2 times those of one worker, as it began: scale_lr=False has no effect" in caplog.text
+    straight = fit(frame, two_workers, epochs=2, scale_lr=True, store=tmp_path, run_id="straight")
+    assert difference(resumed, straight) == 0
+    saved = torch.load(tmp_path / "runs" / "r" / "checkpoint", weights_only=True)
+    assert saved["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.05)
+    assert saved["scale"] == 2.0
+    assert resumed.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.05)
+    caplog.clear()
+    fit(frame, two_workers, epochs=3, scale_lr=True, **given)
+    assert "scale_lr" not in caplog.text
+
+
 def test_a_run_on_other_rows_or_columns_is_refused(frame, one_worker, tmp_path):
     fit(frame, one_worker, epochs=1, store=tmp_path, run_id="r")
     runs = one_worker.runs
