@@ -96,7 +96,8 @@ class DriverRun:
             yield
             return
         ended = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(spec.run_id, hear, ended), name="hvd-fit-progress")
+        before = self._progress(spec.run_id)  # of another fit of this run, if anything
+        watcher = threading.Thread(target=self._watch, args=(spec.run_id, hear, ended, before), name="hvd-fit-progress")
         watcher.start()
         try:
             yield
@@ -104,18 +105,29 @@ class DriverRun:
             ended.set()
             watcher.join()
 
-    def _watch(self, run_id: str, hear: Callable[[int, dict[str, Any]], None], ended: threading.Event) -> None:
-        path, seen = reports.path_of(self.store, run_id), ""
+    def _watch(
+        self,
+        run_id: str,
+        hear: Callable[[int, dict[str, Any]], None],
+        ended: threading.Event,
+        seen: dict[str, Any] | None,
+    ) -> None:
         while not ended.wait(_LOOK_S):
-            try:
-                text = self.store.read(path).decode() if self.store.exists(path) else ""
-            except OSError as error:  # progress is not worth a fit
-                logger.debug("the progress of run %r cannot be read: %s", run_id, error)
+            told = self._progress(run_id)
+            if told is None or told == seen:
                 continue
-            if text == seen:
-                continue
-            seen = text
-            told: dict[str, Any] = json.loads(text)
-            hear(0, told["step"])
+            seen = told
+            if told["step"]:
+                hear(0, told["step"])
             for record in told["records"]:
                 hear(0, {"record": record})
+
+    def _progress(self, run_id: str) -> dict[str, Any] | None:
+        """What the store has of it; None where that is nothing, or half a file: progress is not worth a fit."""
+        path = reports.path_of(self.store, run_id)
+        try:
+            told: dict[str, Any] | None = json.loads(self.store.read(path)) if self.store.exists(path) else None
+        except (OSError, ValueError) as error:
+            logger.debug("the progress of run %r cannot be read: %s", run_id, error)
+            return None
+        return told

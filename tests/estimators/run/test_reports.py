@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from types import SimpleNamespace
 
 from hvd_cluster.data.store import Store
+from hvd_cluster.estimators import driver
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.reports import Reports, path_of
@@ -43,6 +45,41 @@ def test_the_driver_finds_in_the_store_what_workers_cannot_tell_it(tmp_path):
     assert shown
     assert set(shown) == {3}
     assert store.exists(path_of(store, "r"))
+
+
+def test_the_driver_is_told_nothing_of_an_earlier_fit_nor_of_half_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_LOOK_S", 0.01)
+    looks = queue.Queue()
+
+    class Watched(DriverRun):
+        def _progress(self, run_id):
+            told = super()._progress(run_id)
+            looks.put(None)
+            return told
+
+    def look_twice():  # the first may have begun before what was written
+        while not looks.empty():
+            looks.get()
+        for _ in range(2):
+            looks.get(timeout=30)
+
+    store = Store.create(tmp_path)
+    spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
+    Reports(spec, rank=0).epoch({"epoch": 0, "seconds": 1.0})
+    run = Watched(
+        backend=None, train_fn=None, store=store, max_restarts=0, bar=ProgressBar("r"), epochs=EpochListener([])
+    )
+    heard = []
+    with run._watched(spec, lambda rank, fields: heard.append(fields)):
+        look_twice()
+        assert heard == []
+        for half in (b'{"step": {"epo', b"\xff", b""):
+            store.write(path_of(store, "r"), half)
+            look_twice()
+        assert heard == []
+        Reports(spec, rank=0).epoch({"epoch": 0, "seconds": 2.0})
+        look_twice()
+    assert heard == [{"record": {"epoch": 0, "seconds": 2.0}}]
 
 
 def test_a_store_that_cannot_be_written_costs_the_progress_alone(tmp_path, caplog):
