@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hvd_cluster.estimators.keras.spec import KerasSpec
-from hvd_cluster.estimators.run.run_files import RunFiles, is_own_folder
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.snapshot import Snapshot
 
 
 class BestFile:
     """Outlives the worker that wrote it: one that takes its place goes on with the best so far.
 
+    It is kept with the run together with the epochs of which it is the best: the file alone may be of an epoch that the
+    run has left, since its worker died before the run was saved.
+
     Args:
         spec: the run.
-        keeper: the ``ModelCheckpoint``; its file is in ``folder``.
-        folder: where this worker writes what the run keeps.
-        history: the epochs that the run has behind it.
+        keeper: the ``ModelCheckpoint``; its file is in the folder where this worker writes what the run keeps.
+        found: the run that is gone on with.
+        model: as it was then.
     """
 
-    def __init__(self, spec: KerasSpec, keeper: Any, folder: str, history: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, spec: KerasSpec, keeper: Any, found: Snapshot | None, model: Any) -> None:
         self.path = Path(str(keeper.filepath))
         self._keeper = keeper
-        # A folder of this worker's own goes with the worker.
-        self._files = None if is_own_folder(spec, folder) else RunFiles.of(spec)
-        blob = self._files.best() if self._files is not None and history else None
-        if blob is not None:
-            self.path.write_bytes(blob)
-        self._before = list(history) if self.path.exists() else []
+        self._files = RunFiles.of(spec)
+        #: The epochs from the best one on.
+        self._before: list[dict[str, Any]] = []
+        best = Snapshot.best_of(self._files, found.history) if found is not None else None
+        self.path.unlink(missing_ok=True)  # another worker's, which may have died while it wrote
+        if best is not None and found is not None:
+            self.path.write_bytes(best.body)
+            self._before = found.history[best.epochs - 1 :]
         self._written_ns = self._time_ns()
+        if best is None and found is not None and found.running is None:  # then the last one is the best there is
+            (model.save_weights if keeper.save_weights_only else model.save)(str(self.path))
+            self._before = found.history[-1:]
 
     @classmethod
-    def of(cls, spec: KerasSpec, keeper: Any, folder: str, history: Sequence[dict[str, Any]]) -> BestFile | None:
+    def of(cls, spec: KerasSpec, keeper: Any, found: Snapshot | None, model: Any) -> BestFile | None:
         """That of ``keeper``; None where there is none, or one that does not look for the best."""
-        return cls(spec, keeper, folder, history) if keeper is not None and keeper.save_best_only else None
+        return cls(spec, keeper, found, model) if keeper is not None and keeper.save_best_only else None
 
     def take_up(self) -> None:
         """Tell the ModelCheckpoint what it has to beat; to be called once the model has its metrics."""
@@ -46,11 +55,11 @@ class BestFile:
             if value is not None and (keeper.best is None or keeper.monitor_op(value, keeper.best)):
                 keeper.best = value
 
-    def keep(self) -> None:
-        """Keep the file with the run where it was written anew."""
+    def keep(self, history: list[dict[str, Any]], size: int, trained_on: Fingerprint) -> None:
+        """Keep the file with the run where it was written anew; before the run is saved that has come so far."""
         written_ns = self._time_ns()
-        if written_ns != self._written_ns and self._files is not None:
-            self._files.save(self.path.read_bytes(), best=True)
+        if written_ns is not None and written_ns != self._written_ns:
+            self._files.save(Snapshot(self.path.read_bytes(), history, size, trained_on).to_bytes(), best=True)
         self._written_ns = written_ns
 
     def _time_ns(self) -> int | None:

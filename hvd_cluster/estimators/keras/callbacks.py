@@ -195,7 +195,7 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         }
         course.history.append(record)
         if course.best is not None:
-            course.best.keep()
+            course.best.keep(course.history, hvd.size(), self._trained_on)
         is_stopped = bool(self.model.stop_training)
         is_last = is_stopped or len(course.history) == spec.epochs
         files = RunFiles.of(spec)

@@ -80,7 +80,7 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         history, reports = list(found.history) if found is not None else [], Reports(spec, hvd.rank())
         course = Course(spec, hvd, batches, history, factor, states, reports)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
-        course.best = BestFile.of(spec, keeper, folder, course.history)
+        course.best = BestFile.of(spec, keeper, found, model)
         if found is not None and found.running is not None:
             course.go_on(found.running)
         if found is not None and found.is_over(spec):

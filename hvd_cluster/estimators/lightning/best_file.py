@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from hvd_cluster.estimators.lightning.spec import LightningSpec
-from hvd_cluster.estimators.run.run_files import RunFiles, is_own_folder
+from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.lightning.installed import submodule
 
 _callbacks: Any = submodule("callbacks")
@@ -21,6 +23,9 @@ logger = logging.getLogger(__name__)
 class BestFile:
     """Outlives the worker that wrote it: one that takes its place goes on with the best so far.
 
+    It is kept with the run together with the epochs of which it is the best: the file alone may be of an epoch that the
+    run has left, since its worker died before the run was saved.
+
     Args:
         spec: the run.
         folder: where this worker writes what the run keeps.
@@ -28,8 +33,7 @@ class BestFile:
 
     def __init__(self, spec: LightningSpec, folder: str) -> None:
         self._folder = folder
-        # A folder of this worker's own goes with the worker.
-        self._files = None if is_own_folder(spec, folder) else RunFiles.of(spec)
+        self._files = RunFiles.of(spec)
         self._placed: list[Any] = []
         self._kept: tuple[str, int] | None = None
 
@@ -40,39 +44,43 @@ class BestFile:
                 callback.dirpath = self._folder
                 self._placed.append(callback)
 
-    def keep(self, trainer: Any) -> None:
-        """Keep the file with the run where it is another one; on rank 0, before the epoch is saved."""
+    def keep(self, trainer: Any, history: list[dict[str, Any]], size: int, trained_on: Fingerprint) -> None:
+        """Keep the file with the run where it is another one; on rank 0, before the run is saved with this history."""
         callback = _decisive(trainer)
-        if self._files is None or callback not in self._placed:
+        if callback not in self._placed:
             return
         path = Path(callback.best_model_path)
         if not path.exists():
             return
         now = (str(path), path.stat().st_mtime_ns)
         if now != self._kept:
-            self._files.save(path.read_bytes(), best=True)
+            self._files.save(Snapshot(path.read_bytes(), history, size, trained_on).to_bytes(), best=True)
             self._kept = now
 
-    def bring_back(self, trainer: Any, checkpoint: dict[str, Any]) -> None:
+    def bring_back(self, trainer: Any, checkpoint: dict[str, Any], history: list[dict[str, Any]]) -> None:
         """Put the file where this start's callbacks look, and their paths in ``checkpoint``, which is about to be
         loaded, likewise: Lightning forgets the best of another folder. Every rank takes part.
+
+        Without a file of the course that has come to ``history``, the search begins anew.
         """
         for callback in self._placed:
             state = checkpoint["callbacks"].get(callback.state_key)
             if state is not None:
                 _move(state, state["dirpath"], callback.dirpath)
-        if self._files is None or not trainer.is_global_zero:
-            return
         paths = {
             callback: checkpoint["callbacks"].get(callback.state_key, {}).get("best_model_path")
             for callback in trainer.checkpoint_callbacks
             if _monitors(callback)
         }
         callback, path = next(((one, path) for one, path in paths.items() if path), (None, ""))
-        blob = self._files.best() if callback in self._placed else None
-        if blob is not None:
+        if callback not in self._placed:
+            return
+        best = Snapshot.best_of(self._files, history) if trainer.is_global_zero else None
+        if best is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_bytes(blob)
+            Path(path).write_bytes(best.body)
+        if not trainer.strategy.broadcast(best is not None, src=0):
+            del checkpoint["callbacks"][callback.state_key]
 
     @staticmethod
     def load(trainer: Any, module: Any) -> None:

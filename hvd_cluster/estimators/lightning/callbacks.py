@@ -72,7 +72,7 @@ class Epochs(_callbacks.Checkpoint):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The run goes on in another folder, perhaps."""
-        self._best.bring_back(trainer, checkpoint)
+        self._best.bring_back(trainer, checkpoint, self.history)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
@@ -194,7 +194,7 @@ class Epochs(_callbacks.Checkpoint):
             if self._hvd.rank() == 0:
                 stopped_of = self._spec.epochs if self._is_stopped(trainer) else None
                 body, size = path.read_bytes(), self._hvd.size()
-                self._best.keep(trainer)
+                self._best.keep(trainer, self.history, size, self._trained_on)
                 files.save(Snapshot(body, self.history, size, self._trained_on, stopped_of, running).to_bytes())
 
     def _mine(self, trainer: Any) -> bytes:

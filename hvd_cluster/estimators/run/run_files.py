@@ -6,7 +6,6 @@ import base64
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.files.scratch import scratch_folder
@@ -111,12 +110,6 @@ def read(store: Store, run_id: str, suffix: str = "") -> bytes | None:
     """A checkpoint, or None."""
     path = path_of(store, run_id, suffix)
     return None if path is None or not store.exists(path) else store.read(path)
-
-
-def is_own_folder(spec: FitSpec, folder: str) -> bool:
-    """Whether a folder of :func:`local_folder` is the run's own, and stays."""
-    store = spec.store
-    return not spec.store_on_driver and store.is_local and Path(folder) == Path(store.get_run_path(spec.run_id))
 
 
 def keep_with_run(spec: FitSpec, folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,29 @@ class Snapshot:
         return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
 
     @classmethod
+    def best_of(cls, files: RunFiles, history: Sequence[dict[str, Any]]) -> Snapshot | None:
+        """That of the run's best epoch, with the framework's file of it, for a fit that has ``history`` behind it.
+
+        None where there is none, or where it is of a course that was left: a worker that died had come further than its
+        last checkpoint.
+        """
+        blob = files.best()
+        if blob is None:
+            return None
+        try:
+            found = cls.from_bytes(blob, "the best checkpoint")
+        except DataError:  # a file of before the epoch was kept with it
+            return None
+        return found if is_of_course(found.history, history) else None
+
+    @classmethod
     def shared(cls, files: RunFiles, hvd: Any) -> Snapshot | None:
         """The run's last one as rank 0 sees it, on every rank; or None."""
         blob = hvd.broadcast_object(files.last() if hvd.rank() == 0 else None, name="hvd_cluster.resume")
         return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")
+
+
+def is_of_course(epochs: Sequence[dict[str, Any]], history: Sequence[dict[str, Any]]) -> bool:
+    """Whether ``history`` begins with those very epochs: no second one takes exactly as long."""
+    last = len(epochs) - 1
+    return last < len(history) and (last < 0 or epochs[last].get("seconds") == history[last].get("seconds"))

@@ -10,6 +10,7 @@ import torch
 from hvd_cluster.estimators.run import early_stopping
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
+from hvd_cluster.estimators.run.snapshot import is_of_course
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running
@@ -95,7 +96,7 @@ class Checkpointing:
         """
         blob = self._files.best()
         best = None if blob is None else Checkpoint.from_bytes(blob, "the best checkpoint")
-        if best is not None and not _is_of_course(best.history, last.history):
+        if best is not None and not is_of_course(best.history, last.history):
             best = None
         since = 0 if best is None else best.epochs - 1
         if last.running is None and (best is None or self._is_best(last.history[since:])):
@@ -128,12 +129,6 @@ class Checkpointing:
             running=running,
             given_rates=self._given_rates,
         )
-
-
-def _is_of_course(epochs: list[dict[str, Any]], history: list[dict[str, Any]]) -> bool:
-    """Whether ``history`` begins with those very epochs: no second one takes exactly as long."""
-    last = len(epochs) - 1
-    return 0 <= last < len(history) and epochs[last].get("seconds") == history[last].get("seconds")
 
 
 def share_buffers(hvd: Any, model: torch.nn.Module) -> None:

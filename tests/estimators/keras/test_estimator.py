@@ -370,6 +370,41 @@ def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame
     assert same
 
 
+def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(driver, frame, tmp_path):
+    fit, build, apart = estimator, dense, difference
+
+    def fn(workers, frame, folder):
+        from pathlib import Path
+
+        import keras
+
+        import hvd_cluster.keras as hvd
+
+        class Spoils(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                self.model.set_weights([20 * weight for weight in self.model.get_weights()])
+
+        def fitted(epochs, *more):
+            best = hvd.callbacks.BestModelCheckpoint(monitor="val_loss")
+            given = {"validation": "v", "callbacks": list(more), "checkpoint_callback": best, "store": folder}
+            return fit(workers(1), build(lr=0.001), epochs=epochs, run_id="one", **given).fit(frame)
+
+        two = fitted(2)
+        checkpoint = Path(folder, "runs/one/checkpoint")
+        before = checkpoint.read_bytes()
+        three = fitted(3)
+        checkpoint.write_bytes(before)  # as a worker leaves it that has died before it saved the third epoch
+        four = fitted(4, Spoils())
+        return [each.getHistory()["val_loss"] for each in (three, four)], apart(two, four), apart(three, four)
+
+    (left, losses), to_two, to_three = driver(fn, frame, str(tmp_path))
+    assert left[2] < left[1] < left[0]
+    assert losses[:2] == left[:2]
+    assert min(losses[2:]) > left[0]
+    assert to_two == 0
+    assert to_three > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["in a store", "with the driver"])
 def test_the_best_epoch_outlives_the_worker_that_found_it(driver, frame, tmp_path, kept):

@@ -156,6 +156,35 @@ def test_the_weights_that_the_users_checkpoint_found_best_are_returned(frame, tw
     assert torch.equal(saved["state_dict"]["last.weight"], model.getModel().last.weight)
 
 
+class Spoils(pl.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        with torch.no_grad():
+            pl_module.last.weight.mul_(50)
+
+
+def test_the_best_epoch_of_a_course_that_was_left_is_not_returned(frame, one_worker, tmp_path):
+    def fitted(epochs, *more):
+        keep = pl.callbacks.ModelCheckpoint(monitor="val_loss", filename="best")
+        given = {"validation": "v", "callbacks": [keep, *more], "store": str(tmp_path), "run_id": "one"}
+        return estimator(one_worker, Net(lr=0.01), epochs=epochs, **given).fit(frame)
+
+    fitted(2)
+    checkpoint = tmp_path / "runs" / "one" / "checkpoint"
+    before = checkpoint.read_bytes()
+    left = [record["validation"]["loss"] for record in fitted(3).getHistory()]
+    assert left[2] < left[1] < left[0]
+    checkpoint.write_bytes(before)  # as a worker leaves it that has died before it saved the third epoch
+    model = fitted(4, Spoils())
+    losses = [record["validation"]["loss"] for record in model.getHistory()]
+    assert losses[:2] == left[:2]
+    assert min(losses[2:]) > left[0]
+    rows = frame[frame["v"]]
+    x, a = torch.from_numpy(np.stack(rows["x"])), torch.from_numpy(rows["a"].to_numpy("float32"))
+    with torch.no_grad():
+        error = F.mse_loss(model.getModel()(x, a).flatten(), torch.from_numpy(rows["y"].to_numpy()))
+    assert float(error) == pytest.approx(min(losses[2:]), rel=1e-4)
+
+
 def test_a_callback_stops_all_workers_early_and_for_good(frame, two_workers, tmp_path, caplog):
     def fitted(patience=1, **params):
         stop = pl.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=1e9)

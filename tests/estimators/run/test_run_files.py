@@ -10,7 +10,6 @@ from hvd_cluster.estimators.run.run_files import (
     PIECE_BYTES,
     ReceivedFiles,
     RunFiles,
-    is_own_folder,
     keep_with_run,
     local_folder,
     read,
@@ -59,6 +58,5 @@ def test_what_is_written_stays_with_the_run_only_where_runs_are_kept(tmp_path, s
     with local_folder(spec) as folder:
         with open(f"{folder}/file", "w") as file:  # noqa: PTH123 - as frameworks do
             file.write("text")
-        assert is_own_folder(spec, folder) == save_runs
         keep_with_run(spec, folder)
     assert store.exists(f"{store.get_run_path('r')}/file") == save_runs
