@@ -111,13 +111,12 @@ class Checkpoint:
             self.trained_on.require(run_id, now)
 
     def kept_text(self, spec: TrainSpec, size: int) -> str:
-        """What ``size`` workers go on with though the fit was given another: the learning rate; empty where they agree.
-        """
+        """What ``size`` workers go on with though the fit was given another: the learning rate; empty for no other."""
         now = spec.optimizer.given_rates
         if self.size == size and self.scale not in (None, size if spec.scale_lr else 1.0) and not self.is_over(spec):
             return (
-                f"run {spec.run_id!r} goes on with learning rates {self.scale:g} times those of one worker, as it began: "
-                f"scale_lr={spec.scale_lr} has no effect, choose another run_id to train with it"
+                f"run {spec.run_id!r} goes on with learning rates {self.scale:g} times those of one worker, as it "
+                f"began: scale_lr={spec.scale_lr} has no effect, choose another run_id to train with it"
             )
         if self.given_rates is None or self.given_rates == now or self.is_over(spec):
             return ""
