@@ -73,7 +73,7 @@ class BestFile:
             if _monitors(callback)
         }
         callback, path = next(((one, path) for one, path in paths.items() if path), (None, ""))
-        if callback not in self._placed:
+        if callback is None or callback not in self._placed:
             return
         best = Snapshot.best_of(self._files, history) if trainer.is_global_zero else None
         if best is not None:
