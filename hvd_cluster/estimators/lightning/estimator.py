@@ -75,11 +75,19 @@ class LightningEstimator(ModuleEstimator):
             ]
         else:
             wrong += self._objective_mistakes()
-        return wrong + self._count_mistakes()
+        return wrong + self._checkpoint_mistakes() + self._count_mistakes()
+
+    def _checkpoint_mistakes(self) -> list[str]:
+        given = self._value("trainer_args") or {}
+        more = given.get("callbacks") or []
+        callbacks = [*(self._value("callbacks") or []), *(more if isinstance(more, (list, tuple)) else [more])]
+        found = [type(one).__name__ for one in callbacks if _is_a(one, "callbacks.checkpoint.Checkpoint")]
+        if not found or given.get("enable_checkpointing", True):
+            return []
+        return [f"trainer_args has enable_checkpointing=False, and callbacks has {found[0]}: leave one of them out"]
 
     def _is_lightning_module(self) -> bool:
-        names = {f"{cls.__module__}.{cls.__name__}" for cls in type(self._value("model")).__mro__}
-        return any(name.endswith("core.module.LightningModule") for name in names)
+        return _is_a(self._value("model"), "core.module.LightningModule")
 
     def _train_spec(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> LightningSpec:
         _require_lightning()
@@ -157,6 +165,11 @@ class LightningEstimator(ModuleEstimator):
             model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
         )
         return self.get_model_class()(**arguments)
+
+
+def _is_a(one: Any, name: str) -> bool:
+    """Whether an object is of a class of Lightning's, under either of its packages' names, without importing it."""
+    return any(f"{cls.__module__}.{cls.__name__}".endswith(name) for cls in type(one).__mro__)
 
 
 def _no_objective() -> Any:

@@ -120,6 +120,7 @@ def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any)
 
     pl = lightning()
     more = dict(spec.trainer_args)
+    more.pop("enable_checkpointing", None)  # of the user's checkpoints: to Lightning, our own callback is one too
     callbacks = [*spec.callbacks, *_as_list(more.pop("callbacks", None))]
     best.place(callbacks)
     if spec.terminate_on_nan:

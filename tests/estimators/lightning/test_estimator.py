@@ -278,6 +278,30 @@ def test_what_the_trainer_is_told_arrives_there(frame, two_workers, tmp_path):
     assert "train_loss" in next((tmp_path / "csv").rglob("metrics.csv")).read_text()
 
 
+def test_a_trainer_may_be_told_to_write_no_checkpoints_of_its_own(frame, one_worker, tmp_path):
+    off = {"trainer_args": {"enable_checkpointing": False}, "store": str(tmp_path), "run_id": "one"}
+    estimator(one_worker, epochs=1, **off).fit(frame)
+    assert len(estimator(one_worker, epochs=2, **off).fit(frame).getHistory()) == 2
+    assert not list(tmp_path.rglob("*.ckpt"))
+    runs = one_worker.runs
+    with pytest.raises(ValueError, match="enable_checkpointing=False, and callbacks has ModelCheckpoint"):
+        estimator(one_worker, callbacks=[pl.callbacks.ModelCheckpoint(monitor="val_loss")], **off).fit(frame)
+    assert one_worker.runs == runs
+
+
+def test_a_part_of_the_validation_may_be_asked_for(frame, two_workers, tmp_path):
+    class Counts(pl.Callback):
+        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+            with (tmp_path / str(trainer.global_rank)).open("a") as file:
+                file.write("x")
+
+    # 80 rows are 10 batches of 4 rows on each of two ranks.
+    data = frame.assign(v=np.arange(len(frame)) < 80)
+    given = {"validation": "v", "val_batch_size": 4, "epochs": 1, "callbacks": [Counts()]}
+    estimator(two_workers, trainer_args={"limit_val_batches": 0.3}, **given).fit(data)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["xxx"] * 2
+
+
 def test_rows_are_transformed_and_columns_edited_and_removed(frame, two_workers, tmp_path):
     class Seen(Net):
         def training_step(self, batch, batch_idx):
