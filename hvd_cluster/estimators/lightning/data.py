@@ -91,6 +91,13 @@ class ValidationBatches:
 
     readers: Readers
     floating_dtype: str
+    #: How many; None where a data module of the user's own knows.
+    steps: int | None = None
+
+    def __len__(self) -> int:
+        if self.steps is None:
+            raise TypeError("only the data module knows how many validation batches there are")
+        return self.steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for batch in self.readers.validation_batches(even=True):

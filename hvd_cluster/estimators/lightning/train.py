@@ -88,10 +88,21 @@ def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]
         return
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
         epochs.padding_rows = readers.padding_rows
+        validation = None
+        if spec.validation_is_there:
+            validation = ValidationBatches(readers, spec.floating_dtype, _validation_steps(spec, hvd.size()))
         yield {
             "train_dataloaders": TrainBatches(readers, epochs, spec.floating_dtype),
-            "val_dataloaders": ValidationBatches(readers, spec.floating_dtype) if spec.validation_is_there else None,
+            "val_dataloaders": validation,
         }
+
+
+def _validation_steps(spec: LightningSpec, size: int) -> int | None:
+    """Batches of our own reader's validation, where ``limit_val_batches`` may be a share of them."""
+    if spec.data_module is not None or spec.dataset.validation is None:
+        return None
+    steps = -(-spec.dataset.validation.rows // (spec.val_batch_size * size))
+    return min(steps, spec.validation_steps_per_epoch or steps)
 
 
 def _savable(loader: Any, spec: LightningSpec, epochs: Any) -> Any:
