@@ -73,7 +73,12 @@ ESTIMATOR_ROWS = (
     Row("model", None, "the model to train; the one given is left as it is"),
     Row("optimizer", None, "optimizer over the model's parameters"),
     Row("loss", None, "fn(output, label) -> scalar, or a list with one for each label column", values.functions),
-    Row("metrics", [], "list of fn(output, label) -> number, or of lists with one for each label", values.callables),
+    Row(
+        "metrics",
+        [],
+        "list or dict of fn(output, label) -> number, or of lists with one for each label",
+        values.metrics,
+    ),
     Row("loss_weights", None, "weight of each label column's loss; None: equal weights of sum 1", values.numbers),
     Row("sample_weight_col", None, "column with the weight of each row's loss", values.text, aliases=("weightCol",)),
     Row(

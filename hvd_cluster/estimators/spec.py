@@ -135,6 +135,8 @@ class TrainSpec(FitSpec):
     objective: Callable[[], Objective]
     #: Groups of fn(output, label) -> number, one function for each label column in a group.
     metrics: tuple[tuple[Any, ...], ...] = ()
+    #: What each of them is called in the history.
+    metric_names: tuple[tuple[str, ...], ...] = ()
     train_minibatch_fn: Any = None
     validation_minibatch_fn: Any = None
     #: function(optimizer) -> a scheduler of ``torch.optim.lr_scheduler``; None for constant rates.

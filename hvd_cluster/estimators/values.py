@@ -112,6 +112,15 @@ def callables(value: Any) -> list[Any]:
     return found
 
 
+def metrics(value: Any) -> Any:
+    """What :func:`callables` takes, or a dict of such by the name that each has in the history."""
+    if not isinstance(value, dict):
+        return callables(value)
+    if not all(isinstance(name, str) and name not in ("", "loss") for name in value):
+        raise ValueError("must have names other than 'loss', if it is a dict")
+    return dict(zip(value, callables(list(value.values())), strict=True))
+
+
 def function(value: Any) -> Any:
     if not callable(value):
         raise ValueError("must be a function")

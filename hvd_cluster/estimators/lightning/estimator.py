@@ -107,6 +107,7 @@ class LightningEstimator(ModuleEstimator):
             optimizer=None if is_own else OptimizerState.of(value("optimizer"), value("model")),
             objective=None if is_own else self._objective(),
             metrics=self._metric_groups(),
+            metric_names=self._metric_names(),
             floating_dtype=floating_dtype(model),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,

@@ -57,8 +57,8 @@ class LossModule(_LightningModule):
         outputs, shaped = self._objective.transform_outputs(self.net(*columns.features(batch, self.device)), labels)
         loss = self._objective(outputs, shaped, weights)
         logged: dict[str, Any] = {f"{part}_loss": loss.detach()}
-        for index, group in enumerate(self._spec.metrics):
-            for name, metric, output, label in zip(columns.label_cols, group, outputs, shaped, strict=True):
-                logged[f"{part}_group_{index}_{name}"] = torch.as_tensor(metric(output.detach(), label)).float()
+        for names, group in zip(self._spec.metric_names, self._spec.metrics, strict=True):
+            for name, metric, output, label in zip(names, group, outputs, shaped, strict=True):
+                logged[f"{part}_{name}"] = torch.as_tensor(metric(output.detach(), label)).float()
         self.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(labels[0]))
         return loss

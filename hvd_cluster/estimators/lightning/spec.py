@@ -23,6 +23,8 @@ class LightningSpec(FitSpec):
     objective: Callable[[], Objective] | None = None
     #: Groups of fn(output, label) -> number, one function for each label column in a group.
     metrics: tuple[tuple[Any, ...], ...] = ()
+    #: What each of them is called in the history.
+    metric_names: tuple[tuple[str, ...], ...] = ()
     #: torch's name of the dtype that floating columns have in the batches.
     floating_dtype: str = "float32"
     #: A Lightning logger, or None for TensorBoard in the run's folder.

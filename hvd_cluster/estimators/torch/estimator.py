@@ -106,6 +106,7 @@ class TorchEstimator(ModuleEstimator):
             output_shapes=findings.output_shapes,
             objective=objective,
             metrics=metrics,
+            metric_names=self._metric_names(),
             **self._fit_fields(dataset, store, run_id, seed),
             **{name: value(name) for name in same},
         )

@@ -44,7 +44,7 @@ class ModuleEstimator(DistributedEstimator):
         value = self._value
         labels = value("label_cols") or []
         for_labels = {name: value(name) for name in ("loss", "loss_constructors", "loss_weights", "label_shapes")}
-        for_labels.update({f"metrics[{index}]": group for index, group in enumerate(value("metrics") or [])})
+        for_labels.update({f"metrics[{name!r}]": group for name, group in self._metrics_given()})
         wrong = wrong_counts(for_labels, len(labels), "label columns") if labels else []
         if value("feature_cols"):
             wrong += wrong_counts(
@@ -63,8 +63,24 @@ class ModuleEstimator(DistributedEstimator):
         )
 
     def _metric_groups(self) -> tuple[tuple[Any, ...], ...]:
-        groups = (as_group(group, len(self._value("label_cols"))) for group in self._value("metrics") or [])
+        groups = (as_group(group, len(self._value("label_cols"))) for _, group in self._metrics_given())
         return tuple(tuple(module_on_cpu(metric) for metric in group) for group in groups)
+
+    def _metric_names(self) -> tuple[tuple[str, ...], ...]:
+        """A name for each metric of each group: its own where it has one, else Horovod's ``group_0_<label>``."""
+        labels = self._value("label_cols")
+
+        def names(key: str | int) -> tuple[str, ...]:
+            if isinstance(key, int):
+                return tuple(f"group_{key}_{label}" for label in labels)
+            return (key,) if len(labels) == 1 else tuple(f"{key}_{label}" for label in labels)
+
+        return tuple(names(key) for key, _ in self._metrics_given())
+
+    def _metrics_given(self) -> list[tuple[str | int, Any]]:
+        """Each entry of ``metrics``, under its name or its place in the list."""
+        given = self._value("metrics") or []
+        return list(given.items() if isinstance(given, dict) else enumerate(given))
 
     def get_model_class(self) -> type[Any]:
         return TorchModel
@@ -97,6 +113,8 @@ def _classes(params: dict[str, Any]) -> list[str]:
 
 
 def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return _flat(list(value.values()))
     return [one for entry in value for one in _flat(entry)] if isinstance(value, (list, tuple)) else [value]
 
 

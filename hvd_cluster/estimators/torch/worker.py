@@ -90,11 +90,7 @@ class Worker:
         return columns.features(batch, self.device), labels, weights
 
     def _means(self) -> Means:
-        return Means(self._metric_names(), self.device)
-
-    def _metric_names(self) -> list[list[str]]:
-        labels = self.spec.inputs.label_cols
-        return [[f"group_{index}_{label}" for label in labels] for index in range(len(self.spec.metrics))]
+        return Means(self.spec.metric_names, self.device)
 
     def _metrics(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Any]:
         if not self.spec.metrics:
@@ -109,7 +105,7 @@ class Worker:
             ]
 
     def _report(self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], watch: Watch) -> None:
-        names = [name for group in self._metric_names() for name in group]
+        names = [name for group in self.spec.metric_names for name in group]
         self.reports.step(
             epoch=epoch,
             epochs=self.spec.epochs,

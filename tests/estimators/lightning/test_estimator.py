@@ -89,19 +89,20 @@ def test_two_workers_reach_the_weights_of_one_on_the_same_global_batches(frame, 
         assert np.allclose(scored["y__output"], two.getModel()(x, a).flatten(), atol=1e-5)
 
 
-def test_a_plain_net_with_optimizer_and_loss_is_trained_as_torch_estimator_does(frame, two_workers):
+@pytest.mark.parametrize("name", ["group_0_y", "error"])
+def test_a_plain_net_with_optimizer_and_loss_is_trained_as_torch_estimator_does(frame, two_workers, name):
     from hvd_cluster.estimators import TorchEstimator
 
     def net():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
-    def fitted(cls):
+    def fitted(cls, metrics):
         model = net()
         given = {
             "optimizer": torch.optim.Adam(model.parameters(), lr=0.01),
             "loss": F.mse_loss,
-            "metrics": [F.l1_loss],
+            "metrics": metrics,
             "sample_weight_col": "w",
             "validation": "v",
             "feature_cols": ["x"],
@@ -114,12 +115,13 @@ def test_a_plain_net_with_optimizer_and_loss_is_trained_as_torch_estimator_does(
         }
         return cls(model=model, **given).fit(frame)
 
-    ours, theirs = fitted(LightningEstimator), fitted(TorchEstimator)
+    metrics = {"error": F.l1_loss} if name == "error" else [F.l1_loss]
+    ours, theirs = (fitted(cls, metrics) for cls in (LightningEstimator, TorchEstimator))
     assert difference(ours, theirs) < 1e-6
     for part in ("train", "validation"):
         one, other = (each.getHistory()[-1][part] for each in (ours, theirs))
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-        assert one["all_metrics"][0]["group_0_y"] == pytest.approx(other["all_metrics"][0]["group_0_y"], rel=1e-5)
+        assert one["all_metrics"][0][name] == pytest.approx(other["all_metrics"][0][name], rel=1e-5)
     assert ours.getOptimizer().state_dict()["param_groups"][0]["lr"] == 0.01
     assert (
         ours.getOptimizer().state_dict()["state"][0]["step"] == theirs.getOptimizer().state_dict()["state"][0]["step"]

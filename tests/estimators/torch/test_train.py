@@ -14,7 +14,7 @@ from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import LocalBackend, TorchEstimator
+from hvd_cluster.estimators import EarlyStopping, LocalBackend, TorchEstimator
 
 # The workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -290,6 +290,31 @@ class TwoHeads(Net):
     def forward(self, x, a):
         hidden = torch.tanh(self.first(torch.cat([x.reshape(len(x), 4), a], dim=1)))
         return self.last(hidden)[:, :1], self.last(hidden)[:, 1:]
+
+
+def test_a_metric_has_the_name_that_it_was_given(frame, one_worker, tmp_path):
+    def both(**params):
+        net = TwoHeads(outputs=2)
+        given = {"label_cols": ["y", "w"], "input_shapes": [[-1, 4], [-1, 1]], "validation": 0.2, "epochs": 1, **params}
+        return fit(frame, one_worker, net=net, **given).getHistory()[0]
+
+    named = both(metrics={"error": F.l1_loss, "mixed": [F.mse_loss, F.l1_loss]})
+    listed = both(metrics=[F.l1_loss, [F.mse_loss, F.l1_loss]])
+    for part in ("train", "validation"):
+        values = [list(group.values()) for group in listed[part]["all_metrics"]]
+        assert [list(group) for group in named[part]["all_metrics"]] == [["error_y", "error_w"], ["mixed_y", "mixed_w"]]
+        assert [list(group.values()) for group in named[part]["all_metrics"]] == values
+    net = Net()
+    given = {"feature_cols": ["x", "a"], "label_cols": ["y"], "loss": F.mse_loss, "validation": 0.2, "epochs": 1}
+    unfitted = TorchEstimator(model=net, optimizer=sgd(net), metrics={"error": F.l1_loss}, verbose=0, **given)
+    unfitted.save(str(tmp_path / "estimator"))
+    loaded = TorchEstimator.load(str(tmp_path / "estimator")).setBackend(one_worker)
+    loaded.setEarlyStopping(EarlyStopping(monitor="validation_error"))
+    assert {"train_error", "validation_error"} < set(loaded.fit(frame).history.columns)
+    with pytest.raises(ValueError, match="other than 'loss'"):
+        unfitted.setMetrics({"loss": F.l1_loss})
+    with pytest.raises(ValueError, match=r"metrics\['error'\] has 2 entries for 1 label columns"):
+        unfitted.setMetrics({"error": [F.l1_loss] * 2}).setBackend(one_worker).fit(frame)
 
 
 def test_several_inputs_outputs_losses_and_metrics(frame, two_workers):
