@@ -344,6 +344,25 @@ def test_a_metric_of_several_numbers_is_one_of_each_in_the_history(driver, frame
             assert told[0][name] == pytest.approx([history[f"{name}_{index}"][epoch] for index in range(3)])
 
 
+def test_what_is_told_through_the_store_holds_the_step_and_the_epochs(driver, frame, tmp_path):
+    fit = estimator
+
+    def fn(workers, frame, folder):
+        class OutOfReach(type(workers(1))):
+            driver_is_out_of_reach = True
+
+            def __init__(self, one):
+                vars(self).update(vars(one))
+
+        fit(OutOfReach(workers(1)), store=folder, run_id="one").fit(frame)
+
+    driver(fn, frame, str(tmp_path))
+    told = json.loads((tmp_path / "runs" / "one" / "progress.json").read_text())
+    assert told["step"]["epoch"] == 1
+    assert told["step"]["step"] == told["step"]["steps"]
+    assert [record["epoch"] for record in told["records"]] == [0, 1]
+
+
 def test_the_best_epoch_is_returned_where_a_checkpoint_asks_for_it(driver, frame, tmp_path):
     fit, build = estimator, dense
 
