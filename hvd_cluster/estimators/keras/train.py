@@ -16,6 +16,7 @@ from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
 from hvd_cluster.estimators.keras.parcel import choose_backend
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, rate_of, restore
+from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
@@ -24,7 +25,6 @@ from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult
-from hvd_cluster.estimators.torch.train import choose_device
 from hvd_cluster.topology import export
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning.data import OwnBatches, TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
+from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
@@ -24,7 +25,6 @@ from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch.cpu_copies import on_cpu
-from hvd_cluster.estimators.torch.train import choose_device
 
 logger = logging.getLogger(__name__)
 

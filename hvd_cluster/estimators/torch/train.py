@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
@@ -141,28 +142,6 @@ def _start_equal(hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimi
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
     scale_initial_rates(optimizer.param_groups, scale)
-
-
-def choose_device(use_gpu: bool, hvd: Any) -> torch.device:
-    """The device of this rank: the GPU at its local_rank, or the CPU; the same kind on all ranks.
-
-    Raises:
-        RuntimeError: the ranks differ, or a rank would have to share a GPU; on every rank, with all their devices.
-    """
-    local_rank = hvd.local_rank()
-    count = torch.cuda.device_count() if use_gpu and torch.cuda.is_available() else 0
-    mine = "cpu" if count == 0 else "cuda" if local_rank < count else "none left"
-    kinds = hvd.allgather_object(mine, name="hvd_cluster.devices")
-    if len(set(kinds)) > 1:
-        listed = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))
-        raise RuntimeError(
-            f"All ranks don't have same device type! ({listed}) Each worker needs a GPU of its own: "
-            "give the job as many GPUs as workers, lower num_proc, or set use_gpu=False."
-        )
-    if mine == "cpu":
-        return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
 
 
 def _pack(checkpoint: Checkpoint) -> bytes:
