@@ -57,7 +57,7 @@ def plot(history: pd.DataFrame, path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     names = {"train_loss": "training", "validation_loss": "validation"}
     history.set_index("epoch")[list(names)].rename(columns=names).plot(ax=left, title="loss")
-    names = {"train_group_0_label": "training", "validation_group_0_label": "validation"}
+    names = {"train_accuracy": "training", "validation_accuracy": "validation"}
     history.set_index("epoch")[list(names)].rename(columns=names).plot(ax=right, title="accuracy")
     figure.savefig(path, dpi=120)
 
@@ -83,7 +83,7 @@ def main() -> int:
         model=net,
         optimizer=torch.optim.Adam(net.parameters(), lr=0.004),
         loss=torch.nn.functional.cross_entropy,
-        metrics=[accuracy],
+        metrics={"accuracy": accuracy},
         feature_cols=["features"],
         input_shapes=[[-1, 1, 8, 8]],
         label_cols=["label"],
@@ -96,7 +96,7 @@ def main() -> int:
     )
     model = estimator.fit(data)
 
-    reached = model.history["validation_group_0_label"].iloc[-1]
+    reached = model.history["validation_accuracy"].iloc[-1]
     print(f"validation accuracy: {reached:.4f}")
     plot(model.history, OUT / "history.png")
     model.write().overwrite().save(str(OUT / "model"))
