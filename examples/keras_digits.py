@@ -10,28 +10,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import hvd_cluster.keras as hvd
-
-
-def take_own_gpu() -> None:
-    """Compute on one GPU of this host, where it has any, whichever the backend; before anything is computed."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        gpus = tf.config.list_physical_devices("GPU")
-        if gpus:
-            tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
-            tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
-    elif backend == "torch":
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.set_device(hvd.local_rank())
-    elif backend == "jax":
-        import jax
-
-        if jax.default_backend() == "gpu":
-            jax.config.update("jax_default_device", jax.local_devices(backend="gpu")[hvd.local_rank()])
+from hvd_cluster.keras.device import use_own_gpu
 
 
 def main() -> None:
@@ -42,7 +21,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     hvd.init()
-    take_own_gpu()
+    use_own_gpu(hvd.local_rank())
     keras.utils.set_random_seed(hvd.rank())
 
     digits = load_digits()

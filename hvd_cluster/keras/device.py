@@ -5,6 +5,35 @@ from __future__ import annotations
 import keras
 
 
+def use_own_gpu(local_rank: int) -> None:
+    """Have Keras compute on the GPU that is a worker's own; where this host has none, nothing changes.
+
+    It works before the backend has computed anything, and has no effect later.
+
+    Args:
+        local_rank: the worker's place among those of this host.
+    """
+    if _has_gpu():
+        use_device(local_rank)
+
+
+def _has_gpu() -> bool:
+    backend = keras.config.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if backend == "jax":
+        import jax
+
+        return bool(jax.default_backend() == "gpu")
+    return False
+
+
 def use_device(gpu: int | None) -> None:
     """Have Keras compute on one GPU of this host, or on the CPU.
 

@@ -97,8 +97,7 @@ class DeltaOptimizer(Wrapper):
             deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts, strict=True)]
             try:
                 combined = self._combined(parameters, deltas)
-            except BaseException:
-                # Every rank has moved its own way, and a program may catch this and go on.
+            except BaseException:  # raised again: every rank has moved its own way, and a program may go on
                 for parameter, start in zip(parameters, starts, strict=True):
                     parameter.copy_(start)
                 raise

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from crowded import crowded_port
 
 from hvd_cluster.launch.agent import Agent, _call_launcher
 from hvd_cluster.launch.agent_message import END, Heard, Hello, Line, Signal, Start, Status
@@ -47,22 +48,12 @@ def launcher() -> Iterator[Channel]:
 
 
 def test_an_agent_that_a_crowd_has_pushed_out_calls_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for _ in range(2):
-                listener.accept()[0].close()
-            Channel.accept(listener.accept()[0], SECRET).close()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        port = listener.getsockname()[1]
+    with crowded_port(SECRET) as port:
         channel = _call_launcher(
             Greeting(name="here", addresses=["127.0.0.1"], port=port, secret=SECRET.hex(), cwd="/", sys_path=[])
         )
         assert channel is not None
         channel.close()
-        thread.join()
 
 
 def start(launcher: Channel, *command: str) -> None:

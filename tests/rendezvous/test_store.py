@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from crowded import crowded_port
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous import reach
@@ -227,17 +228,8 @@ def test_both_ends_keep_a_silent_connection_alive(server: KeyValueServer, client
 
 
 def test_a_client_that_a_crowd_has_pushed_out_calls_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for _ in range(2):
-                listener.accept()[0].close()
-            Channel.accept(listener.accept()[0], SECRET).close()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        KeyValueClient(f"127.0.0.1:{listener.getsockname()[1]}", SECRET).close()
-        thread.join()
+    with crowded_port(SECRET) as port:
+        KeyValueClient(f"127.0.0.1:{port}", SECRET).close()
 
 
 #: Linux connects no TCP socket to everybody ("Network is unreachable").

@@ -148,6 +148,17 @@ def test_junk_is_no_tls() -> None:
         Session(SECRET, accepts=True).feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
 
 
+def carried_over(certificate: bytes, text: bytes) -> bytes:
+    """What arrives of ``text`` at the other end of a connection under a certificate."""
+    one, other = tls.TlsLayer(certificate, accepts=False), tls.TlsLayer(certificate, accepts=True)
+    one.write(text)
+    heard = b""
+    for _ in range(3):
+        heard += other.feed(one.pending())
+        one.feed(other.pending())
+    return heard
+
+
 def test_openssl_makes_certificates_where_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> bytes:
         raise ImportError("No module named 'cryptography'")
@@ -156,13 +167,7 @@ def test_openssl_makes_certificates_where_the_package_is_missing(monkeypatch: py
     made = tls.new_certificate()
     assert b"PRIVATE KEY" in made
     assert b"BEGIN CERTIFICATE" in made
-    one, other = tls.TlsLayer(made, accepts=False), tls.TlsLayer(made, accepts=True)
-    one.write(b"hello")
-    heard = b""
-    for _ in range(3):
-        heard += other.feed(one.pending())
-        one.feed(other.pending())
-    assert heard == b"hello"
+    assert carried_over(made, b"hello") == b"hello"
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LaunchError, match="pip install cryptography"):
         tls.new_certificate()
@@ -176,10 +181,4 @@ def test_the_clocks_of_the_hosts_need_not_agree(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tls.dt, "datetime", Ahead)
     made = tls._by_package()
-    one, other = tls.TlsLayer(made, accepts=False), tls.TlsLayer(made, accepts=True)
-    one.write(b"hello")
-    heard = b""
-    for _ in range(3):
-        heard += other.feed(one.pending())
-        one.feed(other.pending())
-    assert heard == b"hello"
+    assert carried_over(made, b"hello") == b"hello"

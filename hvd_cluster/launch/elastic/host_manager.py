@@ -113,8 +113,8 @@ class HostManager:
         with ThreadPoolExecutor(max_workers=16, thread_name_prefix="hvd-connect") as pool:
             try:
                 reasons = list(pool.map(self._fleet.add, to_connect))
-            except BaseException as error:
-                # An interrupt is not to wait for hosts that do not answer; a defect is no reason to connect never more.
+            except BaseException as error:  # raised again: an interrupt is not to wait for hosts that do not answer
+                # A defect is no reason to connect never more.
                 if not isinstance(error, Exception):
                     self._fleet.give_up()
                 raise
