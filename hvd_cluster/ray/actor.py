@@ -171,7 +171,7 @@ class ActorWorker:
     def _until_lost(self) -> Outcome:
         ray = load_ray()
         try:
-            self.greeting = greeting = self._connection.ray().get(self._greeting_ref)
+            self.greeting = greeting = self._get(self._greeting_ref)
             channel = self._begin(greeting)
         except ray.exceptions.RayActorError as error:
             return self._death(error)
@@ -187,6 +187,13 @@ class ActorWorker:
             if isinstance(called, Outcome):
                 return called
             channel = called
+
+    def _get(self, ref: Any) -> Any:
+        """What ``ref`` comes to. By turns: Ray 2.40 never ends a wait that ``ray.shutdown()`` finds under way."""
+        timeout = load_ray().exceptions.GetTimeoutError
+        while True:
+            with contextlib.suppress(timeout):
+                return self._connection.ray().get(ref, timeout=_LOOK_S)
 
     def _listen(self, channel: Channel) -> None:
         """Hear what it says until it has ended, or the connection has."""
@@ -204,7 +211,7 @@ class ActorWorker:
         """Settle the actor, and call it."""
         settlement = self._settle(greeting)
         self.rank = settlement.topology.rank
-        self._connection.ray().get(self._handle.settle.remote(settlement))
+        self._get(self._handle.settle.remote(settlement))
         self._secret = settlement.topology.secret
         channel = self._dial(greeting, _CALL_TIMEOUT_S)
         self.ready = True
