@@ -20,7 +20,7 @@ from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.ray.connection import FATE, Connection, ConnectionEndedError
+from hvd_cluster.ray.connection import FATE, Connection
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
 from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import Settlement
@@ -169,17 +169,13 @@ class ActorWorker:
         self._on_change()
 
     def _until_lost(self) -> Outcome:
-        ray = load_ray()
         try:
             self.greeting = greeting = self._get(self._greeting_ref)
             channel = self._begin(greeting)
-        except ray.exceptions.RayActorError as error:
-            return self._death(error)
-        except ConnectionEndedError:
-            return self._left_behind()
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker is lost, and its outcome says why
+            loss = self._loss(error)
             self.kill()
-            return self._failure(error)
+            return loss
         while True:
             with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
                 self._listen(channel)
@@ -290,16 +286,11 @@ class ActorWorker:
 
         It breaks where this process is stopped for a while, or nobody takes what it prints. That costs lines, no more.
         """
-        ray = load_ray()
         while not self._stopping:
             try:
                 is_idle = self._answers()
-            except ray.exceptions.RayActorError as error:
-                return self._death(error)
-            except ConnectionEndedError:
-                return self._left_behind()
-            except Exception as error:  # noqa: BLE001 - Ray itself has gone
-                return self._failure(error)
+            except Exception as error:  # noqa: BLE001 - it has died, or Ray itself has gone
+                return self._loss(error)
             if self.outcome is not None:
                 break
             try:
@@ -338,7 +329,13 @@ class ActorWorker:
             return bool(self._connection.ray().wait([self._pending], timeout=0, fetch_local=False)[0])
         return False
 
-    def _death(self, error: BaseException) -> Outcome:
+    def _loss(self, error: Exception) -> Outcome:
+        """How it ended, from what was raised where Ray was asked about it."""
+        if self._connection.has_ended:  # ray.shutdown() ends the actors too, and their deaths may be heard first
+            return self._left_behind()
+        return self._death(error) if isinstance(error, load_ray().exceptions.RayActorError) else self._failure(error)
+
+    def _death(self, error: Exception) -> Outcome:
         """Ray's own words about the death of an actor, as an outcome."""
         text = str(error)
         logger.debug("rank %d: %s", self.rank, text)

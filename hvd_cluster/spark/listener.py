@@ -103,14 +103,15 @@ class Listener:
             if self._closing:
                 channel.close()
                 return
+            self._channels.append(channel)  # first: what is heard comes over a channel that is known
             try:
                 reader.start()
             except RuntimeError as error:  # as many threads as the system allows
                 logger.warning("a task cannot be heard: %s", error)
+                self._channels.remove(channel)
                 channel.close()
                 return
             self._readers = [one for one in self._readers if one.is_alive()] + [reader]
-            self._channels.append(channel)
             if self._stopping:
                 _tell_to_stop(channel)
 

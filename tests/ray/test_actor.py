@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from hvd_cluster.ray.actor import _fate
+from hvd_cluster.ray.actor import ActorWorker, Ears, _fate
+from hvd_cluster.ray.connection import FATE
 
 DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its worker process has died. "
 
@@ -24,3 +27,27 @@ DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its wo
 )
 def test_rays_words_about_a_death_become_the_end_of_a_sentence(kind: str, text: str, fate: str) -> None:
     assert fate in _fate(kind, text)
+
+
+class ShuttingDown:
+    """A connection in the middle of ``ray.shutdown()``: the news of an actor's death comes as it ends."""
+
+    def __init__(self, news: Exception) -> None:
+        self.has_ended = False
+        self._news = news
+
+    def ray(self) -> Any:
+        return self
+
+    def get(self, ref: object, timeout: float) -> Any:
+        del ref, timeout
+        self.has_ended = True
+        raise self._news
+
+
+def test_an_actor_that_dies_of_rays_shutdown_has_ended_with_the_connection() -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    connection: Any = ShuttingDown(ray.exceptions.ActorDiedError())
+    outcome = ActorWorker(connection, None, None, 0, lambda greeting: greeting, Ears(print), lambda: None).wait()
+    assert outcome is not None
+    assert outcome.fate == FATE
