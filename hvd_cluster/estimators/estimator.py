@@ -25,6 +25,8 @@ from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.delivery import Delivery, Prepared
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.params import EstimatorParams
+from hvd_cluster.estimators.run.edited_rows import EditedRows
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.scoring.metadata import Metadata
@@ -55,7 +57,7 @@ _NO_CACHE_TEXT = (
 )
 
 
-class DistributedEstimator(ColumnRoles, Estimator):
+class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     """Base of the estimators; a framework brings the abstract methods."""
 
     #: First part of the run ids that are made up.
@@ -237,7 +239,8 @@ class DistributedEstimator(ColumnRoles, Estimator):
 
     def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
         """The function from row to row that the readers apply."""
-        return self._value("transformation_fn")  # type: ignore[no-any-return]
+        names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
+        return EditedRows.of(*(self._value(name) for name in names))
 
     def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
         """A few rows to try the model on, as the reader yields them.

@@ -14,15 +14,16 @@ import torch
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
+from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import VECTOR
 from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.stages.stage import Model, Stage
+from hvd_cluster.estimators.stages.stage import Model
 from hvd_cluster.estimators.view import history
 
 
-class FittedModel(Stage, Model):
+class FittedModel(ModelParams, Model):
     """Base of the models; a framework brings ``framework`` and the abstract methods.
 
     Raises (from transform):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hvd_cluster.estimators import values
-from hvd_cluster.estimators.stages.stage import Param, Params
+from hvd_cluster.estimators.stages.stage import Param, Params, Stage
 from hvd_cluster.estimators.values import Rule, anything, whole
 
 C = TypeVar("C", bound=type)
@@ -35,14 +36,22 @@ class Row:
     getters: tuple[str, ...] = ()
     #: Spark ML's names for the same, as keyword and in accessors; they take and give a single column's name too.
     aliases: tuple[str, ...] = ()
-    #: Name of the Param and of its attribute, where the name itself serves something else.
+    #: Spark ML's name of the Param, where it is not the keyword; the keyword stays a second name of its attribute.
+    param: str = ""
+    #: Attribute that holds the Param, where the Param's name serves something else.
     attribute: str = ""
     #: What a saved stage keeps of the value: itself, or nothing (a live connection, a running session).
     saved: bool = True
 
     @property
+    def param_name(self) -> str:
+        """What ``getParam``, ``_setDefault`` and saved stages call the Param."""
+        return self.param or self.name
+
+    @property
     def key(self) -> str:
-        return self.attribute or self.name
+        """The attribute that holds the Param."""
+        return self.attribute or self.param_name
 
     def convert(self, value: Any) -> Any:
         """``value`` in its final form.
@@ -133,14 +142,37 @@ ESTIMATOR_ROWS = (
     Row("train_steps_per_epoch", None, "steps of an epoch; None: once through the rows", whole(1)),
     Row("validation_steps_per_epoch", None, "the same for validation", whole(1)),
     Row("transformation_fn", None, "fn(row) -> row, applied in the reader; a row is a dict of values", values.function),
-    Row("train_reader_num_workers", 2, "reader threads", whole(1), optional=False, setters=("TrainReaderNumWorker",)),
+    Row(
+        "transformation_edit_fields",
+        None,
+        "what transformation_fn changes: list of (name, numpy dtype, shape, is nullable)",
+        values.items,
+    ),
+    Row("transformation_removed_fields", None, "columns that transformation_fn takes away", values.column_names),
+    Row(
+        "train_reader_num_workers",
+        2,
+        "reader threads",
+        whole(1),
+        optional=False,
+        setters=("TrainReaderNumWorker", "TrainReaderNumWorkers"),
+        getters=("TrainReaderNumWorker", "TrainReaderNumWorkers"),
+    ),
     Row(
         "val_reader_num_workers",
         2,
         "the same for validation",
         whole(1),
         optional=False,
-        setters=("ValReaderNumWorker",),
+        setters=("ValReaderNumWorker", "ValReaderNumWorkers"),
+        getters=("ValReaderNumWorker", "ValReaderNumWorkers"),
+    ),
+    Row(
+        "tensorflow_dataset_prefetch_buffer_size",
+        0,
+        "batches that tf.data takes in advance, where Keras runs on TensorFlow; 0 lets it choose",
+        whole(0),
+        optional=False,
     ),
     Row(
         "reader_pool_type",
@@ -221,6 +253,7 @@ MODEL_ROWS = (
         "columns that transform adds; None: <label>__output",
         values.column_names,
         aliases=("predictionCol",),
+        param="outputCols",
     ),
     Row(
         "output_kinds",
@@ -251,10 +284,13 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
     def decorate(cls: C) -> C:
         namespace: Any = cls
         namespace.param_rows = rows
+        namespace.param_keywords = {row.param_name: row.name for row in rows.values()}
         namespace.param_aliases = {alias: row.name for row in rows.values() for alias in row.aliases}
         accessors = namespace.alias_accessors = {}
         for row in rows.values():
-            setattr(cls, row.key, Param(Params._dummy(), row.key, row.doc, typeConverter=row.convert))
+            setattr(cls, row.key, Param(Params._dummy(), row.param_name, row.doc, typeConverter=row.convert))
+            if row.param:
+                setattr(cls, row.name, property(operator.attrgetter(row.key)))
             camel = "".join(part.capitalize() for part in row.name.strip("_").split("_"))
             for name in row.setters or (camel,):
                 _define(cls, f"set{name}", _setter(row))
@@ -275,10 +311,13 @@ def with_params(*tables: Iterable[Row]) -> Callable[[C], C]:
 
 
 def _define(cls: type, name: str, method: Callable[..., Any]) -> None:
-    if not hasattr(cls, name):  # what a class or a base of it writes by hand stays
-        method.__name__ = name
-        method.__qualname__ = f"{cls.__qualname__}.{name}"
-        setattr(cls, name, method)
+    found = getattr(cls, name, None)
+    if found is not None and not getattr(found, "is_generated", False):
+        return  # what a class or a base of it writes by hand stays
+    method.__name__ = name
+    method.__qualname__ = f"{cls.__qualname__}.{name}"
+    vars(method)["is_generated"] = True
+    setattr(cls, name, method)
 
 
 def _setter(row: Row) -> Callable[..., Any]:
@@ -304,6 +343,16 @@ def _single_getter(row: Row) -> Callable[..., Any]:
 
     getter.__doc__ = f"``{row.name}``: {row.doc}; a list only where there are several."
     return getter
+
+
+@with_params(ESTIMATOR_ROWS)
+class EstimatorParams(Stage):
+    """The params that every estimator has, for programs that build an estimator of their own."""
+
+
+@with_params(MODEL_ROWS)
+class ModelParams(Stage):
+    """The params that every fitted model has."""
 
 
 def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None:

@@ -133,12 +133,7 @@ TABLE: Mapping[str, Row] = {
         names=_from("hvd_cluster.data.files.store_families", "HDFSStore", "DBFSLocalStore"),
     ),
     "spark.common.datamodule": Row(module="hvd_cluster.estimators.run.data_module"),
-    "spark.common.params": Row(
-        names={
-            "EstimatorParams": "hvd_cluster.estimators.estimator:DistributedEstimator",
-            "ModelParams": "hvd_cluster.estimators.model:FittedModel",
-        }
-    ),
+    "spark.common.params": Row(names=_from("hvd_cluster.estimators.params", "EstimatorParams", "ModelParams")),
     "spark.common.util": Row(module="hvd_cluster.estimators.prepared_data"),
     "spark.data_loaders.pytorch_data_loaders": Row(module="hvd_cluster.data.petastorm.loaders"),
     "spark.keras": Row(names=_KERAS_ESTIMATOR),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hvd_cluster.estimators import KerasEstimator, KerasModel, LightningEstimator, TorchEstimator, TorchModel
+from hvd_cluster.estimators.params import EstimatorParams, ModelParams
 
 
 def test_every_param_has_a_setter_that_returns_the_stage_and_a_getter():
@@ -143,3 +144,88 @@ def test_importing_the_package_warns_of_nothing_and_loads_no_framework():
     with warnings.catch_warnings():
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Horovod's params of every estimator, by SURFACE: keyword -> what follows get and set, where it is not camel case.
+HOROVODS_PARAMS = {
+    "num_proc": (), "store": (), "backend": (), "model": (), "optimizer": (), "loss": (), "metrics": (),
+    "loss_weights": (), "sample_weight_col": (), "feature_cols": (), "label_cols": (), "continuous_cols": (),
+    "categorical_cols": (), "validation": (), "callbacks": (), "batch_size": (), "val_batch_size": (), "epochs": (),
+    "verbose": (), "gradient_compression": (), "compress_sparse_cols": (), "random_seed": (),
+    "shuffle_buffer_size": ("ShufflingBufferSize",), "shuffle": (), "partitions_per_process": (), "run_id": (),
+    "train_steps_per_epoch": (), "validation_steps_per_epoch": (), "transformation_fn": (),
+    "transformation_edit_fields": (), "transformation_removed_fields": (),
+    "train_reader_num_workers": ("TrainReaderNumWorker",), "val_reader_num_workers": ("ValReaderNumWorker",),
+    "reader_pool_type": (), "label_shapes": (), "inmemory_cache_all": ("InMemoryCacheAll",), "use_gpu": (),
+    "mp_start_method": (), "backward_passes_per_step": (), "tensorflow_dataset_prefetch_buffer_size": (),
+}  # fmt: skip
+OF_TORCH = {"data_module": (), "input_shapes": (), "loss_constructors": (), "train_minibatch_fn": ()}
+OF_LIGHTNING = {
+    **OF_TORCH, "num_gpus": ("NumGPUs",), "logger": (), "log_every_n_steps": (), "loader_num_epochs": (),
+    "terminate_on_nan": (), "profiler": (), "trainer_args": (), "debug_data_loader": (),
+    "train_async_data_loader_queue_size": (), "val_async_data_loader_queue_size": (),
+}  # fmt: skip
+OF_KERAS = {"custom_objects": (), "checkpoint_callback": (), "data_module": (), "backend_env": ()}
+OF_MODELS = {
+    "history": (), "model": (), "feature_columns": (), "label_columns": (), "outputCols": ("OutputCols",),
+    "run_id": (),
+}  # fmt: skip
+OF_TORCH_MODELS = {"optimizer": (), "loss": (), "loss_constructors": (), "input_shapes": ()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "params"),
+    [
+        (EstimatorParams, HOROVODS_PARAMS),
+        (TorchEstimator, HOROVODS_PARAMS | OF_TORCH),
+        (LightningEstimator, HOROVODS_PARAMS | OF_LIGHTNING),
+        (KerasEstimator, HOROVODS_PARAMS | OF_KERAS),
+        (ModelParams, OF_MODELS),
+        (TorchModel, OF_MODELS | OF_TORCH_MODELS),
+        (KerasModel, OF_MODELS | {"custom_objects": ()}),
+    ],
+)
+def test_each_param_of_horovod_has_its_name_and_its_accessors(stage, params):
+    made = stage()
+    wrong = [name for name in params if not made.hasParam(name) or made.getParam(name).name != name]
+    assert wrong == []
+    for name, spellings in params.items():
+        made._setDefault(**{name: None})
+        made._set(**{name: None})
+        for spelling in spellings or ("".join(part.capitalize() for part in name.split("_")),):
+            setter = "LabelColoumns" if name == "label_columns" else spelling
+            assert callable(getattr(made, f"get{spelling}")), spelling
+            assert callable(getattr(made, f"set{setter}")), setter
+
+
+def test_output_cols_and_history_answer_to_horovods_names_and_to_our_older_ones():
+    model = TorchModel(label_columns=["y"], outputCols=["theirs"])
+    assert model.getOutputCols() == TorchModel(output_cols="theirs").getOutputCols() == ["theirs"]
+    assert model.output_cols is model.outputCols is model.getParam("output_cols") is model.getParam("outputCols")
+    assert model.copy({model.outputCols: ["a"]}).getOutputCols() == ["a"]
+    assert TorchModel()._setDefault(outputCols=["z"]).getOutputCols() == ["z"]
+    records = [{"epoch": 0, "train": {"loss": 1.0}}]
+    assert model.copy({model.getParam("history"): records}).getHistory() == records
+    assert model._setDefault(history=records).getOrDefault("history") == records
+    assert list(model.history["train_loss"]) == [1.0]
+    assert KerasModel(_floatx="float64")._get_floatx() == "float64"
+    # As a stage that an earlier release saved is loaded.
+    assert TorchModel()._set(_history=records, output_cols=["old"]).getHistory() == records
+
+
+def test_a_subclass_with_a_param_of_spark_mls_name_keeps_that_param():
+    from hvd_cluster.estimators.stages.stage import Param, Params
+
+    class VisionModel(TorchModel):
+        labelCol = Param(Params._dummy(), "labelCol", "column of the label")  # noqa: N815
+
+        def __init__(self, **kwargs):
+            super().__init__()
+            self._setDefault(labelCol="label", feature_columns=["image"], outputCols=["scores"])
+            self._set(**kwargs)
+            self.setLabelColoumns([self.getOrDefault(self.labelCol)])
+
+    model = VisionModel(labelCol="kind")
+    assert (model.getOrDefault("labelCol"), model.getLabelColumns()) == ("kind", ["kind"])
+    other = model.copy({model.labelCol: "other"})
+    assert (other.getOrDefault(other.labelCol), other.getOutputCols()) == ("other", ["scores"])

@@ -135,9 +135,12 @@ class KerasEstimator(KerasStage, DistributedEstimator):
     def _get_model_kwargs(
         self, model: Any, history: list[dict[str, Any]], optimizer: Any, run_id: str, metadata: dict[str, Any]
     ) -> dict[str, Any]:
+        import keras
+
         return {
             **super()._get_model_kwargs(model, history, optimizer, run_id, metadata),
             "custom_objects": self._value("custom_objects"),
+            "_floatx": keras.config.floatx(),
         }
 
 

@@ -48,6 +48,10 @@ class KerasModel(KerasStage, FittedModel):
         names = dict.fromkeys(name for record in records for name in record["logged"])
         return {name: [record["logged"][name] for record in records if name in record["logged"]] for name in names}
 
+    def _get_floatx(self) -> str | None:
+        found: str | None = self._value("_floatx")
+        return found
+
     def _wrong_model(self) -> str:
         return wrong_model(self._value("model"))
 

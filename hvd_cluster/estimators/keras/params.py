@@ -6,7 +6,6 @@ from typing import Any
 
 from hvd_cluster.estimators import values
 from hvd_cluster.estimators.params import Row
-from hvd_cluster.estimators.values import whole
 
 
 def named(value: Any) -> dict[str, Any]:
@@ -36,13 +35,9 @@ KERAS_ROWS = (
         named,
         optional=False,
     ),
-    Row(
-        "tensorflow_dataset_prefetch_buffer_size",
-        0,
-        "batches that tf.data takes in advance, on Keras's TensorFlow backend; 0 lets it choose",
-        whole(0),
-        optional=False,
-    ),
 )
 
-KERAS_MODEL_ROWS = (_CUSTOM_OBJECTS,)
+KERAS_MODEL_ROWS = (
+    _CUSTOM_OBJECTS,
+    Row("_floatx", None, "Keras's default floating dtype when the model was trained", values.text),
+)

@@ -19,7 +19,6 @@ from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.lightning.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
-from hvd_cluster.estimators.run.edited_rows import EditedRows
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.spec import Inputs, TrainResult
@@ -143,10 +142,6 @@ class LightningEstimator(ModuleEstimator):
             label_dtypes=tuple(dtypes.get(name, floating) for name in inputs.label_cols),
         )
         return Findings(known, tuple((-1, -1) for _ in inputs.label_cols))
-
-    def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-        names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
-        return EditedRows.of(*(self._value(name) for name in names))
 
     def _checkpoint(self, store: Store, run_id: str) -> Snapshot | None:
         return Snapshot.load(RunFiles(store, run_id))

@@ -56,7 +56,14 @@ LIGHTNING_ROWS = (
     ),
     Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
     Row("scale_lr", False, "False: the learning rate is never multiplied by the number of workers", scale_lr),
-    Row("num_gpus", None, "GPUs of a worker: 1, or 0 for none; None: as use_gpu says", gpus),
+    Row(
+        "num_gpus",
+        None,
+        "GPUs of a worker: 1, or 0 for none; None: as use_gpu says",
+        gpus,
+        setters=("NumGPUs", "NumGpus"),
+        getters=("NumGPUs", "NumGpus"),
+    ),
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, where it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1), optional=False),
     Row("profiler", None, "a Lightning profiler, or its name"),
@@ -66,11 +73,4 @@ LIGHTNING_ROWS = (
     Row("debug_data_loader", False, "have loaders say what they do; handed to data_module", values.flag),
     Row("train_async_data_loader_queue_size", None, "batches in advance, or a share of the steps" + _SHARE, queue_size),
     Row("val_async_data_loader_queue_size", None, "the same for validation", queue_size),
-    Row(
-        "transformation_edit_fields",
-        None,
-        "what transformation_fn changes: list of (name, numpy dtype, shape, is nullable)",
-        values.items,
-    ),
-    Row("transformation_removed_fields", None, "columns that transformation_fn takes away", values.column_names),
 )

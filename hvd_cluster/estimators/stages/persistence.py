@@ -104,7 +104,7 @@ class StageReader(MLReader):
 
 def _split(stage: Stage, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values that JSON gives back as they were, and the others; both by the key of the param."""
-    saved = {row.key: row.saved for row in stage.param_rows.values()}
+    saved = {row.param_name: row.saved for row in stage.param_rows.values()}
     plain: dict[str, Any] = {}
     hidden: dict[str, Any] = {}
     for param, value in values.items():

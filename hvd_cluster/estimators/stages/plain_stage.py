@@ -146,13 +146,15 @@ class Params(ABC):  # noqa: B024 - as in pyspark.ml, where it is the root of abs
         """Give the stage the uid that it was saved with."""
         old, defaults = self._paramMap, self._defaultParamMap
         self.uid, self._paramMap, self._defaultParamMap = str(newUid), {}, {}
-        for param in self.params:
+        for attribute, param in list(vars(self).items()):
+            if not isinstance(param, Param):
+                continue
             mine = param.owned_by(self)
             if param in old:
                 self._paramMap[mine] = old[param]
             if param in defaults:
                 self._defaultParamMap[mine] = defaults[param]
-            setattr(self, param.name, mine)
+            setattr(self, attribute, mine)
         return self
 
     def _shouldOwn(self, param: Param) -> None:

@@ -35,7 +35,9 @@ class Stage(Params, MLWritable, MLReadable):
 
     #: Every param by the keyword of the constructor; set by ``with_params``.
     param_rows: ClassVar[Mapping[str, Row]] = {}
-    #: Spark ML's name of a param -> the keyword.
+    #: Name of the Param -> the keyword.
+    param_keywords: ClassVar[Mapping[str, str]] = {}
+    #: Spark ML's name for the same -> the keyword. A program's own class may have Params of these names.
     param_aliases: ClassVar[Mapping[str, str]] = {}
     #: Name of an alias's accessor -> the function. A program's own class may have params of these names.
     alias_accessors: ClassVar[Mapping[str, Callable[..., Any]]] = {}
@@ -68,15 +70,37 @@ class Stage(Params, MLWritable, MLReadable):
         return super()._set(**self._by_key(self._by_keyword(kwargs)))
 
     def _setDefault(self, **kwargs: Any) -> Any:
-        return super()._setDefault(**self._by_key(kwargs))
+        return super()._setDefault(**self._by_key(self._by_keyword(kwargs)))
+
+    def getParam(self, paramName: str) -> Any:
+        """The Param of that name, also where its attribute is called otherwise.
+
+        Raises:
+            AttributeError, ValueError: there is none.
+        """
+        return super().getParam(self._attribute_of(paramName))
+
+    def hasParam(self, paramName: str) -> bool:
+        """Whether :meth:`getParam` finds one."""
+        return bool(super().hasParam(self._attribute_of(paramName)))
+
+    def _attribute_of(self, name: str) -> str:
+        row = self.param_rows.get(self.param_keywords.get(name, name))
+        return name if row is None else row.key
 
     def _by_keyword(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same values, with Spark ML's names as the keywords that they stand for."""
-        return {self.param_aliases.get(name, name): value for name, value in given.items()}
+        """The same values, with the names of Params and their aliases as the keywords that they stand for."""
+
+        def keyword(name: str) -> str:
+            if name in self.param_keywords:
+                return self.param_keywords[name]
+            return name if self.hasParam(name) else self.param_aliases.get(name, name)
+
+        return {keyword(name): value for name, value in given.items()}
 
     def _by_key(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same values under the names of the Params, which differ from the keyword where that name is taken."""
-        return {self.param_rows[name].key if name in self.param_rows else name: value for name, value in given.items()}
+        """The same values under the attributes of the Params, which pyspark asks for by these keywords."""
+        return {self._attribute_of(name): value for name, value in given.items()}
 
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.param_rows[name].key)
