@@ -4,6 +4,7 @@
 
     RuntimeError
     ├── HorovodInternalError        a collective failed; an elastic job restores and goes on
+    ├── GradientChangedError        a gradient was changed or replaced before it was reduced
     ├── HostsUpdatedInterrupt       the set of hosts changed; an elastic job re-initialises
     └── LaunchError                 workers could not be started or did not finish
         ├── NotEnoughSlotsError     the cluster has fewer places than the job needs
@@ -37,6 +38,13 @@ DUPLICATE_NAME_TEXT = (
 
 class HorovodInternalError(RuntimeError):
     """A collective failed: a peer died, the ranks disagreed, or the job was shut down."""
+
+
+class GradientChangedError(RuntimeError):
+    """A gradient was changed or replaced while it was being reduced; the text names the parameter and the step.
+
+    The rank that did it raises this; the job ends with :class:`HorovodInternalError` on the others.
+    """
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -166,6 +166,11 @@ class Engine:
         elif self._rank == 0:
             self._mailbox.command("timeline", (path, mark_cycles))
 
+    def abort(self, reason: str) -> None:
+        """End the world with an error: every operation under way, and every later one, fails on all ranks."""
+        if self._baton is not None:
+            self._mailbox.command("abort", reason)
+
     def shutdown(self) -> None:
         """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
         if self._alone is not None:

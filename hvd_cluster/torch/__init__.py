@@ -32,7 +32,7 @@ from hvd_cluster.engine.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import (
@@ -85,6 +85,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "GradientChangedError",
     "HorovodInternalError",
     "Max",
     "Min",

@@ -19,8 +19,9 @@ from hvd_cluster.engine.submission import member_index, num_members
 from hvd_cluster.torch.submission import submit, synchronize
 
 # Columns of the head, and rows of the table below it.
-_PRESENT, _FINGERPRINT, _NUMBER = range(3)
-_DENSE, _SPARSE, _SPARSE_DIMS, _FORM, _UNFROZEN, _BUCKET, _PLACE = range(7)
+_PRESENT, _FINGERPRINT, _NUMBER, _LAST = range(4)
+_HEAD = 4
+_DENSE, _SPARSE, _SPARSE_DIMS, _PARTIAL, _REACHED, _LAST_PASS, _FORM, _UNFROZEN, _BUCKET, _PLACE = range(10)
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Gradient:
 
     #: Number of sparse dimensions, or 0 for a dense gradient.
     sparse_dim: int
+    #: The backward pass of this step that reached it last, counted from 1; 0 where autograd did not make it.
+    last_pass: int = 0
+    #: It has had fewer passes than a step takes.
+    is_partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,24 @@ class Census:
     dense: frozenset[int]
     #: Parameters whose gradients are sparse wherever they have one: number of sparse dimensions.
     sparse: dict[int, int]
+    #: Parameters whose gradient has had fewer passes than a step takes on some rank.
+    partial: frozenset[int]
+    #: Parameters that a backward pass of this step has reached: which pass was the last one, the mean over ranks.
+    last_passes: dict[int, int]
     #: Parameters with a gradient on some rank whose shape or dtype is not the same on all.
     misfits: frozenset[int]
     #: Parameters that require a gradient on some rank.
     unfrozen: frozenset[int]
     #: The first rank's buckets; empty when it is absent.
     buckets: list[list[int]]
+    #: How many ranks take their last census of the step, and how many take part at all.
+    num_last: int
+    num_present: int
+
+    @property
+    def is_last(self) -> bool:
+        """No rank takes another census in this step."""
+        return self.num_last == self.num_present
 
 
 def fingerprint(texts: Sequence[str]) -> int:
@@ -66,6 +83,7 @@ def take_census(
     print_of_names: int,
     prints_of_forms: Sequence[int],
     process_set: ProcessSet,
+    is_last: bool,
 ) -> Census:
     """Ask all ranks of ``process_set``; blocks until all have asked.
 
@@ -77,6 +95,7 @@ def take_census(
         print_of_names: :func:`fingerprint` of this rank's names of the parameters.
         prints_of_forms: that of each parameter's shape and dtype on this rank.
         process_set: whose ranks take part.
+        is_last: this rank has called ``step()`` and finds no further gradients in this step.
 
     Raises:
         ValueError: the parameters have different names on some ranks; all ranks get this.
@@ -84,7 +103,7 @@ def take_census(
     """
     is_first = member_index(process_set) == 0
     table = _table(gradients, unfrozen, buckets if is_first else (), prints_of_forms)
-    ballot = _written(table, number if is_first else -1, print_of_names)
+    ballot = _written(table, number if is_first else -1, print_of_names, is_last)
     handle = submit(
         Kind.ALLREDUCE,
         [ballot],
@@ -96,7 +115,7 @@ def take_census(
         is_waited_for=True,
     )
     result: list[list[int]] = synchronize(handle).tolist()
-    head, table = result[0], [row[3:] for row in result[1:]]
+    head, table = result[0], [row[_HEAD:] for row in result[1:]]
     if head[_FINGERPRINT] != head[_PRESENT] * print_of_names:
         raise ValueError(
             "the parameters of a DistributedOptimizer have different names on different ranks: make the same "
@@ -120,6 +139,9 @@ def _table(
         if gradient is not None:
             rows[_SPARSE if gradient.sparse_dim else _DENSE][index] = 1
             rows[_SPARSE_DIMS][index] = gradient.sparse_dim
+            rows[_PARTIAL][index] = int(gradient.is_partial)
+            rows[_REACHED][index] = int(gradient.last_pass > 0)
+            rows[_LAST_PASS][index] = gradient.last_pass
     for index, bucket in enumerate(buckets):
         for place, member in enumerate(bucket):
             rows[_BUCKET][member] = index + 1
@@ -127,11 +149,11 @@ def _table(
     return rows
 
 
-def _written(table: list[list[int]], number: int, print_of_names: int) -> torch.Tensor:
-    """One rank's word, int64 of shape (1 + rows, 3 + parameters); those of all ranks are added."""
-    word = torch.zeros(1 + len(table), 3 + len(table[0]), dtype=torch.int64, device="cpu")
-    word[0, :3] = torch.tensor([1, print_of_names, number + 1], device="cpu")
-    word[1:, 3:] = torch.tensor(table, dtype=torch.int64, device="cpu").view(len(table), -1)
+def _written(table: list[list[int]], number: int, print_of_names: int, is_last: bool) -> torch.Tensor:
+    """One rank's word, int64 of shape (1 + rows, 4 + parameters); those of all ranks are added."""
+    word = torch.zeros(1 + len(table), _HEAD + len(table[0]), dtype=torch.int64, device="cpu")
+    word[0, :_HEAD] = torch.tensor([1, print_of_names, number + 1, int(is_last)], device="cpu")
+    word[1:, _HEAD:] = torch.tensor(table, dtype=torch.int64, device="cpu").view(len(table), -1)
     return word
 
 
@@ -150,6 +172,12 @@ def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int
             for index, (count, dims) in enumerate(zip(table[_SPARSE], table[_SPARSE_DIMS], strict=True))
             if count and index not in dense
         },
+        partial=frozenset(index for index, count in enumerate(table[_PARTIAL]) if count),
+        last_passes={
+            index: -(-total // count)
+            for index, (count, total) in enumerate(zip(table[_REACHED], table[_LAST_PASS], strict=True))
+            if count
+        },
         misfits=frozenset(
             index
             for index, own in enumerate(prints_of_forms)
@@ -157,4 +185,6 @@ def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int
         ),
         unfrozen=frozenset(index for index, count in enumerate(table[_UNFROZEN]) if count),
         buckets=[[index for _, index in sorted(buckets[bucket])] for bucket in sorted(buckets)],
+        num_last=head[_LAST],
+        num_present=head[_PRESENT],
     )

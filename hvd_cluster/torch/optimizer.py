@@ -40,10 +40,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """Wrap an optimizer so that ``step()`` uses gradients reduced over all ranks.
 
     The first step shows in which order the backward pass finishes the gradients. From then on they are sent in buckets
-    while the rest of the backward pass runs. The result is an instance of a subclass with the same name as
-    ``optimizer``'s class and shares its parameter groups and state, so schedulers, ``isinstance`` and state dicts work
-    as before. A GradScaler, or Lightning's clipping, that reads the parameter groups between the backward pass and the
-    step finds the gradients reduced.
+    while the rest of the backward pass runs. When ``backward()`` returns, the gradients are reduced, as with
+    ``DistributedDataParallel``; only those that a later pass of the same step reaches are not. The result is an
+    instance of a subclass with the same name as ``optimizer``'s class and shares its parameter groups and state, so
+    schedulers, ``isinstance`` and state dicts work as before.
 
     Ranks may differ in what they freeze (``requires_grad``): zeros stand for what is frozen. Only a parameter of which
     no rank has had a gradient yet has to be unfrozen by all ranks at one step, and none amid a step.

@@ -22,6 +22,10 @@ class Bucket:
     is_sent: bool = False
     #: Ranks have differed in what is frozen: all members travel at every step.
     is_whole: bool = False
+    #: Some rank may add to it in a later backward pass of the present step, and which one is not known yet.
+    is_open: bool = False
+    #: The backward pass of a step that is the last one to reach a member; 0 if that is not known yet.
+    last_pass: int = 0
 
 
 @dataclass
@@ -38,6 +42,9 @@ class Plan:
     unknown: set[int]
     #: Those of them that are not frozen on some rank; a census is taken at every step until there are none.
     awaited: set[int]
+    #: The backward pass of a step that is the last one to reach a parameter, counted from 1; once the step in which it
+    #: was first seen is over. At the end of that pass all ranks send its gradient, or zeros.
+    last_passes: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, census: Census, num_parameters: int) -> Plan:
@@ -51,7 +58,8 @@ class Plan:
         for members in census.buckets or [list(numbers)]:
             present = [number for number in members if number in census.dense]
             if present:
-                plan._append(present)
+                plan._append(present, census)
+        plan._settle(census)
         return plan
 
     def grown(self, census: Census) -> Plan:
@@ -66,10 +74,25 @@ class Plan:
             awaited=(self.unknown - found) & census.unfrozen,
         )
         if found & census.dense:
-            plan._append(sorted(found & census.dense))
+            plan._append(sorted(found & census.dense), census)
+        plan._settle(census)
         return plan
 
-    def _append(self, members: Sequence[int]) -> None:
-        bucket = Bucket(f"{self.label}.bucket.{len(self.buckets)}", list(members))
+    def forget_passes(self) -> None:
+        """Steps will have another number of backward passes."""
+        self.last_passes.clear()
+        for bucket in self.buckets:
+            bucket.last_pass = 0
+
+    def _settle(self, census: Census) -> None:
+        if census.is_last:
+            self.last_passes = census.last_passes | self.last_passes
+            for bucket in self.buckets:
+                bucket.is_open = False
+                bucket.last_pass = max(self.last_passes.get(number, 0) for number in bucket.members)
+
+    def _append(self, members: Sequence[int], census: Census) -> None:
+        is_open = not census.partial.isdisjoint(members)
+        bucket = Bucket(f"{self.label}.bucket.{len(self.buckets)}", list(members), is_open=is_open)
         self.buckets.append(bucket)
         self.bucket_of |= dict.fromkeys(members, bucket)

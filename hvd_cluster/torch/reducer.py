@@ -2,7 +2,13 @@
 
 The first backward pass shows in which order gradients become ready and which of them are sparse; the ranks agree on it
 (:mod:`hvd_cluster.torch.census`). From then on each bucket (:mod:`hvd_cluster.torch.buckets`) is one request, made when
-its last gradient is ready, while the backward pass goes on. What is not ready when the step comes is sent as zeros.
+its last gradient is ready, while the backward pass continues.
+
+At the end of each backward pass, before ``backward()`` returns, the reducer waits for what is complete. A gradient that
+the pass did not reach is sent as zeros there, as DistributedDataParallel does with ``find_unused_parameters``
+(arXiv:2006.15704, section 3.2.3). Where a step has several passes, the ranks agree in the first step which pass is the
+last one to reach a parameter. After it every rank has sent the parameter's bucket, so a rank waits only for ranks that
+have done fewer passes than itself, and two ranks never wait for each other.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,14 +26,17 @@ import torch
 
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.submission import running_engine
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.settings import Settings
-from hvd_cluster.torch import wire
+from hvd_cluster.torch import backward, wire
 from hvd_cluster.torch.backward import in_checkpoint
-from hvd_cluster.torch.census import fingerprint, take_census
+from hvd_cluster.torch.census import Census, fingerprint, take_census
 from hvd_cluster.torch.plan import Bucket, Plan
 from hvd_cluster.torch.roster import Roster
-from hvd_cluster.torch.transfers import Manner, Transfers
+from hvd_cluster.torch.transfers import Manner, Mark, Transfers
+
+#: How many parameters an error names.
+_MAX_NAMES = 5
 
 _numbers = itertools.count()
 
@@ -64,6 +73,10 @@ class GradientReducer:
         #: What this step goes by, which may hold for this step only: a rank that has joined was not asked.
         self._plan_of_step: Plan | None = None
         self._engine: Callable[[], Engine | None] = lambda: None
+        #: Not all ranks were at the end of the step when the latest census was taken: all take another one there.
+        self._owes_census = False
+        #: Steps so far, for errors.
+        self._num_steps = 0
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
         # A model on several GPUs has a backward thread for each.
@@ -74,6 +87,18 @@ class GradientReducer:
         self._transfers = Transfers(manner)
         self._sent_sparse: set[int] = set()
         self._is_reduced = False
+        #: The backward pass whose end is awaited.
+        self._pass_id = -1
+        #: Backward passes of this step that are over.
+        self._num_passes = 0
+        #: By parameter, the latest backward pass of this step that reached it, counted from 1.
+        self._last_passes: dict[int, int] = {}
+        #: Parameters that were sent at the end of a backward pass without all passes of a step.
+        self._sent_early: set[int] = set()
+        #: What gradients were at the end of a backward pass that left some of them to the step.
+        self._marks: dict[int, Mark] = {}
+        #: Gradients that hooks of the user's own may still change: see :func:`_on_gradient`.
+        self._hooked: list[tuple[int, torch.Tensor]] = []
         # For the timeline: when the first and the latest gradient came.
         self._begun_s = self._latest_s = 0.0
         self.clear()
@@ -124,6 +149,9 @@ class GradientReducer:
         """Sum the gradients of so many backward passes before they are reduced."""
         self._passes_per_step = passes
         self._passes_left = [passes] * len(self.roster)
+        if self._plan is not None:
+            self._plan.forget_passes()
+            self._owes_census = True
 
     def synchronize(self) -> None:
         """Send what is missing, wait for everything, and leave the reduced gradients in place."""
@@ -131,13 +159,19 @@ class GradientReducer:
             self.finish()
         finally:
             self.clear()
+            self._num_steps += 1
 
     def finish(self) -> None:
-        """Reduce what there is; the step is not over."""
+        """Reduce what there is; the step is not over.
+
+        Raises:
+            GradientChangedError: a gradient was changed after the backward pass although it was not reduced yet, or
+                gradients that had been reduced were changed together with such.
+            HorovodInternalError: the ranks disagree, or the job has ended.
+        """
         if not self._is_attached or self._is_reduced:
             return
-        if self._ready:
-            running_engine().note_span("", "BACKWARD", self._begun_s, self._latest_s)
+        self._require_unchanged()
         try:
             self._send_rest()
         finally:
@@ -161,6 +195,10 @@ class GradientReducer:
         self._sent_sparse.clear()
         self._is_reduced = False
         self._plan_of_step = None
+        self._num_passes = 0
+        self._last_passes.clear()
+        self._sent_early.clear()
+        self._marks.clear()
         self._passes_left = [self._passes_per_step] * len(self.roster)
         for bucket in self._plan.buckets if self._plan is not None else ():
             bucket.is_sent = False
@@ -174,19 +212,21 @@ class GradientReducer:
             AssertionError: the step of an earlier backward pass was forgotten.
         """
         left = self._passes_left[number]
-        if left <= 0 or self._is_reduced:
-            if not self._begins_anew(number, parameter):
+        if left <= 0 or self._is_reduced or number in self._sent_early:
+            if not self._begins_again(number, parameter):
                 return
             left = self._passes_per_step
+        self._await_end_of_pass()
         self._passes_left[number] = left - 1
         gradient = parameter.grad
+        self._last_passes[number] = self._num_passes + 1
         if left > 1 or gradient is None:
             return
         if not self._ready:
             self._begin()
         self._ready[number] = gradient
         self._latest_s = time.monotonic()
-        plan = self._plan
+        plan = self._present_plan
         if plan is None or number in self._repeated:
             return
         bucket = plan.bucket_of.get(number)
@@ -200,6 +240,54 @@ class GradientReducer:
         elif number in plan.sparse:
             self._send_sparse(number, plan)
 
+    def note_later(self, number: int, parameter: torch.Tensor) -> None:
+        """As :meth:`note`, but the user's own hooks come first; called under the lock."""
+        self._await_end_of_pass()
+        self._hooked.append((number, parameter))
+
+    def note_hooked(self) -> None:
+        """The user's own hooks have run; called under the lock."""
+        if self._hooked:
+            hooked, self._hooked = self._hooked, []
+            for number, parameter in hooked:
+                self.note(number, parameter)
+
+    def _await_end_of_pass(self) -> None:
+        pass_id = backward.current_pass()
+        if pass_id != self._pass_id:
+            self._pass_id = pass_id
+            backward.call_at_end(pass_id, self._number, partial(_at_end_of_pass, weakref.ref(self)))
+
+    def end_pass(self, *, is_nested: bool) -> None:
+        """A backward pass has accumulated its last gradient: reduce what is complete.
+
+        Args:
+            is_nested: it was the pass of a re-entrant checkpoint, and its gradients may not be the last ones.
+
+        Raises:
+            GradientChangedError: a gradient was changed or replaced while it was being reduced.
+            HorovodInternalError: the ranks disagree, or the job has ended.
+        """
+        self._pass_id = -1
+        with self.lock:
+            self.note_hooked()
+        if self._is_reduced:
+            return
+        if not is_nested:
+            self._num_passes += 1
+            if self._ready:
+                running_engine().note_span("", "BACKWARD", self._begun_s, self._latest_s)
+            try:
+                self._send_due()
+            finally:
+                self._wait(but=self._not_due())
+        marked = self._last_passes if self._has_outstanding() else ()
+        self._marks = {number: Mark.of(self.roster.parameters[number]) for number in marked}
+
+    @property
+    def _present_plan(self) -> Plan | None:
+        return self._plan_of_step or self._plan
+
     def _begin(self) -> None:
         """The first gradient of a step is there."""
         self._begun_s = self._latest_s = time.monotonic()
@@ -208,16 +296,14 @@ class GradientReducer:
             # A plan holds for one world: the new ranks of an elastic job know nothing of it.
             self._engine = weakref.ref(engine)
             self._plan = None
-        if self._plan is None:
-            return
         active = self._active = set(self.roster.unfrozen(range(len(self.roster))))
-        for bucket in self._plan.buckets:
+        for bucket in self._plan.buckets if self._plan is not None else ():
             unfrozen = [number for number in bucket.members if number in active]
             bucket.num_waiting = len(unfrozen)
             bucket.active = list(bucket.members) if bucket.is_whole else unfrozen
 
-    def _begins_anew(self, number: int, parameter: torch.Tensor) -> bool:
-        """A gradient comes that nobody waits for: True if it is the first of a new step, False if it counts already."""
+    def _begins_again(self, number: int, parameter: torch.Tensor) -> bool:
+        """An unexpected gradient comes: True if it is the first of a new step, False if it counts already."""
         if self._is_reduced:
             # The step was left out, as GradScaler does where the gradients have overflowed.
             self.clear()
@@ -227,6 +313,17 @@ class GradientReducer:
             return False
         if self._engine() is not running_engine():
             self.reset()
+            return True
+        if number in self._sent_early:
+            if any(self.roster.parameters[other].grad is gradient for other, gradient in self._ready.items()):
+                self._refuse(
+                    [number],
+                    f"was computed by backward pass {self._num_passes + 1} of the step, but in the optimizer's first "
+                    "step no pass after an earlier one computed it, so it has been reduced already. If step() follows "
+                    "several backward passes, pass their number as backward_passes_per_step to DistributedOptimizer "
+                    f"(now {self._passes_per_step})",
+                )
+            self._give_up()
             return True
         if self._ready.get(number) is not parameter.grad:
             # The user has cleared the gradients, not through the optimizer: another model's loss has made them (a GAN).
@@ -241,14 +338,15 @@ class GradientReducer:
 
     def _give_up(self) -> None:
         """Nobody wants the gradients of this step any more, but the other ranks wait for what this one has begun."""
+        plan = self._present_plan
         try:
-            if self._plan is not None:
-                for bucket in self._plan.buckets:
+            if plan is not None:
+                for bucket in plan.buckets:
                     if not bucket.is_sent:
                         self._send_bucket(bucket, bucket.active, is_wanted=False)
-                for number in self._plan.sparse:
+                for number in plan.sparse:
                     if number not in self._sent_sparse:
-                        self._send_sparse(number, self._plan, is_wanted=False)
+                        self._send_sparse(number, plan, is_wanted=False)
             self._transfers.give_up()
             self._wait(is_wanted=False)
         finally:
@@ -256,68 +354,195 @@ class GradientReducer:
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
-    def _agreed(self) -> tuple[Plan, list[int]]:
-        """The plan for this step, and the parameters that no rank has a gradient for."""
-        plan = self._plan
-        if plan is not None and not plan.awaited and not self.roster.unfrozen(plan.unknown):
-            return plan, []
+    def _take_census(self, *, is_last: bool) -> Census:
+        """Agree with the other ranks on a plan, or on what this step adds to it.
+
+        Ranks may see new gradients at the ends of different backward passes, and all must take the same number of
+        censuses. So whatever happens before, each rank takes further ones in ``step()`` until all are there.
+        """
+        plan = self._present_plan
         # What a re-entrant checkpoint accumulates repeatedly is known to be whole at the end only.
         ready = sorted(self._ready, key=lambda number: number in self._repeated)
         census = take_census(
-            self.roster.gradients(self.manner.keeps_sparse),
+            self.roster.gradients(self.manner.keeps_sparse, self._last_passes, self._ready),
             self.roster.unfrozen(range(len(self.roster))),
             self.roster.deal(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
             number=self._number,
             print_of_names=self.roster.fingerprint,
             prints_of_forms=self.roster.prints_of_forms,
             process_set=self.manner.process_set,
+            is_last=is_last,
         )
         self.roster.require_equal_forms(census.misfits)
-        plan = Plan.of(census, len(self.roster)) if plan is None else plan.grown(census)
+        self._plan_of_step = Plan.of(census, len(self.roster)) if plan is None else plan.grown(census)
         if census.is_complete:
-            self._plan = plan
-        return plan, self.roster.unfrozen(plan.unknown)
+            self._plan = self._plan_of_step
+        self._owes_census = not census.is_last
+        return census
+
+    def _is_due(self, last_pass: int) -> bool:
+        """All ranks send at this end of a backward pass what ``last_pass`` is the last one to reach."""
+        return max(last_pass, self._passes_per_step) <= self._num_passes
+
+    def _send_due(self) -> None:
+        """At the end of a backward pass: send what no later pass of this step will reach."""
+        plan = self._present_plan
+        if plan is not None:
+            self._send_buckets(plan)
+        if plan is None:
+            is_census_due = bool(self._ready)
+        else:
+            has_new = not plan.unknown.isdisjoint(self._ready)
+            is_census_due = has_new and self._is_due(max(plan.last_passes.values(), default=0))
+        if is_census_due:
+            self._take_census(is_last=False)
+            plan = self._present_plan
+            assert plan is not None
+            self._send_buckets(plan)
+
+    def _send_buckets(self, plan: Plan) -> None:
+        for bucket in plan.buckets:
+            if bucket.is_sent:
+                continue
+            present = self._present(bucket)
+            if not bucket.is_open and self._is_due(bucket.last_pass):
+                self._sent_early.update(number for number in present if number not in self._ready)
+                self._send_bucket(bucket, present)
+            else:
+                bucket.active = present
+                bucket.num_waiting = sum(number not in self._ready for number in present)
+        for number in plan.sparse:
+            if number not in self._sent_sparse and self._is_due(plan.last_passes.get(number, 0)):
+                if number not in self._ready:
+                    self._sent_early.add(number)
+                self._send_sparse(number, plan)
+
+    def _not_due(self) -> set[str]:
+        """The names of requests that some rank may not make before a later backward pass, or the step."""
+        plan = self._present_plan
+        if plan is None:
+            return set()
+        names = {
+            name
+            for bucket in plan.buckets
+            if bucket.is_open or not self._is_due(bucket.last_pass)
+            for name in (bucket.name, f"{bucket.name}.whole")
+        }
+        sparse = {
+            self._name_of_sparse(number, plan)
+            for number in plan.sparse
+            if not self._is_due(plan.last_passes.get(number, 0))
+        }
+        return names | sparse
+
+    def _present(self, bucket: Bucket) -> list[int]:
+        """The members of a bucket that take part in this step, if it is sent now."""
+        here = set(bucket.members if bucket.is_whole else self.roster.unfrozen(bucket.members))
+        return [number for number in bucket.members if number in here or number in self._ready]
 
     def _send_rest(self) -> None:
         """Send what is not on its way yet; a gradient that this rank did not compute takes part as zeros."""
         if not self._ready:
             self._begin()
-        plan, unseen = self._agreed()
+        plan = self._present_plan
+        if plan is not None:
+            # Before any census: other ranks may wait for these at the end of their backward pass.
+            self._send_unsent(plan)
+        is_last = plan is not None and not (self._owes_census or plan.awaited or self.roster.unfrozen(plan.unknown))
+        while not is_last:
+            is_last = self._take_census(is_last=True).is_last
+            plan = self._present_plan
+            assert plan is not None
+            self._send_unsent(plan)
+        assert plan is not None
         self._plan_of_step = plan
         for bucket in plan.buckets:
             unfrozen = self.roster.unfrozen(bucket.members)
-            if not bucket.is_sent:
-                here = set(bucket.members if bucket.is_whole else unfrozen)
-                present = [number for number in bucket.members if number in here or number in self._ready]
-                self._send_bucket(bucket, present)
-            elif late := [number for number in unfrozen if number not in bucket.active]:  # unfrozen since it was sent
+            if late := [number for number in unfrozen if number not in bucket.active]:  # unfrozen since it was sent
                 self._send(f"{bucket.name}.late", late)
-        for number in plan.sparse:
-            if number not in self._sent_sparse:
-                self._send_sparse(number, plan)
+        unseen = self.roster.unfrozen(plan.unknown)
         for number in unseen:
             parameter = self.roster.parameters[number]
             if parameter.grad is None:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)
 
-    def _wait(self, *, is_wanted: bool = True) -> None:
+    def _send_unsent(self, plan: Plan) -> None:
+        for bucket in plan.buckets:
+            if not bucket.is_sent:
+                self._send_bucket(bucket, self._present(bucket))
+        for number in plan.sparse:
+            if number not in self._sent_sparse:
+                self._send_sparse(number, plan)
+
+    def _wait(self, *, but: Container[str] = (), is_wanted: bool = True) -> None:
         """Wait for what is under way; a bucket whose members are frozen on some ranks only is sent again as a whole."""
         try:
-            self._transfers.wait()
+            self._transfers.wait(but)
         except HorovodInternalError:
             mismatched = set(self._transfers.mismatched)
-            plan = self._plan_of_step or self._plan
+            plan = self._present_plan
             buckets = [bucket for bucket in plan.buckets if bucket.name in mismatched] if plan is not None else []
             if len(buckets) < len(mismatched) or any(bucket.is_whole for bucket in buckets) or not buckets:
                 raise
             for bucket in buckets:
                 bucket.is_whole = True
                 self._send(f"{bucket.name}.whole", bucket.members, is_wanted=is_wanted)
-            self._transfers.wait()
+            self._transfers.wait(but)
+        if self._transfers.changed:
+            number_of = {parameter: number for number, parameter in enumerate(self.roster.parameters)}
+            self._refuse(
+                [number_of[p] for p in self._transfers.changed], "was changed or replaced while it was being reduced"
+            )
+
+    # ---- what the user must not do ----------------------------------------------------------------------------------
+
+    def _has_outstanding(self) -> bool:
+        """This rank has gradients of this step that still have to be reduced, or may."""
+        plan = self._present_plan
+        if plan is None:
+            return True
+        is_all_sent = all(bucket.is_sent for bucket in plan.buckets) and len(self._sent_sparse) == len(plan.sparse)
+        return not (is_all_sent and plan.unknown.isdisjoint(self._last_passes))
+
+    def _is_reduced_already(self, number: int, plan: Plan) -> bool:
+        bucket = plan.bucket_of.get(number)
+        return number in self._sent_sparse or (bucket is not None and bucket.is_sent)
+
+    def _require_unchanged(self) -> None:
+        """Check that gradients that still have to be reduced, or such and reduced ones, are what autograd has left."""
+        if not self._marks:
+            return
+        changed = [n for n, mark in self._marks.items() if not mark.matches(self.roster.parameters[n])]
+        if not changed:
+            return
+        plan = self._present_plan
+        if any(n in self._ready or (plan is not None and self._is_reduced_already(n, plan)) for n in changed):
+            self._refuse(changed, "was changed or replaced before all gradients of the step were reduced")
+
+    def _refuse(self, numbers: Sequence[int], what: str) -> None:
+        """The ranks would have different weights from here on: fail on all of them.
+
+        Raises:
+            GradientChangedError: always.
+        """
+        names = ", ".join(repr(self.roster.names[number]) for number in numbers[:_MAX_NAMES])
+        more = f" and of {len(numbers) - _MAX_NAMES} more parameters" if len(numbers) > _MAX_NAMES else ""
+        text = (
+            f"The gradient of {names}{more} {what} (step {self._num_steps} of this optimizer, counted from 0). "
+            "Change gradients between backward() and step(); where hooks do so, or where step() follows a backward "
+            "pass that did not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
+            "optimizer.skip_synchronize():`."
+        )
+        self.clear()
+        running_engine().abort(text)
+        raise GradientChangedError(text)
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def _send_bucket(self, bucket: Bucket, present: Sequence[int], *, is_wanted: bool = True) -> None:
         """Send those members of a bucket that take part in this step."""
         bucket.is_sent = True
+        bucket.active = list(present)
         self._send(bucket.name, present, is_whole=len(present) == len(bucket.members), is_wanted=is_wanted)
 
     def _send(self, name: str, numbers: Sequence[int], *, is_whole: bool = True, is_wanted: bool = True) -> None:
@@ -332,14 +557,35 @@ class GradientReducer:
             is_wanted=is_wanted,
         )
 
+    def _name_of_sparse(self, number: int, plan: Plan) -> str:
+        return f"{plan.label}.{self.roster.names[number]}"
+
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True) -> None:
         self._sent_sparse.add(number)
-        name = f"{plan.label}.{self.roster.names[number]}"
+        name = self._name_of_sparse(number, plan)
         self._transfers.send_sparse(name, self.roster.parameters[number], plan.sparse[number], is_wanted=is_wanted)
 
 
 def _on_gradient(reducer: Callable[[], GradientReducer | None], number: int, parameter: torch.Tensor) -> None:
+    """The hook of a parameter.
+
+    What the user's own hooks make of the gradient is what is reduced, also of those that were registered later and run
+    after this one: then the gradient is noted when the next one comes.
+    """
+    this = reducer()
+    if this is None:
+        return
+    hooks = parameter._post_accumulate_grad_hooks
+    is_last = getattr(next(reversed(hooks.values())), "func", None) is _on_gradient
+    with this.lock:
+        this.note_hooked()
+        if is_last:
+            this.note(number, parameter)
+        else:
+            this.note_later(number, parameter)
+
+
+def _at_end_of_pass(reducer: Callable[[], GradientReducer | None], is_nested: bool) -> None:
     this = reducer()
     if this is not None:
-        with this.lock:
-            this.note(number, parameter)
+        this.end_pass(is_nested=is_nested)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -61,8 +61,16 @@ class Roster:
         parameters = self.parameters
         return [number for number in numbers if parameters[number].requires_grad]
 
-    def gradients(self, keeps_sparse: bool) -> list[Gradient | None]:
-        """What there is on this rank, by number; a sparse gradient is reported as dense where it will be made so."""
+    def gradients(
+        self, keeps_sparse: bool, last_passes: Mapping[int, int], ready: Container[int]
+    ) -> list[Gradient | None]:
+        """What there is on this rank, by number; a sparse gradient is reported as dense where it will be made so.
+
+        Args:
+            keeps_sparse: sparse gradients outside groups stay sparse.
+            last_passes: the last backward pass that reached a parameter in this step.
+            ready: parameters whose gradients have had all passes of the step.
+        """
         found: list[Gradient | None] = []
         for number, parameter in enumerate(self.parameters):
             gradient = parameter.grad if parameter.requires_grad else None
@@ -70,7 +78,9 @@ class Roster:
                 found.append(None)
             else:
                 stays_sparse = gradient.is_sparse and keeps_sparse and number not in self._grouped
-                found.append(Gradient(gradient.sparse_dim() if stays_sparse else 0))
+                last_pass = last_passes.get(number, 0)
+                is_partial = last_pass > 0 and number not in ready
+                found.append(Gradient(gradient.sparse_dim() if stays_sparse else 0, last_pass, is_partial))
         return found
 
     def deal(self, ready: Iterable[int], threshold_bytes: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,13 +33,33 @@ class Manner(NamedTuple):
         return not self.sparse_as_dense and self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
 
 
-@dataclass
+class Mark(NamedTuple):
+    """A gradient as it was at some time; another one, or a changed one, does not match."""
+
+    gradient: torch.Tensor | None
+    version: int
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> Mark:
+        """The gradient of ``parameter`` as it is now."""
+        gradient = parameter.grad
+        return cls(gradient, 0 if gradient is None else gradient._version)
+
+    def matches(self, parameter: torch.Tensor) -> bool:
+        """Since then the gradient was neither replaced nor written by anything but a reduction."""
+        gradient = parameter.grad
+        return gradient is self.gradient and (gradient is None or gradient._version == self.version)
+
+
+@dataclass(eq=False)
 class _Sent:
     """A request under way."""
 
     name: str
     wait: Callable[[], Any]
     parameters: Sequence[torch.Tensor]
+    #: What each parameter's gradient was when it was sent.
+    marks: Sequence[Mark]
     #: What was sent for each parameter; None for a sparse gradient.
     parcels: list[wire.Parcel] | None
     #: What was done to them.
@@ -60,6 +80,8 @@ class Transfers:
         self._sent: list[_Sent] = []
         #: Names of the requests that have failed because the ranks had sent different things; the same on all ranks.
         self.mismatched: list[str] = []
+        #: Parameters whose gradients were changed or replaced while they were being reduced.
+        self.changed: list[torch.Tensor] = []
 
     def send(
         self,
@@ -100,7 +122,9 @@ class Transfers:
             finish=lambda _: None,
             labels=labels,
         )
-        self._sent.append(_Sent(name, partial(synchronize, handle), parameters, parcels, compression, is_wanted))
+        marks = [Mark.of(parameter) for parameter in parameters]
+        wait = partial(synchronize, handle)
+        self._sent.append(_Sent(name, wait, parameters, marks, parcels, compression, is_wanted))
 
     def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
         """Gather the sparse gradient of a parameter; without one this rank has no entries."""
@@ -117,6 +141,7 @@ class Transfers:
                 name,
                 lambda: wire.decompress_sparse(wait(), manner.compression, context),
                 [parameter],
+                [Mark.of(parameter)],
                 None,
                 manner.compression,
                 is_wanted,
@@ -128,31 +153,36 @@ class Transfers:
         for sent in self._sent:
             sent.is_wanted = False
 
-    def wait(self) -> None:
-        """Wait for all requests and put their results in place.
+    def wait(self, but: Container[str] = ()) -> None:
+        """Wait for all requests but those of some names, and put their results in place.
 
         Raises:
-            HorovodInternalError: the first error; raised when nothing is under way any more.
+            HorovodInternalError: the first error; raised when none of them is under way any more.
         """
         error: HorovodInternalError | None = None
         self.mismatched = []
-        while self._sent:
-            sent = self._sent[0]
+        while sent := next((sent for sent in self._sent if sent.name not in but), None):
             try:
                 result = sent.wait()
                 if sent.is_wanted:
+                    self._note_changes(sent)
                     self._write_back(sent, result)
             except HorovodInternalError as failure:
                 error = error or failure
                 if str(failure).startswith("Mismatched"):
                     self.mismatched.append(sent.name)
-            del self._sent[0]
+            self._sent.remove(sent)
         if error is not None:
             raise error
 
     def clear(self) -> None:
         """Forget what is under way."""
         self._sent.clear()
+        self.changed.clear()
+
+    def _note_changes(self, sent: _Sent) -> None:
+        pairs = zip(sent.parameters, sent.marks, strict=True)
+        self.changed += [parameter for parameter, mark in pairs if not mark.matches(parameter)]
 
     def _write_back(self, sent: _Sent, result: Any) -> None:
         if sent.parcels is None:

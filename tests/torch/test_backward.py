@@ -1,0 +1,471 @@
+"""What the user's code finds and may do between ``backward()`` and ``step()``: the same as with torch's own DDP."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch import local
+
+Change = Callable[[torch.nn.Module, int], None]
+
+
+def clip_norm(net: torch.nn.Module, step: int) -> None:
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+
+
+def clip_norm_of_each(net: torch.nn.Module, step: int) -> None:
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05, foreach=False)
+
+
+def clip_value(net: torch.nn.Module, step: int) -> None:
+    torch.nn.utils.clip_grad_value_(net.parameters(), 0.01)
+
+
+def add_noise(net: torch.nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for p in net.parameters():
+        p.grad.add_(torch.randn(p.shape, generator=generator), alpha=0.01)
+
+
+def add_l2(net: torch.nn.Module, step: int) -> None:
+    for p in net.parameters():
+        p.grad.add_(p.detach(), alpha=0.1)
+
+
+def scale(net: torch.nn.Module, step: int) -> None:
+    torch._foreach_mul_([p.grad for p in net.parameters()], 0.5)
+
+
+def replace(net: torch.nn.Module, step: int) -> None:
+    for p in net.parameters():
+        p.grad = p.grad.sign() * 0.01
+
+
+CHANGES: list[Change] = [clip_norm, clip_norm_of_each, clip_value, add_noise, add_l2, scale, replace]
+
+
+def weights(net: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def train(net: Any, optimizer: Any, change: Change, rank: int, steps: int, late: bool) -> torch.Tensor:
+    pauses = random.Random(7)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        x, y = torch.randn(4, 8, generator=generator), torch.randn(4, 2, generator=generator)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        slow, pause_s = pauses.randrange(3), pauses.uniform(0, 0.05)
+        if late and rank == slow:
+            time.sleep(pause_s)
+        change(net, step)
+        optimizer.step()
+    return weights(net)
+
+
+def make_net(width: int = 16) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Linear(width, 2))
+
+
+def against_ddp(hvd: Any, change: Change, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of this rank after training with ours, and with DistributedDataParallel."""
+    import torch.distributed as dist
+
+    net = make_net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net.named_parameters()
+    )
+    ours = train(net, optimizer, change, hvd.rank(), steps, late=True)
+    dist.init_process_group("gloo")
+    try:
+        peer = train_with_ddp(change, hvd.rank(), steps)
+    finally:
+        dist.destroy_process_group()
+    return ours, peer
+
+
+def train_with_ddp(change: Change, rank: int, steps: int) -> torch.Tensor:
+    ddp = torch.nn.parallel.DistributedDataParallel(make_net())
+    return train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9), change, rank, steps, late=False)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_gradients_changed_between_backward_and_step_are_those_of_ddp(three: Any, change: Change) -> None:
+    results = three(against_ddp, change, 20)
+    for ours, peer in results:
+        assert torch.equal(ours, results[0][0])
+        torch.testing.assert_close(ours, peer, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_two_hundred_steps_with_a_late_rank_are_those_of_ddp(three: Any, change: Change) -> None:
+    results = three(against_ddp, change, 200)
+    for ours, peer in results:
+        assert torch.equal(ours, results[0][0])
+        torch.testing.assert_close(ours, peer, rtol=1e-6, atol=1e-6)
+
+
+def scalars(count: int, value: float = 1.0) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.full((2,), value)) for _ in range(count)]
+
+
+def wrap(hvd: Any, parameters: list[torch.nn.Parameter], lr: float = 1.0, **options: Any) -> Any:
+    named = [(f"p{i}", parameter) for i, parameter in enumerate(parameters)]
+    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=lr), named, **options)
+
+
+def test_gradients_are_reduced_when_backward_returns(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        parameters = scalars(3)
+        optimizer = wrap(hvd, parameters)
+        seen = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(p.sum() * (hvd.rank() + 1) for p in parameters).backward()
+            seen.append([p.grad[0].item() for p in parameters])
+            optimizer.step()
+        return seen
+
+    assert two(fn) == [[[1.5] * 3] * 3] * 2
+
+
+def test_sparse_gradients_are_reduced_when_backward_returns(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        table = torch.nn.Embedding(4, 1, sparse=True)
+        optimizer = wrap(hvd, [table.weight])
+        seen = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            table(torch.tensor([hvd.rank(), 3])).sum().backward()
+            seen.append(table.weight.grad.to_dense().flatten().tolist())
+            table.weight.grad.mul_(0.5)
+            optimizer.step()
+        return seen
+
+    assert two(fn) == [[[0.5, 0.5, 0.0, 1.0]] * 3] * 2
+
+
+def test_each_of_several_passes_reduces_what_no_later_pass_reaches(two: Any) -> None:
+    """The first step shows which pass is the last one for a parameter; clipping in between is the same on all ranks."""
+
+    def fn(hvd: Any) -> list[float]:
+        first, second = parameters = scalars(2)
+        optimizer = wrap(hvd, parameters)
+        seen: list[float] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            (first.sum() * (hvd.rank() + 1)).backward()
+            seen.append(first.grad[0].item())
+            torch.nn.utils.clip_grad_value_([first], 1.0)
+            (second.sum() * (hvd.rank() + 1)).backward()
+            seen.append(second.grad[0].item())
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+        return [*seen, first[0].item(), second[0].item()]
+
+    first, second = two(fn)
+    assert first == second
+    assert first[:6] == [1.5] * 6
+
+
+def test_the_last_of_several_passes_reduces_what_has_had_fewer(two: Any) -> None:
+    """A trunk that two losses share, and a head for each of them."""
+
+    def fn(hvd: Any) -> list[list[float]]:
+        trunk, head, other = parameters = scalars(3)
+        optimizer = wrap(hvd, parameters, backward_passes_per_step=2)
+        seen = []
+        for step in range(3):
+            optimizer.zero_grad()
+            ((trunk + head).sum() * (hvd.rank() + 1)).backward()
+            ((trunk + other).sum() * (hvd.rank() + 1)).backward()
+            if step:
+                torch.nn.utils.clip_grad_norm_(parameters, 100.0)
+                seen.append([p.grad[0].item() for p in parameters])
+            optimizer.step()
+        return seen
+
+    assert two(fn) == [[[3.0, 1.5, 1.5]] * 2] * 2
+
+
+def test_accumulated_gradients_are_reduced_by_the_last_pass(two: Any) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        parameters = scalars(2)
+        optimizer = wrap(hvd, parameters, backward_passes_per_step=2)
+        seen = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2):
+                sum(p.sum() * (hvd.rank() + 1) for p in parameters).backward()
+                seen.append([p.grad[0].item() for p in parameters])
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+        return seen
+
+    first, second = two(fn)
+    assert first == [[1.0, 1.0], [3.0, 3.0]] * 2
+    assert second == [[2.0, 2.0], [3.0, 3.0]] * 2
+
+
+def test_parts_that_ranks_use_by_chance_are_reduced_by_synchronize(three: Any) -> None:
+    """Some ranks use nothing in some steps, and some parts are used for the first time in a later step."""
+
+    def fn(hvd: Any) -> list[torch.Tensor]:
+        parameters = scalars(6, 0.0)
+        optimizer = wrap(hvd, parameters)
+        draw = random.Random(3)
+        for step in range(12):
+            used = [[i for i in range(6) if draw.random() < 0.4 and i <= step] for _ in range(3)]
+            optimizer.zero_grad()
+            loss = sum(((parameters[i] - i).sum() for i in used[hvd.rank()]), torch.zeros((), requires_grad=True))
+            loss.backward()
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return [p.detach() for p in parameters]
+
+    results = three(fn)
+    for result in results:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, results[0], strict=True))
+
+
+def test_layers_that_ranks_drop_are_those_of_ddp(three: Any) -> None:
+    class Dropping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(5)])
+
+        def forward(self, x: torch.Tensor, kept: list[bool]) -> torch.Tensor:
+            for layer, is_kept in zip(self.layers, kept, strict=True):
+                if is_kept:
+                    x = torch.tanh(layer(x))
+            return x
+
+    def train_dropping(net: Any, optimizer: Any, rank: int) -> torch.Tensor:
+        draw = random.Random(5)
+        for step in range(12):
+            kept = [[layer == step % 5 or draw.random() < 0.6 for layer in range(5)] for _ in range(3)][rank]
+            optimizer.zero_grad()
+            net(torch.full((2, 3), 1.0 + rank), kept).sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+        return weights(net)
+
+    def with_ddp(rank: int) -> torch.Tensor:
+        ddp = torch.nn.parallel.DistributedDataParallel(Dropping(), find_unused_parameters=True)
+        return train_dropping(ddp, torch.optim.SGD(ddp.parameters(), lr=0.5), rank)
+
+    def fn(hvd: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch.distributed as dist
+
+        net = Dropping()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters())
+        ours = train_dropping(net, optimizer, hvd.rank())
+        dist.init_process_group("gloo")
+        try:
+            return ours, with_ddp(hvd.rank())
+        finally:
+            dist.destroy_process_group()
+
+    results = three(fn)
+    for ours, peer in results:
+        assert torch.equal(ours, results[0][0])
+        torch.testing.assert_close(ours, peer, rtol=1e-6, atol=1e-6)
+
+
+def test_ranks_that_compute_different_parts_do_not_wait_for_each_other(two: Any) -> None:
+    """Experts that were first used in later steps, or have had some of the passes of a step: a rank each."""
+
+    def fn(hvd: Any) -> list[float]:
+        rank = hvd.rank()
+        trunk, first, second = parameters = scalars(3, 0.0)
+        optimizer = wrap(hvd, parameters, op=hvd.Sum)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = trunk.sum()
+            if step > 1:
+                loss = loss + (first, second)[(rank + step) % 2].sum()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters if step > 1 else [trunk], 1e6)
+            optimizer.step()
+        seen = [p[0].item() for p in parameters]
+
+        trunk, first, second = parameters = scalars(3, 0.0)
+        optimizer = wrap(hvd, parameters, op=hvd.Sum, backward_passes_per_step=2)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (trunk + first + second).sum().backward()
+            (trunk + (first, second)[rank]).sum().backward()
+            optimizer.step()
+        return seen + [p[0].item() for p in parameters]
+
+    assert two(fn) == [[-12.0, -4.0, -4.0, -16.0, -12.0, -12.0]] * 2
+
+
+def test_parameters_that_are_unfrozen_later_may_be_clipped_at_once(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        body, _ = parameters = scalars(2)
+        body.requires_grad_(False)
+        optimizer = wrap(hvd, parameters)
+        seen = []
+        for step in range(4):
+            body.requires_grad_(step >= 2)
+            optimizer.zero_grad()
+            (sum(p.sum() for p in parameters if p.requires_grad) * (hvd.rank() + 1)).backward()
+            seen += [p.grad[0].item() for p in parameters if p.requires_grad]
+            torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+            optimizer.step()
+        return [*seen, *(p[0].item() for p in parameters)]
+
+    first, second = two(fn)
+    assert first == second
+    assert first[:6] == [1.5] * 6
+
+
+def test_gradients_of_reentrant_checkpoints_are_reduced_when_backward_returns(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        torch.manual_seed(0)
+        first, repeated = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+        parameters = [first.weight, repeated.weight]
+        optimizer = wrap(hvd, parameters, lr=0.1)
+        norms = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            x = first(torch.full((1, 2), 1.0 + hvd.rank()))
+            for _ in range(2):
+                x = checkpoint(lambda x: torch.tanh(repeated(x)), x, use_reentrant=True)
+            x.sum().backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(parameters, 0.05).item())
+            optimizer.step()
+        return norms
+
+    first, second = two(fn)
+    assert first == second
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_grad_scaler_and_clipping_need_no_synchronize(two: Any, unscales: bool) -> None:
+    def fn(hvd: Any) -> list[float]:
+        parameters = scalars(2)
+        optimizer = wrap(hvd, parameters)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        norms = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(sum(p.sum() * (hvd.rank() + 1) for p in parameters)).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            norms.append(torch.nn.utils.clip_grad_norm_(parameters, 0.5).item())
+            scaler.step(optimizer)
+            scaler.update()
+        return [*norms, *(p[0].item() for p in parameters)]
+
+    first, second = two(fn)
+    assert first == second
+    assert first[0] == pytest.approx(3.0 if unscales else 24.0)
+
+
+@pytest.mark.parametrize("is_last_hook", [True, False])
+def test_what_a_hook_makes_of_a_gradient_is_reduced(two: Any, is_last_hook: bool) -> None:
+    def fn(hvd: Any) -> list[list[float]]:
+        parameters = scalars(2)
+
+        def limit(p: torch.Tensor) -> None:
+            p.grad.clamp_(max=1.0)
+
+        def register() -> None:
+            for p in parameters:
+                p.register_post_accumulate_grad_hook(limit)
+
+        if not is_last_hook:
+            register()
+        optimizer = wrap(hvd, parameters)
+        if is_last_hook:
+            register()
+        seen = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(p.sum() * (hvd.rank() + 0.5) for p in parameters).backward()
+            seen.append([p.grad[0].item() for p in parameters])
+            optimizer.step()
+        return seen
+
+    assert two(fn) == [[[0.75] * 2] * 3] * 2
+
+
+def changed_in_flight(replaces: bool) -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    # Of two types, so that they travel in two buckets; the gradient of the last one comes first.
+    first, last = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, last], lr=1.0), [("first", first), ("last", last)])
+    steps = itertools.count()
+
+    def change(_: torch.Tensor) -> None:
+        if next(steps) == 2 and hvd.rank() == 0:
+            if replaces:
+                last.grad = last.grad * 2
+            else:
+                last.grad.mul_(2)
+
+    first.register_post_accumulate_grad_hook(change)
+    for _ in range(4):
+        optimizer.zero_grad()
+        ((first * 2).double() * last).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_gradient_that_is_changed_in_flight_fails_on_all_ranks(replaces: bool) -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        local.run(changed_in_flight, (replaces,), num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    text = str(caught.value)
+    assert "The gradient of 'last' was changed or replaced while it was being reduced (step 2 of this optimizer" in text
+    assert "call optimizer.synchronize() first" in text
+    assert "HorovodInternalError" in text  # on the other rank
+
+
+def unfinished(how: str) -> None:
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    parameters = scalars(3)
+    optimizer = wrap(hvd, parameters, backward_passes_per_step=2 if how == "partial" else 1)
+    for step in range(3):
+        optimizer.zero_grad()
+        if how == "late" and step == 2:
+            parameters[0].sum().backward()
+            parameters[1].sum().backward()
+        elif how == "partial" and step == 2:
+            for p in parameters[:2]:
+                (p + parameters[2]).sum().backward()
+        else:
+            for _ in range(2 if how == "partial" else 1):
+                sum(p.sum() for p in parameters).backward()
+        optimizer.step()
+
+
+def test_a_gradient_that_comes_after_its_reduction_names_the_remedy() -> None:
+    with pytest.raises(WorkerFailedError) as caught:
+        local.run(unfinished, ("late",), num_proc=2, env={"OMP_NUM_THREADS": "1"})
+    text = str(caught.value)
+    assert "The gradient of 'p1' was computed by backward pass 2 of the step" in text
+    assert "pass their number as backward_passes_per_step to DistributedOptimizer (now 1)" in text
+
+
+def test_passes_over_different_parts_are_summed_as_before() -> None:
+    local.run(unfinished, ("partial",), num_proc=2, env={"OMP_NUM_THREADS": "1"})
