@@ -59,6 +59,11 @@ class DeltaOptimizer(Wrapper):
         wrapped._step_supports_amp_scaling = True
         return wrapped
 
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter, unique and equal on all ranks; programs read it of Horovod's optimizer."""
+        return self._names
+
     def synchronize(self) -> None:
         """Does nothing: gradients stay those of this rank, and may be clipped right behind the backward pass."""
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
 from hvd_cluster.engine.submission import running_engine
+from hvd_cluster.torch import wire
 from hvd_cluster.torch.ops import broadcast_async_
 from hvd_cluster.torch.submission import synchronize_all
 
@@ -58,7 +60,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the state and the options of ``root_rank``'s optimizer.
 
-    The state's structure travels first, so no step is taken to create it and no weight moves.
+    The state's structure travels first, so no step is taken to create it and no weight moves. As after Horovod's step,
+    trainable parameters of an optimizer that has no state on this rank have gradients of zeros instead of None.
 
     Args:
         optimizer: an optimizer of the same kind over the same parameters on all ranks.
@@ -74,6 +77,11 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     is_root = running_engine().world.topology.rank == root_rank
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not optimizer.state_dict()["state"]:
+        sparse_dim = 1 if isinstance(optimizer, torch.optim.SparseAdam) else 0
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.grad is None and not is_lazy(parameter):
+                parameter.grad = wire.empty(parameter, sparse_dim)
     tensors: list[torch.Tensor] = []
     skeleton = _hollow(optimizer.state_dict(), tensors) if is_root else None
     skeleton, metas = broadcast_object(

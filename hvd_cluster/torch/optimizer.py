@@ -178,6 +178,11 @@ class _DistributedOptimizer(Wrapper):
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
 
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter, unique and equal on all ranks; programs read it of Horovod's optimizer."""
+        return self._reducer.roster.named
+
     def finish_reduction(self) -> None:
         """Wait until the gradients that the last backward pass has made are reduced; the step is not over."""
         if self._reducer.has_ready and not self._reducer.is_reduced and not backward.is_running():

@@ -84,7 +84,7 @@ class GradientReducer:
         # The present step: gradients that are ready, in their order, and what is on its way.
         self._ready: dict[int, torch.Tensor] = {}
         self._active: set[int] = set()
-        self._transfers = Transfers(manner)
+        self._transfers = Transfers(manner, is_sparse_only)
         self._sent_sparse: set[int] = set()
         self._is_reduced = False
         #: The backward pass whose end is awaited.

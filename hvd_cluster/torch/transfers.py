@@ -73,10 +73,12 @@ class Transfers:
 
     Args:
         manner: how gradients travel.
+        is_sparse_only: the optimizer takes sparse gradients only; what travelled as dense is made sparse again.
     """
 
-    def __init__(self, manner: Manner) -> None:
+    def __init__(self, manner: Manner, is_sparse_only: bool) -> None:
         self._manner = manner
+        self._is_sparse_only = is_sparse_only
         self._sent: list[_Sent] = []
         #: Names of the requests that have failed because the ranks had sent different things; the same on all ranks.
         self.mismatched: list[str] = []
@@ -201,6 +203,8 @@ class Transfers:
             elif parameter.grad.data_ptr() != gradient.data_ptr():
                 with torch.no_grad():
                     parameter.grad.copy_(gradient)
+            if self._is_sparse_only and parameter.grad is not None:
+                parameter.grad = parameter.grad.to_sparse(1)
 
 
 def _dense(parameter: torch.Tensor) -> torch.Tensor:

@@ -164,6 +164,22 @@ def test_an_optimizer_without_state_gets_the_options(two: Any) -> None:
     assert two(fn) == [0.1, 0.1]
 
 
+def test_an_optimizer_without_state_leaves_gradients_of_zeros(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        net = torch.nn.Linear(2, 1)
+        net.bias.requires_grad_(False)
+        lazy = torch.nn.LazyLinear(1)
+        optimizer = torch.optim.SGD([*net.parameters(), *lazy.parameters()], lr=0.1, weight_decay=0.1)
+        before = net.weight.detach().clone()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        table = torch.nn.Embedding(2, 1, sparse=True)
+        hvd.broadcast_optimizer_state(torch.optim.SparseAdam(table.parameters()), root_rank=0)
+        assert torch.equal(net.weight, before)
+        return [net.weight.grad.tolist(), net.bias.grad, table.weight.grad.is_sparse]
+
+    assert two(fn) == [[[[0.0, 0.0]], None, True]] * 2
+
+
 def test_parameters_of_unusual_types_are_broadcast(two: Any) -> None:
     def fn(hvd: Any) -> Any:
         tensors = {

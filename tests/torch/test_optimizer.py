@@ -239,6 +239,43 @@ def test_frozen_parameters_can_be_unfrozen_later(two: Any) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("options", [{"sparse_as_dense": True}, {"op": "Sum", "sparse_as_dense": True}, {"op": "Max"}])
+def test_an_optimizer_for_sparse_gradients_gets_them_where_they_travel_as_dense(
+    two: Any, options: dict[str, Any]
+) -> None:
+    def fn(hvd: Any) -> torch.Tensor:
+        embedding = torch.nn.Embedding(5, 2, sparse=True, _weight=torch.zeros(5, 2))
+        arguments = options | ({"op": getattr(hvd, options["op"])} if "op" in options else {})
+        optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, embedding.named_parameters(), **arguments)
+        for _ in range(3):
+            optimizer.zero_grad()
+            embedding(torch.tensor([hvd.rank(), 3])).sum().backward()
+            assert embedding.weight.grad.is_sparse
+            optimizer.step()
+        return embedding.weight.detach()
+
+    first, second = two(fn)
+    assert torch.equal(first, second)
+    assert (first != 0).any(dim=1).tolist() == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_the_names_of_parameters_can_be_read(two: Any, op: str) -> None:
+    def fn(hvd: Any) -> list[str]:
+        first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+        optimizer.add_param_group({"params": list(second.parameters())})
+        optimizer = hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op))
+        names = optimizer._parameter_names
+        assert set(names) == {*first.parameters(), *second.parameters()}
+        return [names[p] for p in [*first.parameters(), *second.parameters()]]
+
+    mine, theirs = two(fn)
+    assert mine == theirs
+    assert len(set(mine)) == 4
+
+
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_sparse_gradients_of_embeddings_are_averaged(two: Any, as_dense: bool) -> None:
     def fn(hvd: Any) -> torch.Tensor:
