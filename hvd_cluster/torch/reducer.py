@@ -38,6 +38,12 @@ from hvd_cluster.torch.transfers import Manner, Mark, Transfers
 #: How many parameters an error names.
 _MAX_NAMES = 5
 
+_SYNCHRONIZE_FIRST = (
+    "Change gradients between backward() and step(). Where a hook does so, or step() follows a backward pass that did "
+    "not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
+    "optimizer.skip_synchronize():`."
+)
+
 _numbers = itertools.count()
 
 
@@ -82,7 +88,7 @@ class GradientReducer:
         # A model on several GPUs has a backward thread for each.
         self.lock = threading.RLock()
         # The present step: gradients that are ready, in their order, and what is on its way.
-        self._ready: dict[int, torch.Tensor] = {}
+        self._ready: dict[int, torch.Tensor | None] = {}
         self._active: set[int] = set()
         self._transfers = Transfers(manner, is_sparse_only)
         self._sent_sparse: set[int] = set()
@@ -93,8 +99,8 @@ class GradientReducer:
         self._num_passes = 0
         #: By parameter, the latest backward pass of this step that reached it, counted from 1.
         self._last_passes: dict[int, int] = {}
-        #: Parameters that were sent at the end of a backward pass without all passes of a step.
-        self._sent_early: set[int] = set()
+        #: Gradients that were sent at the end of a backward pass without all passes of a step.
+        self._sent_early: dict[int, torch.Tensor | None] = {}
         #: What gradients were at the end of a backward pass that left some of them to the step.
         self._marks: dict[int, Mark] = {}
         #: Gradients that hooks of the user's own may still change: see :func:`_on_gradient`.
@@ -281,6 +287,9 @@ class GradientReducer:
                 self._send_due()
             finally:
                 self._wait(but=self._not_due())
+            for gradients in (self._ready, self._sent_early):  # a reduction may have put another one in its place
+                for number in gradients:
+                    gradients[number] = self.roster.parameters[number].grad
         marked = self._last_passes if self._has_outstanding() else ()
         self._marks = {number: Mark.of(self.roster.parameters[number]) for number in marked}
 
@@ -315,13 +324,13 @@ class GradientReducer:
             self.reset()
             return True
         if number in self._sent_early:
-            if any(self.roster.parameters[other].grad is gradient for other, gradient in self._ready.items()):
+            earlier = (self._ready | self._sent_early).items()
+            if any(g is not None and self.roster.parameters[other].grad is g for other, g in earlier):
                 self._refuse(
                     [number],
-                    f"was computed by backward pass {self._num_passes + 1} of the step, but in the optimizer's first "
-                    "step no pass after an earlier one computed it, so it has been reduced already. If step() follows "
-                    "several backward passes, pass their number as backward_passes_per_step to DistributedOptimizer "
-                    f"(now {self._passes_per_step})",
+                    "had been reduced when another backward pass of the same step added to it",
+                    "If step() follows several backward passes, pass their number as backward_passes_per_step to "
+                    f"DistributedOptimizer (now {self._passes_per_step}), and let the first step have all of them.",
                 )
             self._give_up()
             return True
@@ -406,7 +415,7 @@ class GradientReducer:
                 continue
             present = self._present(bucket)
             if not bucket.is_open and self._is_due(bucket.last_pass):
-                self._sent_early.update(number for number in present if number not in self._ready)
+                self._sent_early.update(dict.fromkeys(number for number in present if number not in self._ready))
                 self._send_bucket(bucket, present)
             else:
                 bucket.active = present
@@ -414,7 +423,7 @@ class GradientReducer:
         for number in plan.sparse:
             if number not in self._sent_sparse and self._is_due(plan.last_passes.get(number, 0)):
                 if number not in self._ready:
-                    self._sent_early.add(number)
+                    self._sent_early[number] = None
                 self._send_sparse(number, plan)
 
     def _not_due(self) -> set[str]:
@@ -491,7 +500,9 @@ class GradientReducer:
         if self._transfers.changed:
             number_of = {parameter: number for number, parameter in enumerate(self.roster.parameters)}
             self._refuse(
-                [number_of[p] for p in self._transfers.changed], "was changed or replaced while it was being reduced"
+                [number_of[p] for p in self._transfers.changed],
+                "was changed or replaced while it was being reduced",
+                _SYNCHRONIZE_FIRST,
             )
 
     # ---- what the user must not do ----------------------------------------------------------------------------------
@@ -517,9 +528,11 @@ class GradientReducer:
             return
         plan = self._present_plan
         if any(n in self._ready or (plan is not None and self._is_reduced_already(n, plan)) for n in changed):
-            self._refuse(changed, "was changed or replaced before all gradients of the step were reduced")
+            self._refuse(
+                changed, "was changed or replaced before all gradients of the step were reduced", _SYNCHRONIZE_FIRST
+            )
 
-    def _refuse(self, numbers: Sequence[int], what: str) -> None:
+    def _refuse(self, numbers: Sequence[int], what: str, remedy: str) -> None:
         """The ranks would have different weights from here on: fail on all of them.
 
         Raises:
@@ -527,12 +540,7 @@ class GradientReducer:
         """
         names = ", ".join(repr(self.roster.names[number]) for number in numbers[:_MAX_NAMES])
         more = f" and of {len(numbers) - _MAX_NAMES} more parameters" if len(numbers) > _MAX_NAMES else ""
-        text = (
-            f"The gradient of {names}{more} {what} (step {self._num_steps} of this optimizer, counted from 0). "
-            "Change gradients between backward() and step(); where hooks do so, or where step() follows a backward "
-            "pass that did not complete all gradients, call optimizer.synchronize() first, and step() inside `with "
-            "optimizer.skip_synchronize():`."
-        )
+        text = f"The gradient of {names}{more} {what} (step {self._num_steps} of this optimizer, from 0). {remedy}"
         self.clear()
         running_engine().abort(text)
         raise GradientChangedError(text)
