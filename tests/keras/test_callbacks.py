@@ -354,3 +354,114 @@ def test_a_checkpoint_of_the_best_model_needs_a_path(two: Any) -> None:
         return False
 
     assert two(fn) == [True, True]
+
+
+def test_weights_that_rank_zero_restores_in_a_later_callback_reach_every_rank(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import keras
+        import numpy as np
+
+        def ends(hook: str) -> bool:
+            def restore(self: Any, *_: Any, **__: Any) -> None:
+                if hvd.rank() == 0 and not self.is_done:
+                    self.model.set_weights([np.full((4, 1), 7.0, "float32"), np.full(1, 7.0, "float32")])
+                self.is_done = True
+
+            later = type("Later", (keras.callbacks.Callback,), {hook: restore, "is_done": False})()
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+            x = np.ones((16, 4), "float32")
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), later]
+            model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=callbacks)
+            variables = [*model.get_weights(), *map(keras.ops.convert_to_numpy, model.optimizer.variables)]
+            equal = all(len(np.unique(hvd.allgather(np.asarray(each)[None]), axis=0)) == 1 for each in variables)
+            return bool(equal and model.get_weights()[1][0] > 6)
+
+        return [ends(hook) for hook in ("on_train_begin", "on_epoch_begin", "on_train_batch_begin")]
+
+    assert two(fn) == [[True] * 3] * 2
+
+
+def test_a_program_that_takes_over_on_batch_end_keeps_its_local_tables(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import types
+
+        import keras
+        import numpy as np
+
+        callback_class = hvd.callbacks.BroadcastGlobalVariablesCallback
+
+        def table(callback: Any) -> Any:
+            return callback.model.layers[0].trainable_variables[0]
+
+        class Overriding(callback_class):
+            def on_batch_end(self, batch: int, logs: Any = None) -> None:
+                if not self.broadcast_done:
+                    self.register_local_var(table(self))
+                super().on_batch_end(batch, logs)
+
+        class OverridingKerasName(callback_class):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.register_local_var(table(self))
+                super().on_train_batch_end(batch, logs)
+
+        patched = callback_class(0)
+        original = patched.on_batch_end
+
+        def replacement(self: Any, batch: int, logs: Any = None) -> None:
+            self.register_local_var(table(self))
+            original(batch, logs)
+
+        patched.on_batch_end = types.MethodType(replacement, patched)
+
+        def ends(callback: Any) -> list[Any]:
+            model = keras.Sequential([keras.Input((1,), dtype="int32"), keras.layers.Embedding(2, 1)])
+            model.add(keras.layers.Flatten())
+            model.add(keras.layers.Dense(1, use_bias=False))
+            model.layers[0].set_weights([np.full((2, 1), 10.0 + hvd.rank(), "float32")])
+            model.layers[-1].set_weights([np.full((1, 1), float(hvd.rank()), "float32")])
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
+            optimizer.register_local_var(model.layers[0].trainable_variables[0])
+            model.compile(optimizer, "mse")
+            model.fit(np.zeros((4, 1), "int32"), np.ones((4, 1)), batch_size=2, verbose=0, callbacks=[callback])
+            return [float(weight.ravel()[0]) for weight in model.get_weights()] + [callback.broadcast_done]
+
+        return [ends(callback) for callback in (Overriding(0), OverridingKerasName(0), patched, callback_class(0))]
+
+    kept, broadcast = [[10.0, 0.0, True], [11.0, 0.0, True]], [10.0, 0.0, True]
+    assert two(fn) == [[own] * 3 + [broadcast] for own in kept]
+
+
+@pytest.mark.skipif(find_spec("keras") is None, reason="needs keras")
+def test_each_callback_acts_in_the_methods_that_programs_override() -> None:
+    import hvd_cluster.keras as hvd
+
+    callbacks, elastic = hvd.callbacks, hvd.elastic
+    methods = {
+        callbacks.BroadcastGlobalVariablesCallback: {"on_batch_begin", "on_batch_end"},
+        callbacks.MetricAverageCallback: {"on_epoch_end"},
+        callbacks.LearningRateScheduleCallback: {"on_train_begin", "on_epoch_begin", "on_batch_begin", "on_epoch_end"},
+        callbacks.LearningRateWarmupCallback: {"on_epoch_end"},
+        callbacks.BestModelCheckpoint: {"on_train_begin"},
+        elastic.CommitStateCallback: {"on_train_begin", "on_batch_end", "on_epoch_end"},
+        elastic.UpdateBatchStateCallback: {"on_train_begin", "on_batch_end", "on_epoch_end"},
+        elastic.UpdateEpochStateCallback: {"on_epoch_end"},
+    }
+    for callback, names in methods.items():
+        assert {name for name in vars(callback) if name.startswith("on_")} == names, callback.__name__
+
+
+def test_the_end_of_a_warm_up_is_a_line_on_the_standard_output_of_rank_zero(two: Any) -> None:
+    fit = fitted
+
+    def fn(hvd: Any) -> str:
+        import contextlib
+        import io
+
+        output = io.StringIO()
+        warmup = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, steps_per_epoch=2, verbose=1)
+        with contextlib.redirect_stdout(output):
+            fit(hvd, epochs=3, callbacks=[warmup])
+        return output.getvalue()
+
+    assert two(fn) == ["\nEpoch 2: finished gradual learning rate warmup to 0.2.\n", ""]

@@ -14,10 +14,13 @@ from hvd_cluster.keras.values import broadcast_variables
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Overwrites the weights of the model and the state of its optimizer with those of one rank.
 
-    It does so before the first batch where the model is built by then, as in ``model.fit`` it is, else behind it.
+    It does so at the end of the first batch, in :meth:`on_batch_end`. Whatever callbacks have restored on the root by
+    then reaches all ranks, and a subclass may choose the local variables there. The built model is broadcast before
+    the first batch, too, so that this batch's gradients belong to equal weights; not where :meth:`on_batch_end` is
+    overridden or replaced, since that method decides what is broadcast.
 
     Args:
-        root_rank: the global rank whose values all get.
+        root_rank: the global rank whose values all ranks get.
         device: accepted, and without effect.
         local_variables: variables that every rank keeps to itself.
     """
@@ -26,29 +29,41 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         super().__init__()
         del device
         self.root_rank = root_rank
+        #: Whether :meth:`on_batch_end` has made the broadcast that counts.
         self.broadcast_done = False
+        self._is_first_batch = True
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
         """Leave a variable to each rank."""
         self._local[id(var)] = var
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if the model is built: then so can be its optimizer."""
-        optimizer = self.model.optimizer
-        if not self.model.built:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Broadcast before the first batch if the model is built: every callback has begun the training by now."""
+        is_first, self._is_first_batch = self._is_first_batch, False
+        if not is_first or self.broadcast_done or not self.model.built or self._is_taken_over():
             return
+        optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast what was not there before."""
-        self._broadcast()
-
-    def _broadcast(self) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast after the first batch."""
         if self.broadcast_done:
             return
+        self._broadcast()
+        self.broadcast_done = True
+
+    def _broadcast(self) -> None:
         shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
         broadcast_variables(shared, self.root_rank)
-        self.broadcast_done = True
+
+    def _is_taken_over(self) -> bool:
+        """Whether the methods that Keras calls after a batch are those of the program, of the class or of this one."""
+        return any(getattr(getattr(self, name), "__func__", None) is not method for name, method in _AFTER_BATCH)
+
+
+_AFTER_BATCH = tuple(
+    (name, getattr(BroadcastGlobalVariablesCallback, name)) for name in ("on_batch_end", "on_train_batch_end")
+)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.utils import io_utils
 
 from hvd_cluster.engine import basics
-
-logger = logging.getLogger(__name__)
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -74,7 +72,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         """Remember the epoch."""
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the rate of the batch."""
         epoch = self.current_epoch
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
@@ -116,7 +114,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         warmup_epochs: how many epochs it takes.
         momentum_correction: as for :class:`LearningRateScheduleCallback`.
         steps_per_epoch: likewise.
-        verbose: log the rate at the end.
+        verbose: 1 prints the rate at the end, on rank 0, as Keras prints what its own callbacks do.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Report the rate; also in the log, when the warm-up is over."""
+        """Report the rate; print it, too, when the warm-up is over."""
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose:
-            logger.warning("epoch %d: the learning rate is warmed up to %g", epoch + 1, self._rate())
+        if epoch + 1 == self.end_epoch and self.verbose > 0 and basics.rank() == 0:
+            io_utils.print_msg(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

@@ -30,7 +30,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
         """Count anew: all ranks begin together."""
         self.batches_remaining = self.batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit, if it is time to.
 
         Raises:
@@ -79,7 +79,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
         """The first epoch of a fit goes on where the state stands."""
         self._done_before = self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """One more batch is done, perhaps the last one of a resumed epoch."""
         self.state.batch = self._done_before + batch + 1
         steps = (self.params or {}).get("steps")
