@@ -245,6 +245,12 @@ def _require_process_set(process_set: object) -> None:
         raise ValueError(f"process_set={process_set!r} is no hvd.ProcessSet: give one to hvd.init(process_sets=[...])")
 
 
+def takes_part(process_set: ProcessSet) -> bool:
+    """Whether this rank is in a process set; optimizers and tapes leave the gradients of a rank outside as they are."""
+    _require_process_set(process_set)
+    return process_set.included()
+
+
 def process_set_id(process_set: ProcessSet) -> int:
     """The id of a registered process set."""
     _require_process_set(process_set)

@@ -12,6 +12,10 @@ import hvd_cluster.torch as hvd
 
 #: More backward passes than a step ever has.
 _NEVER = 2**62
+#: Where param groups hold learning rates: ``OneCycleLR`` keeps its bounds there, too.
+_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+#: Where torch's schedulers hold learning rates.
+_SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 
 
 def distribute(
@@ -58,6 +62,31 @@ def finish_reduction(optimizers: Sequence[Any]) -> None:
     for optimizer in optimizers:
         if _is_distributed(optimizer):
             optimizer.finish_reduction()
+
+
+def scale_rates(groups: Iterable[dict[str, Any]], schedulers: Iterable[dict[str, Any]], factor: float) -> None:
+    """Multiply learning rates, in place.
+
+    Args:
+        groups: param groups of optimizers or of their state dicts.
+        schedulers: the attributes of learning rate schedulers, or their state dicts.
+        factor: what the rates are multiplied by.
+    """
+    for group in groups:
+        group.update({name: group[name] * factor for name in _GROUP_RATES if group.get(name) is not None})
+    for state in schedulers:
+        state.update(
+            {name: [rate * factor for rate in state[name]] for name in _SCHEDULER_RATES if state.get(name) is not None}
+        )
+        inner = [one if isinstance(one, dict) else vars(one) for one in state.get("_schedulers", ())]
+        scale_rates((), inner, factor)
+
+
+def share_state(optimizers: Iterable[Any]) -> None:
+    """Give every rank the state and the options of rank 0's optimizers."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, torch.optim.LBFGS):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 
 def _replaced(

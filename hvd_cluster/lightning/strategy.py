@@ -13,8 +13,16 @@ import hvd_cluster.torch as hvd
 from hvd_cluster.lightning import metrics
 from hvd_cluster.lightning.environment import HorovodEnvironment
 from hvd_cluster.lightning.installed import submodule
-from hvd_cluster.lightning.optimizers import distribute, finish_reduction, no_reduction, restore
+from hvd_cluster.lightning.optimizers import (
+    distribute,
+    finish_reduction,
+    no_reduction,
+    restore,
+    scale_rates,
+    share_state,
+)
 from hvd_cluster.lightning.sync_batch_norm import HorovodSyncBatchNorm
+from hvd_cluster.torch.functions import share_buffers
 
 _ParallelStrategy: Any = submodule("strategies").ParallelStrategy
 _TorchSyncBatchNorm: Any = submodule("plugins.layer_sync").TorchSyncBatchNorm
@@ -42,9 +50,10 @@ class HorovodStrategy(_ParallelStrategy):
 
     Every worker runs the same script. Gradients are averaged by ``hvd.DistributedOptimizer`` while the backward pass
     still runs; ``accumulate_grad_batches`` adds them up on each worker first. When ``on_after_backward`` is called they
-    are reduced, as under DDP, so that clipping and gradient norms are those of the global batch. Rank 0's weights are
-    everybody's at the start. The learning rate stays as configured: multiply it by ``hvd.size()`` yourself where the
-    recipe asks for that.
+    are reduced, as under DDP, so that clipping and gradient norms are those of the global batch. All ranks start with
+    the weights and the optimizer state of rank 0, and validate, test and predict with its buffers, such as the running
+    means of batch normalisation. The learning rate stays as configured unless ``scale_lr=True``; the Horovod strategy
+    of Lightning 1 always multiplied it.
 
     Loaders get a ``DistributedSampler`` (``use_distributed_sampler``), ``self.log(..., sync_dist=True)`` and
     torchmetrics metrics see all ranks, ``sync_batchnorm=True`` converts to ``hvd.SyncBatchNorm`` for the time of the
@@ -56,6 +65,8 @@ class HorovodStrategy(_ParallelStrategy):
         gradient_predivide_factor: as for ``hvd.DistributedOptimizer``.
         groups: likewise.
         sparse_as_dense: likewise.
+        scale_lr: multiply the learning rates of the optimizers, and those that torch's schedulers begin from, by the
+            number of ranks.
         accelerator, parallel_devices, checkpoint_io, precision_plugin: as for Lightning's own strategies.
     """
 
@@ -71,6 +82,7 @@ class HorovodStrategy(_ParallelStrategy):
         gradient_predivide_factor: float = 1.0,
         groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
         sparse_as_dense: bool = False,
+        scale_lr: bool = False,
         accelerator: Any = None,
         parallel_devices: list[torch.device] | None = None,
         checkpoint_io: Any = None,
@@ -90,6 +102,7 @@ class HorovodStrategy(_ParallelStrategy):
             "groups": groups,
             "sparse_as_dense": sparse_as_dense,
         }
+        self.scale_lr = scale_lr
         #: The optimizers that the module configured.
         self._configured: list[Any] = []
 
@@ -166,11 +179,37 @@ class HorovodStrategy(_ParallelStrategy):
         hvd.broadcast_parameters(dict(state), root_rank=0)
         metrics.connect(self.lightning_module)
 
+    @property
+    def rate_factor(self) -> float:
+        """What the configured learning rates are multiplied by."""
+        return float(self.world_size) if self.scale_lr else 1.0
+
     def setup_optimizers(self, trainer: Any) -> None:
         """Call ``configure_optimizers``, and distribute what it returns."""
         super().setup_optimizers(trainer)
         self._configured = list(self.optimizers)
+        if self.scale_lr:
+            groups = [group for optimizer in self._configured for group in getattr(optimizer, "param_groups", ())]
+            scale_rates(groups, [vars(scheduler) for scheduler in self._schedulers()], self.rate_factor)
+        if self.world_size > 1:
+            share_state(self._configured)
         self.optimizers = distribute(self._configured, self._schedulers(), self.lightning_module, self._options)
+
+    def on_validation_start(self) -> None:
+        """Have all ranks judge one model, which is the one that rank 0 saves."""
+        self._share_buffers()
+
+    def on_test_start(self) -> None:
+        """Have all ranks judge one model."""
+        self._share_buffers()
+
+    def on_predict_start(self) -> None:
+        """Have all ranks use one model."""
+        self._share_buffers()
+
+    def _share_buffers(self) -> None:
+        if self.world_size > 1:
+            share_buffers(self.lightning_module, root_rank=0)
 
     def model_to_device(self) -> None:
         """Move the model to this worker's device."""
@@ -208,7 +247,7 @@ class HorovodStrategy(_ParallelStrategy):
         """The reduction of a tensor over all ranks, as a new tensor; anything but a tensor is returned as it is.
 
         Args:
-            tensor: equal in shape and type on all ranks.
+            tensor: equal in shape and type on all ranks; the mean of whole numbers is floating.
             group: a process set whose ranks take part; None for all.
             reduce_op: "mean", "sum", "min", "max" or "product", or torch.distributed's ``ReduceOp`` of that name.
 
@@ -220,7 +259,11 @@ class HorovodStrategy(_ParallelStrategy):
         name = str(reduce_op or "mean").rpartition(".")[2].lower()
         if name not in _OPS:
             raise ValueError(f"reduce_op={reduce_op!r} is not supported: use one of {', '.join(sorted(_OPS))}")
-        return hvd.allreduce(tensor.contiguous(), op=_OPS[name], process_set=_process_set(group))
+        op = _OPS[name]
+        if op == hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
+            # Lightning divides by the mean number of rows: one that is rounded down gives means that are too large.
+            tensor = tensor.to(torch.get_default_dtype())
+        return hvd.allreduce(tensor.contiguous(), op=op, process_set=_process_set(group))
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all ranks, or any of them, have decided so."""

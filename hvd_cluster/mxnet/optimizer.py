@@ -8,6 +8,7 @@ import mxnet as mx
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.submission import takes_part
 from hvd_cluster.mxnet.ops import grouped_allreduce_
 
 
@@ -18,7 +19,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
         optimizer: any of MXNet's. All its attributes are this object's.
         gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
         num_groups: accepted, and without effect: what arrives together is reduced together.
-        process_set: whose ranks take part.
+        process_set: whose ranks take part; the others step with their own gradients.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
         self.wrapped_optimizer.set_wd_mult(args_wd_mult)
 
     def _reduce(self, index: Any, grad: Any) -> None:
-        if self._process_set.size() == 1:
+        if not takes_part(self._process_set) or self._process_set.size() == 1:
             return
         indices, gradients = (index, grad) if isinstance(index, (list, tuple)) else ([index], [grad])
         grouped_allreduce_(

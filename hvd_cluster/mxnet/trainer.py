@@ -9,6 +9,7 @@ import mxnet as mx
 from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.submission import takes_part
 from hvd_cluster.mxnet.compression import Compression, Compressor
 from hvd_cluster.mxnet.ops import grouped_allreduce
 
@@ -24,7 +25,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
         prefix: put in front of the name of the requests, where several trainers step in turns that differ.
         num_groups: how many requests a step has; 0 for one.
-        process_set: whose ranks take part.
+        process_set: whose ranks take part; the others step with their own gradients.
 
     Raises:
         ValueError: ``num_groups`` is negative.
@@ -51,7 +52,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         grouped(num_groups, [None])
 
     def _allreduce_grads(self) -> None:
-        if self._hvd_process_set.size() == 1:
+        if not takes_part(self._hvd_process_set) or self._hvd_process_set.size() == 1:
             return
         gradients = [p.list_grad()[0] for p in self._params if p.grad_req != "null"]
         for number, group in enumerate(grouped(self._hvd_num_groups or 1, range(len(gradients)))):

@@ -59,8 +59,9 @@ _TORCH_ESTIMATOR = _from("hvd_cluster.estimators", "TorchEstimator", "TorchModel
 _KERAS_ESTIMATOR = _from("hvd_cluster.estimators", "KerasEstimator", "KerasModel")
 # Horovod's has the name of the one for torch.
 _LIGHTNING_ESTIMATOR = {
-    "TorchEstimator": "hvd_cluster.estimators:LightningEstimator",
-    **_from("hvd_cluster.estimators", "LightningEstimator", "TorchModel"),
+    "TorchEstimator": "hvd_cluster.estimators.lightning.estimator:HorovodLightningEstimator",
+    "LightningEstimator": "hvd_cluster.estimators.lightning.estimator:HorovodLightningEstimator",
+    **_from("hvd_cluster.estimators", "TorchModel"),
 }
 _DATA_MODULES = _from("hvd_cluster.estimators.run.data_module", "PetastormDataModule", "NVTabularDataModule")
 _LOADERS = _from("hvd_cluster.data.loaders", "BaseDataLoader", "AsyncDataLoaderMixin")

@@ -12,7 +12,7 @@ from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective
+from hvd_cluster.engine.submission import Collective, takes_part
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.naming import label
@@ -58,10 +58,10 @@ class GradientReducer:
             name: what this step is called in a graph.
 
         Returns:
-            The reduced gradients, in the same order; None stays None.
+            The reduced gradients, in the same order; None stays None. Outside of the process set the given ones.
         """
         results = list(gradients)
-        if is_alone():
+        if is_alone() or not takes_part(self.process_set):
             return results
         is_local = [variable_key(variable) in self.local_keys for variable in variables]
         if self.scale_local_gradients and any(is_local):

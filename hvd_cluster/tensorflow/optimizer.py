@@ -50,7 +50,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: divide those sums by the number of passes.
         num_groups: the older name of a number as ``groups``.
         groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
-        process_set: whose ranks take part.
+        process_set: whose ranks take part; the others step with their own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:

@@ -37,7 +37,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
         num_groups: the older name of a number as ``groups``.
         groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
-        process_set: whose ranks take part.
+        process_set: whose ranks take part; the others get their own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:

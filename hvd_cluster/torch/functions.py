@@ -105,6 +105,14 @@ def broadcast_optimizer_state(
         _keep_forms(optimizer, parameters, state_dict["state"])
 
 
+def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
+    """Give every rank the buffers of ``root_rank``'s model that it saves, such as running means, in place."""
+    names = {name for name, _ in model.named_buffers()}
+    buffers = {name: value for name, value in model.state_dict().items() if name in names}
+    if buffers:
+        broadcast_parameters(buffers, root_rank)
+
+
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:

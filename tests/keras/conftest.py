@@ -17,7 +17,7 @@ BACKENDS = ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.slow)]
 def _initialised(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     import hvd_cluster.keras as hvd
 
-    hvd.init()
+    hvd.init(process_sets="dynamic")
     return fn(hvd, *args)
 
 

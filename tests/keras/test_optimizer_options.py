@@ -185,3 +185,33 @@ def test_what_the_user_calls_beside_a_step_takes_no_number_of_it(two: Any, backe
         return [float(np.ravel(keras.ops.convert_to_numpy(w))[0]), float(total)]
 
     assert two(fn) == [[1.5, 2.0]] * 2
+
+
+def test_a_rank_outside_a_process_set_steps_with_its_own_gradients(two: Any, backend: str) -> None:
+    scalings = [False] if backend == "jax" else [False, True]  # Keras scales no loss eagerly there
+
+    def fn(hvd: Any) -> list[float]:
+        import keras
+
+        alone = hvd.add_process_set([1])
+        found = []
+        try:
+            for wrap, options in (
+                (hvd.DistributedOptimizer, {}),
+                (hvd.DistributedOptimizer, {"backward_passes_per_step": 2}),
+                (hvd.PartialDistributedOptimizer, {}),
+            ):
+                for scaled in scalings:
+                    variable = keras.Variable([0.0])
+                    optimizer = wrap(keras.optimizers.SGD(1.0), process_set=alone, **options)
+                    if scaled:
+                        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1.0)
+                    optimizer.build([variable])
+                    for _ in range(2):
+                        optimizer.apply([keras.ops.convert_to_tensor([-1.0 - hvd.rank()])], [variable])
+                    found.append(float(keras.ops.convert_to_numpy(variable)[0]))
+        finally:
+            hvd.remove_process_set(alone)
+        return found
+
+    assert two(fn) == [[number] * 3 * len(scalings) for number in (2.0, 4.0)]

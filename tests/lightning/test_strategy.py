@@ -421,3 +421,73 @@ def test_an_optimizer_that_is_no_torch_optimizer_is_refused(two: Any) -> None:
         return False
 
     assert two(fn) == [True, True]
+
+
+def test_scale_lr_multiplies_the_rates_of_optimizers_and_schedulers(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import torch
+
+        from hvd_cluster.lightning import HorovodStrategy
+
+        rates = torch.optim.lr_scheduler
+
+        def seen(scheduler: Any, size: int) -> list[float]:
+            """The rates of the steps of a fit; ``size`` is by what the module itself multiplies them."""
+            net = module()
+
+            def configure_optimizers() -> Any:
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.05 * size)
+                return [optimizer], [{"scheduler": scheduler(optimizer, size), "interval": "step"}]
+
+            net.configure_optimizers = configure_optimizers
+            fitted(hvd, whole=False, net=net, strategy=HorovodStrategy(scale_lr=size == 1))
+            return [round(rate, 6) for rate in net.rates]
+
+        schedulers = [
+            lambda optimizer, size: rates.StepLR(optimizer, 2, gamma=0.5),
+            lambda optimizer, size: rates.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+            lambda optimizer, size: rates.OneCycleLR(optimizer, 0.2 * size, total_steps=8),
+            lambda optimizer, size: rates.CyclicLR(optimizer, 0.01 * size, 0.1 * size, step_size_up=2),
+            lambda optimizer, size: rates.SequentialLR(
+                optimizer, [rates.ConstantLR(optimizer, 0.5, 2), rates.LambdaLR(optimizer, lambda step: 1.0)], [3]
+            ),
+        ]
+        return [seen(scheduler, 1) == seen(scheduler, 2) for scheduler in schedulers] + seen(schedulers[0], 1)[:3]
+
+    assert two(fn) == [[True] * 5 + [0.1, 0.1, 0.05]] * 2
+
+
+def test_ranks_begin_with_the_optimizer_state_of_rank_zero(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import torch
+
+        net = module()
+
+        def configure_optimizers() -> Any:
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1 / (1 + hvd.rank()), momentum=0.9)
+            for parameter in net.parameters():
+                optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, float(hvd.rank()))
+            return optimizer
+
+        net.configure_optimizers = configure_optimizers
+        fitted(hvd, whole=False, net=net)
+        return [net.rates[0], float(sum(parameter.detach().sum() for parameter in net.parameters()))]
+
+    first, second = two(fn)
+    assert first == second
+    assert first[0] == 0.1
+
+
+def test_all_ranks_validate_with_the_running_means_of_rank_zero(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import torch
+
+        net, trainer = fitted(hvd, whole=False, net=module(batch_norm=True), max_epochs=1)
+        x, y = data(16).tensors
+        with torch.no_grad():
+            own = torch.nn.functional.mse_loss(net.eval().layers(x), y)
+        return [float(trainer.callback_metrics["val"]), float(own), net.layers[1].running_mean.tolist()]
+
+    (logged, own, means), (same, other, others) = two(fn)
+    assert means == others
+    assert logged == same == pytest.approx(own) == pytest.approx(other)

@@ -269,3 +269,52 @@ def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
         return found
 
     assert two(fn) == [["ValueError"] * 5] * 2
+
+
+def test_a_rank_outside_a_process_set_keeps_its_own_gradients(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import tensorflow as tf
+
+        alone = hvd.add_process_set([1])
+        rate = 2.0 + hvd.rank()
+        variable = tf.Variable([1.0])
+        local = tf.keras.layers.Dense(1, use_bias=False)
+        local.build((1, 1))
+
+        def tape(wrap: Any) -> Any:
+            with tf.GradientTape() as plain:
+                loss = tf.reduce_sum(variable * rate) + tf.reduce_sum(local.kernel * rate)
+            return wrap(plain, process_set=alone).gradient(loss, [variable, local.kernel.value])
+
+        def partial(plain: Any, **options: Any) -> Any:
+            return hvd.PartialDistributedGradientTape(plain, local_layers=[local], **options)
+
+        def stepped(optimizer: Any) -> list[float]:
+            stepping = tf.Variable([0.0])
+            for _ in range(2):
+                pairs = optimizer.compute_gradients(lambda: tf.reduce_sum(stepping * rate), [stepping])
+                optimizer.apply_gradients(pairs)
+            return stepping.numpy().tolist()
+
+        def v1(**options: Any) -> Any:
+            return hvd.DistributedOptimizer(
+                tf.compat.v1.train.GradientDescentOptimizer(1.0), process_set=alone, **options
+            )
+
+        keras_optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), process_set=alone)
+        weight = tf.Variable([0.0])
+        keras_optimizer.apply_gradients([(tf.constant([rate]), weight)])
+        try:
+            found = [
+                [float(tf.reduce_sum(each)) for each in run(wrap)]
+                for wrap in (hvd.DistributedGradientTape, partial)
+                for run in (tape, tf.function(tape))
+            ]
+            return [*found, stepped(v1()), stepped(v1(backward_passes_per_step=2)), weight.numpy().tolist()]
+        finally:
+            hvd.remove_process_set(alone)
+
+    def expected(rate: float) -> list[Any]:
+        return [[rate, rate]] * 4 + [[-2 * rate], [-2 * rate], [-rate]]
+
+    assert two(fn) == [expected(2.0), expected(3.0)]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
@@ -84,7 +84,11 @@ class BestFile:
 
     @staticmethod
     def load(trainer: Any, module: Any) -> None:
-        """Give ``module`` the weights that the user's ModelCheckpoint found best, if there is one that monitors."""
+        """Give ``module`` the weights that the user's ModelCheckpoint found best, if there is one that monitors.
+
+        Raises:
+            DataError: the file holds something else; none of it is executed.
+        """
         callback = _decisive(trainer)
         if callback is None:
             return
@@ -92,7 +96,10 @@ class BestFile:
         if not Path(path).exists():
             logger.warning("the best checkpoint %s is gone: the last weights are returned", path)
             return
-        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["state_dict"])
+        weights = plain_checkpoint(path).get("state_dict")
+        if not isinstance(weights, dict):
+            raise DataError(f"the best checkpoint {path} has no weights: its state_dict is a {type(weights).__name__}")
+        module.load_state_dict(weights)
 
 
 def _monitors(callback: Any) -> bool:

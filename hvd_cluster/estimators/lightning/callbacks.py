@@ -24,6 +24,7 @@ from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpointing import share_buffers
 from hvd_cluster.estimators.torch.means import Means
 from hvd_cluster.lightning.installed import submodule
+from hvd_cluster.lightning.optimizers import scale_rates
 
 _callbacks: Any = submodule("callbacks")
 
@@ -57,6 +58,8 @@ class Epochs(_callbacks.Checkpoint):
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
         self._trainer: Any = None
+        #: The number of ranks that an earlier start of the run had.
+        self._size_before = found.size if found is not None else None
         #: Where the first epoch stands, until it goes on there.
         self._running = found.running if found is not None else None
 
@@ -71,8 +74,11 @@ class Epochs(_callbacks.Checkpoint):
         return self._running is not None
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """The run goes on in another folder, perhaps."""
+        """The run goes on in another folder, perhaps, and with another number of ranks by which rates are scaled."""
         self._best.bring_back(trainer, checkpoint, self.history)
+        if self._size_before is not None and getattr(trainer.strategy, "scale_lr", False):
+            groups = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
+            scale_rates(groups, checkpoint["lr_schedulers"], self._hvd.size() / self._size_before)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
@@ -146,6 +152,19 @@ class Epochs(_callbacks.Checkpoint):
                 data_wait_share=watch.wait_share,
             )
 
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Let the gradients of an epoch's last group of batches be their mean, also where the group is short.
+
+        Lightning divides each loss by ``accumulate_grad_batches``. Clipping comes after this.
+        """
+        batches = trainer.accumulate_grad_batches
+        made = trainer.fit_loop.epoch_loop.batch_progress.current.ready % batches
+        if made and pl_module.automatic_optimization:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(batches / made)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the record of the epoch, and save the run."""
         watch = self.watch
@@ -186,7 +205,7 @@ class Epochs(_callbacks.Checkpoint):
         files = RunFiles.of(self._spec)
         if not files.are_kept:
             return
-        share_buffers(self._hvd, trainer.lightning_module)
+        share_buffers(trainer.lightning_module)
         with scratch_folder("ckpt") as folder:
             path = Path(folder) / "epoch.ckpt"
             trainer.save_checkpoint(path)  # every rank takes part, and rank 0 writes
@@ -207,6 +226,47 @@ class Epochs(_callbacks.Checkpoint):
         buffer = io.BytesIO()
         torch.save(part, buffer)
         return buffer.getvalue()
+
+
+class AgreeOnLogged(_callbacks.Callback):
+    """Comes first: what callbacks judge an epoch by is of all ranks, also where ``self.log`` had no ``sync_dist``.
+
+    Not what the module's own ``on_train_epoch_end`` logs, which comes later.
+
+    Args:
+        hvd: the world of the run.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        super().__init__()
+        self._hvd = hvd
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Reduce what was logged in training."""
+        self._reduce(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Reduce what was logged in validation."""
+        self._reduce(trainer)
+
+    def _reduce(self, trainer: Any) -> None:
+        """Reduce each number of the epoch that every rank has logged alone, as its ``reduce_fx`` says."""
+        results = trainer._results
+        if self._hvd.size() == 1 or results is None:
+            return
+        own = {key: result for key, result in results.items() if _is_own(result)}
+        by_rank = self._hvd.allgather_object(sorted(own), name="hvd_cluster.logged")
+        for key in sorted(set(by_rank[0]).intersection(*by_rank)):
+            result = own[key]
+            result.meta.sync.should, result._computed = True, None
+            result.compute()  # Lightning keeps the number until more is logged
+            result.meta.sync.should = False
+
+
+def _is_own(result: Any) -> bool:
+    """Whether a logged number of an epoch is that of one rank: metrics of torchmetrics are of all."""
+    sync = result.meta.sync
+    return result.is_tensor and result.meta.on_epoch and not (sync.should or sync.rank_zero_only or result.has_reset)
 
 
 class TerminateOnNaN(_callbacks.Callback):

@@ -15,7 +15,7 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, MissingExtraError
-from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
+from hvd_cluster.estimators.lightning.params import HOROVOD_ROWS, LIGHTNING_ROWS
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.lightning.train import train
 from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
@@ -161,6 +161,11 @@ class LightningEstimator(ModuleEstimator):
             model.eval(), results[0].history, optimizer, spec.run_id, self._metadata_of(spec)
         )
         return self.get_model_class()(**arguments)
+
+
+@with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS, HOROVOD_ROWS)
+class HorovodLightningEstimator(LightningEstimator):
+    """:class:`LightningEstimator` as ``horovod.spark.lightning`` has it: learning rates are scaled by default."""
 
 
 def _is_a(one: Any, name: str) -> bool:

@@ -37,16 +37,6 @@ def arguments(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def scale_lr(value: Any) -> bool:
-    """Only False: a LightningModule makes its optimizers itself, and a plain module's is used as it is."""
-    if value is not False:
-        raise ValueError(
-            "must be False: multiply the rate by hvd.size() in configure_optimizers(), or, for a plain module, "
-            "give an optimizer whose rate is already multiplied by the number of workers"
-        )
-    return False
-
-
 _SHARE = "; handed to data_module, while our own reader bounds what waits by bytes"
 
 LIGHTNING_ROWS = (
@@ -55,7 +45,7 @@ LIGHTNING_ROWS = (
         "loss_constructors", None, "function without arguments that makes the loss, or a list of them", values.functions
     ),
     Row("train_minibatch_fn", None, "no effect: a LightningModule has its training_step", values.function),
-    Row("scale_lr", False, "False: the learning rate is never multiplied by the number of workers", scale_lr),
+    Row("scale_lr", False, "multiply the learning rates by the number of workers", values.flag, optional=False),
     Row(
         "num_gpus",
         None,
@@ -73,4 +63,9 @@ LIGHTNING_ROWS = (
     Row("debug_data_loader", False, "have loaders say what they do; handed to data_module", values.flag),
     Row("train_async_data_loader_queue_size", None, "batches in advance, or a share of the steps" + _SHARE, queue_size),
     Row("val_async_data_loader_queue_size", None, "the same for validation", queue_size),
+)
+
+#: Where it is imported from Horovod's path: the strategy of Lightning 1, which Horovod's estimator used, scaled rates.
+HOROVOD_ROWS = (
+    Row("scale_lr", True, "multiply the learning rates by the number of workers", values.flag, optional=False),
 )

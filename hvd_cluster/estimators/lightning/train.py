@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import io
 import logging
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.files.scratch import scratch_folder
+from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
 from hvd_cluster.estimators.lightning.data import OwnBatches, TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
@@ -59,10 +59,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
     if found is not None and found.is_stopped(spec):
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
     with _unpacked(found) as checkpoint, _data(spec, hvd, epochs) as data:
-        options: dict[str, Any] = {"ckpt_path": checkpoint}
-        if checkpoint is not None and "weights_only" in inspect.signature(trainer.fit).parameters:
-            options["weights_only"] = False  # it is this run's own, with whatever hyperparameters the module has
-        trainer.fit(module, **data, **options)
+        trainer.fit(module, **data, ckpt_path=checkpoint)
     state = b""
     if hvd.rank() == 0:
         best.load(trainer, module)
@@ -125,7 +122,7 @@ def _is_combined(loader: Any) -> bool:
 
 
 def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any) -> Any:
-    from hvd_cluster.estimators.lightning.callbacks import TerminateOnNaN
+    from hvd_cluster.estimators.lightning.callbacks import AgreeOnLogged, TerminateOnNaN
     from hvd_cluster.lightning import HorovodStrategy
     from hvd_cluster.lightning.installed import lightning
 
@@ -138,10 +135,12 @@ def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any)
         callbacks.append(TerminateOnNaN())
     device = choose_device(spec.use_gpu, hvd)
     arguments = {
-        "strategy": HorovodStrategy(compression=spec.gradient_compression or hvd.Compression.none),
+        "strategy": HorovodStrategy(
+            compression=spec.gradient_compression or hvd.Compression.none, scale_lr=spec.scale_lr
+        ),
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": 1,
-        "callbacks": [*callbacks, epochs],
+        "callbacks": [AgreeOnLogged(hvd), *callbacks, epochs],
         "max_epochs": spec.epochs,
         "logger": _logger(spec, pl, folder),
         "log_every_n_steps": spec.log_every_n_steps,
@@ -169,7 +168,11 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
 
 
 def _pack(model: torch.nn.Module, trainer: Any) -> bytes:
+    from hvd_cluster.lightning.optimizers import scale_rates
+
     optimizers = [on_cpu(optimizer.state_dict()) for optimizer in trainer.optimizers]
+    groups = [group for state in optimizers for group in state["param_groups"]]
+    scale_rates(groups, (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # those of one worker
     buffer = io.BytesIO()
     torch.save({"model": on_cpu(model.state_dict()), "optimizers": optimizers}, buffer)
     return buffer.getvalue()
@@ -177,13 +180,18 @@ def _pack(model: torch.nn.Module, trainer: Any) -> bytes:
 
 @contextlib.contextmanager
 def _unpacked(found: Snapshot | None) -> Iterator[str | None]:
-    """A checkpoint as the file that Lightning reads."""
+    """A checkpoint as the file that Lightning reads; plain data, whatever lay in the store.
+
+    Raises:
+        DataError: it holds something else.
+    """
     if found is None:
         yield None
         return
     with scratch_folder("ckpt") as folder:
         path = Path(folder) / "resume.ckpt"
         path.write_bytes(found.body)
+        torch.save(plain_checkpoint(path), path)
         yield str(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -133,14 +133,11 @@ class ParquetReaders(Readers):
     def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
         if self._validation is None:
             return
-        seen: dict[str, Tensor] | None = None
-        for batch in itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch):
-            if len(next(iter(batch.values()))):
-                seen = batch
-                yield batch
-            elif even:
-                some = seen if seen is not None else next(self._validation_of_one().epoch(0))
-                yield {name: column[:1] for name, column in some.items()}
+        batches = itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch)
+        if even:
+            yield from with_rows(batches, lambda: next(self._validation_of_one().epoch(0)))
+        else:
+            yield from (batch for batch in batches if len(next(iter(batch.values()))))
 
     def _validation_of_one(self) -> ParquetReader:
         """The validation rows as a rank alone reads them: there are fewer rows than ranks."""
@@ -154,6 +151,19 @@ class ParquetReaders(Readers):
         return one_pass(
             reader, epoch, start, spec.reader_pool_type, spec.mp_start_method, seed=spec.seed, rank=self._rank
         )
+
+
+def with_rows(
+    batches: Iterator[dict[str, Tensor]], first_row: Callable[[], dict[str, Tensor]]
+) -> Iterator[dict[str, Tensor]]:
+    """The batches, with one row seen before in place of one that has no row; ``first_row`` where there was none."""
+    seen: dict[str, Tensor] | None = None
+    for batch in batches:
+        if len(next(iter(batch.values()))):
+            seen = batch
+            yield batch
+        else:
+            yield {name: column[:1] for name, column in (first_row() if seen is None else seen).items()}
 
 
 def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Checkpointing:
 
     def save_within(self, history: list[dict[str, Any]], done: int, means: Means) -> None:
         """Save amid an epoch, of which ``done`` steps have been made; every rank takes part."""
-        share_buffers(self.hvd, self.steps.model)
+        share_buffers(self.steps.model)
         mine = (means.sums, random_state.capture())
         gathered = self.hvd.allgather_object(mine, name="hvd_cluster.running")
         if self.hvd.rank() != 0:
@@ -131,13 +131,12 @@ class Checkpointing:
         )
 
 
-def share_buffers(hvd: Any, model: torch.nn.Module) -> None:
+def share_buffers(model: torch.nn.Module) -> None:
     """Give all ranks the buffers of rank 0, such as running means.
 
     The model that is saved and returned is rank 0's: so that one is validated, and a resumed run starts as this one
     goes on.
     """
-    names = {name for name, _ in model.named_buffers()}
-    buffers = {name: value for name, value in model.state_dict().items() if name in names}
-    if buffers:
-        hvd.broadcast_parameters(buffers, root_rank=0)
+    from hvd_cluster.torch import functions
+
+    functions.share_buffers(model, root_rank=0)

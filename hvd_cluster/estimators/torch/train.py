@@ -93,7 +93,7 @@ def _epochs(worker: Worker, saving: Checkpointing, found: Checkpoint | None) -> 
                     saving.save_within(history, done, means)
 
             record = {"epoch": epoch, **worker.train_epoch(epoch, done, sums, after_step)}
-            share_buffers(hvd, steps.model)
+            share_buffers(steps.model)
             if spec.validation_is_there:
                 record["validation"] = worker.validate_epoch()
             if spec.lr_scheduler_interval == "epoch":

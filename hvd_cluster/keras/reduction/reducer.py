@@ -15,7 +15,7 @@ from hvd_cluster.engine.basics import is_alone
 from hvd_cluster.engine.parts import grouped, parts
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.submission import next_number
+from hvd_cluster.engine.submission import next_number, takes_part
 from hvd_cluster.keras.compression import Compression, Compressor
 
 Groups = int | Sequence[Sequence[Any]] | None
@@ -61,7 +61,7 @@ class Reduction(ABC):
             variables: Keras's variables.
         """
         results = list(gradients)
-        if is_alone():
+        if is_alone() or not takes_part(self.process_set):
             return results
         is_local = [id(variable) in self.local_variables for variable in variables]
         for index, gradient in enumerate(results):
@@ -86,8 +86,8 @@ class Reduction(ABC):
         return self.process_set.size()
 
     def on_all_ranks(self, condition: Any) -> Any:
-        """Whether a boolean tensor of the backend, of shape (), holds on all ranks."""
-        if is_alone():
+        """Whether a boolean tensor of the backend, of shape (), holds on all ranks that take part with this one."""
+        if is_alone() or not takes_part(self.process_set):
             return condition
         (against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
         return keras.ops.equal(against, 0.0)

@@ -346,8 +346,6 @@ def test_mistakes_are_named_before_anything_starts(frame, two_workers):
         estimator(two_workers, torch.nn.Linear(4, 1)).fit(frame)
     with pytest.raises(ValueError, match="num_gpus=2 must be 1"):
         estimator(two_workers, num_gpus=2)
-    with pytest.raises(ValueError, match=r"multiply the rate by hvd.size\(\) .*give an optimizer whose rate"):
-        estimator(two_workers, scale_lr=True)
     with pytest.raises(RuntimeError, match="async_data_loader_queue_size of 'many'"):
         estimator(two_workers, train_async_data_loader_queue_size="many")
     with pytest.raises(ValueError, match="trainer_args=3 must be a dict"):
@@ -474,3 +472,113 @@ def test_data_modules_of_the_users_own_bring_the_batches(frame, two_workers):
         assert other.getHistory()[1]["validation"]["loss"] > 0
     with pytest.raises(WorkerFailedError, match="leave data_module out"):
         estimator(two_workers, data_module=NVTabularDataModule, **own).fit(frame)
+
+
+def test_the_rates_are_scaled_where_that_is_asked_for_and_under_the_old_path(frame, two_workers, one_worker, tmp_path):
+    from hvd_cluster.spark.lightning import LightningEstimator as Old
+    from hvd_cluster.spark.lightning import TorchEstimator as OldName
+
+    assert [cls().getScaleLr() for cls in (LightningEstimator, Old, OldName)] == [False, True, True]
+    assert issubclass(Old, LightningEstimator)
+    scaled = estimator(two_workers, Net(gamma=0.5), scale_lr=True).fit(frame)
+    assert difference(scaled, estimator(two_workers, Net(lr=0.1, gamma=0.5)).fit(frame)) < 1e-7
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 1))
+    given = {"feature_cols": ["x"], "loss": F.mse_loss, "scale_lr": True, "store": tmp_path, "run_id": "resized"}
+
+    class Rates(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            with (tmp_path / f"rates {trainer.world_size}").open("a") as file:
+                file.write(f"{trainer.optimizers[0].param_groups[0]['lr']:g} ")
+
+    def fitted(workers, epochs):
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+        return estimator(workers, plain, optimizer=optimizer, epochs=epochs, callbacks=[Rates()], **given).fit(frame)
+
+    models = [fitted(two_workers, 1), fitted(one_worker, 2)]
+    assert [model.getOptimizer().param_groups[0]["lr"] for model in models] == [0.01, 0.01]
+    assert [set((tmp_path / f"rates {size}").read_text().split()) for size in (2, 1)] == [{"0.02"}, {"0.01"}]
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_the_history_judges_the_model_that_is_returned(frame, two_workers, tmp_path, synced):
+    class Normed(Net):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8, momentum=0.9))
+
+        def validation_step(self, batch, batch_idx):
+            loss = F.mse_loss(self(batch["x"], batch["a"]).flatten(), batch["y"])
+            self.log("val_loss", loss, sync_dist=synced, batch_size=len(batch["y"]))
+
+    class Seen(pl.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            with (tmp_path / str(trainer.global_rank)).open("a") as file:
+                file.write(f"{float(trainer.callback_metrics['val_loss'])} ")
+
+    held_out = np.arange(len(frame)) % 7 == 0
+    model = estimator(two_workers, Normed(), validation="v", callbacks=[Seen()]).fit(frame.assign(v=held_out))
+    recorded = model.getHistory()[-1]["validation"]["loss"]
+    rows = frame[held_out]
+    with torch.no_grad():
+        x, a = torch.tensor(np.stack(rows["x"])), torch.tensor(rows["a"].to_numpy(), dtype=torch.float32)
+        error = F.mse_loss(model.getModel()(x, a).flatten(), torch.tensor(rows["y"].to_numpy(), dtype=torch.float32))
+    assert recorded == pytest.approx(float(error), rel=1e-5)
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+
+
+@pytest.mark.parametrize("rows", [5, 45])
+def test_every_validation_row_is_seen_by_a_lightning_data_module(frame, two_workers, rows):
+    from hvd_cluster.estimators.lightning.datamodule import PetastormDataModule
+
+    class Counts(Net):
+        def validation_step(self, batch, batch_idx):
+            seen = self.all_gather(torch.tensor([float(len(batch["y"]))])).sum()  # as often on every rank
+            self.log("val_rows", seen, reduce_fx="sum", rank_zero_only=True)
+
+    given = {"validation": "v", "val_batch_size": 10, "epochs": 1, "data_module": PetastormDataModule}
+    model = estimator(two_workers, Counts(), **given).fit(frame.assign(v=np.arange(len(frame)) < rows))
+    assert model.getHistory()[0]["logged"]["val_rows"] == rows
+
+
+def test_a_short_last_group_of_batches_is_averaged_over_its_own_batches(frame, two_workers):
+    from hvd_cluster.estimators import TorchEstimator
+
+    def fitted(cls):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = {"optimizer": optimizer, "loss": F.mse_loss, "feature_cols": ["x"], "scale_lr": False}
+        given |= {"batch_size": 4, "train_steps_per_epoch": 5, "backward_passes_per_step": 4}
+        base = {"label_cols": ["y"], "epochs": 2, "random_seed": 5, "verbose": 0, "backend": two_workers}
+        return cls(model=model, **given, **base).fit(frame)
+
+    assert difference(fitted(LightningEstimator), fitted(TorchEstimator)) < 1e-6
+
+
+def test_no_code_in_the_best_checkpoint_is_executed(frame, one_worker, tmp_path):
+    class Settings:
+        """A hyperparameter of a class of the user's own."""
+
+    class Kept(Net):
+        def __init__(self, settings):
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Code:
+        def __reduce__(self):
+            return exec, (f"open({str(tmp_path / 'executed')!r}, 'w')",)
+
+    class Replaces(pl.Callback):
+        def on_fit_end(self, trainer, pl_module):
+            path = trainer.checkpoint_callback.best_model_path
+            content = torch.load(path, weights_only=False)
+            torch.save({**content, "state_dict": Code()}, path)
+
+    best = pl.callbacks.ModelCheckpoint(monitor="val_loss")
+    given = {"validation": 0.2, "store": tmp_path / "store", "max_restarts": 0}
+    resumed = {"run_id": "kept", **given}
+    assert len(estimator(one_worker, Kept(Settings()), callbacks=[best], **resumed).fit(frame).getHistory()) == 2
+    assert len(estimator(one_worker, Kept(Settings()), callbacks=[best], epochs=3, **resumed).fit(frame).history) == 3
+    with pytest.raises(WorkerFailedError, match=r"not plain data: 'state_dict' holds (__builtin__|builtins)\.exec"):
+        estimator(one_worker, callbacks=[best, Replaces()], **given).fit(frame)
+    assert not (tmp_path / "executed").exists()
