@@ -20,6 +20,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
         gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
         num_groups: accepted, and without effect: what arrives together is reduced together.
         process_set: whose ranks take part; the others step with their own gradients.
+
+    Raises:
+        ValueError: ``gradient_predivide_factor`` is 0.
     """
 
     def __init__(
@@ -31,6 +34,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
     ) -> None:
         # Not the base class's __init__: whatever it would set is the wrapped optimizer's.
         del num_groups
+        if gradient_predivide_factor == 0.0:
+            raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
         self.wrapped_optimizer = optimizer
         self._predivide_factor = gradient_predivide_factor
         self._process_set = process_set

@@ -28,7 +28,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         process_set: whose ranks take part; the others step with their own gradients.
 
     Raises:
-        ValueError: ``num_groups`` is negative.
+        ValueError: ``num_groups`` is negative, or ``gradient_predivide_factor`` is 0.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
+        if gradient_predivide_factor == 0.0:
+            raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
         optimizer = getattr(optimizer, "wrapped_optimizer", optimizer)
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._hvd_compression = compression

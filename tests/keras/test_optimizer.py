@@ -269,6 +269,7 @@ def test_what_cannot_be_meant_is_refused(two: Any) -> None:
             lambda: hvd.DistributedOptimizer("sgd"),
             lambda: hvd.DistributedOptimizer(sgd, op=hvd.Adasum),
             lambda: hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0),
+            lambda: hvd.DistributedOptimizer(sgd, gradient_predivide_factor=0.0),
             lambda: hvd.DistributedOptimizer(sgd, groups=-1),
             lambda: hvd.PartialDistributedOptimizer(sgd, local_layers=["dense"]),
             lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd)),
@@ -280,7 +281,7 @@ def test_what_cannot_be_meant_is_refused(two: Any) -> None:
                 found.append(type(error).__name__)
         return found
 
-    assert two(fn) == [["ValueError"] * 6 + ["RuntimeError"]] * 2
+    assert two(fn) == [["ValueError"] * 7 + ["RuntimeError"]] * 2
 
 
 def test_an_explicit_jit_compile_is_refused_on_tensorflow_and_works_on_jax(two: Any, backend: str) -> None:

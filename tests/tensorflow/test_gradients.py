@@ -259,6 +259,8 @@ def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
             lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Adasum),
             lambda: hvd.DistributedOptimizer(sgd, op=hvd.Adasum, average_aggregated_gradients=True),
             lambda: hvd.DistributedOptimizer(sgd, op=hvd.Adasum, gradient_predivide_factor=2.0),
+            lambda: hvd.DistributedOptimizer(sgd, gradient_predivide_factor=0.0),
+            lambda: hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=0),
             lambda: hvd.DistributedOptimizer(sgd, op=hvd.Max),
             lambda: hvd.DistributedOptimizer("sgd"),
         ):
@@ -268,7 +270,7 @@ def test_what_adasum_cannot_do_is_refused(two: Any) -> None:
                 found.append(type(error).__name__)
         return found
 
-    assert two(fn) == [["ValueError"] * 5] * 2
+    assert two(fn) == [["ValueError"] * 7] * 2
 
 
 def test_a_rank_outside_a_process_set_keeps_its_own_gradients(two: Any) -> None:

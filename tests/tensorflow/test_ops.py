@@ -50,6 +50,28 @@ def test_allreduce_takes_every_number(ranks: Any, dtype: str) -> None:
     assert ranks(build) == [[3.0, 5.0]] * 2
 
 
+def test_averages_of_large_halves_and_integers_do_not_overflow(ranks: Any) -> None:
+    def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
+        half = tf.constant([50_000.0, 50_000.0], tf.float16)
+        factors = {"prescale_factor": 0.25, "postscale_factor": 4.0}
+        fp16 = {"compression": hvd.Compression.fp16, **factors}
+        large = tf.constant([2**62 + 1, -(2**62) - 1], tf.int64)
+        whole = hvd.allreduce(large)
+        assert whole.dtype == tf.int64
+        return [
+            tf.cast(hvd.allreduce(half), tf.float64),
+            tf.cast(hvd.allreduce(half, **factors), tf.float64),
+            tf.cast(hvd.reducescatter(half, **factors), tf.float64),
+            *[tf.cast(each, tf.float64) for each in hvd.grouped_allreduce([half, half], **factors)],
+            hvd.allreduce(tf.cast(half, tf.float32), **fp16),
+            whole,
+        ]
+
+    *halves, whole = zip(*ranks(build), strict=True)
+    assert {number for both in halves for each in both for number in each} == {49_984.0}
+    assert set(map(tuple, whole)) == {(2**62 + 1, -(2**62) - 1)}
+
+
 def test_compression_restores_the_type(ranks: Any) -> None:
     def build(hvd: Any, tf: Any, gradient_of: Any) -> Any:
         mine = tf.constant([1.0001, 2.0]) * (hvd.rank() + 1)

@@ -229,6 +229,47 @@ def test_an_average_of_bytes_does_not_overflow(two: Any, dtype: str, values: tup
     assert two(fn) == [[mean] * 4] * 2
 
 
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 4.0), (4.0, 0.25)], ids=str)
+def test_an_average_of_large_halves_does_not_overflow(two: Any, three: Any, scales: tuple[float, float]) -> None:
+    def fn(hvd: Any) -> set[float]:
+        factors = {"prescale_factor": scales[0], "postscale_factor": scales[1]}
+        half, single = torch.full((4,), 50_000.0).half(), torch.full((4,), 50_000.0)
+        fp16 = {"compression": hvd.Compression.fp16, **factors}
+        results = [
+            hvd.allreduce(half, **factors),
+            hvd.allreduce_(half.clone(), **factors),
+            *hvd.grouped_allreduce([half, half[1:]], **factors),
+            *hvd.grouped_allreduce_([half.clone(), half[1:].clone()], **factors),
+            hvd.reducescatter(half, **factors),
+        ]
+        if scales[0] <= 1.0:  # what is sent has to fit float16
+            results += [hvd.allreduce(single, **fp16), *hvd.grouped_allreduce([single, half], **fp16)]
+        return {number for result in results for number in result.tolist()}
+
+    for world in (two, three):
+        for numbers in world(fn):
+            assert max(abs(number - 50_000.0) for number in numbers) <= 32.0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_the_mean_of_the_largest_integers_is_exact(two: Any, three: Any, dtype: str) -> None:
+    low, high = torch.iinfo(getattr(torch, dtype)).min, torch.iinfo(getattr(torch, dtype)).max
+
+    def fn(hvd: Any) -> list[list[int]]:
+        mine = torch.tensor([high - hvd.rank(), low + hvd.rank(), high // 2 + 1], dtype=getattr(torch, dtype))
+        results = [
+            hvd.allreduce(mine),
+            hvd.grouped_allreduce([mine[:1], mine])[1],
+            hvd.allreduce_(mine.clone()),
+            hvd.allgather(hvd.reducescatter(mine)),
+        ]
+        return [result.tolist() for result in results]
+
+    # Truncated towards zero; with two ranks that drops a half.
+    assert two(fn) == [[[high - 1, low + 1, high // 2 + 1]] * 4] * 2
+    assert three(fn) == [[[high - 1, low + 1, high // 2 + 1]] * 4] * 3
+
+
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,26 @@ def test_a_group_and_parts_of_a_shared_tensor_are_reduced_where_they_are(two: On
     assert two(fn) == [([2.0, 1.0, 2.0, 1.0], 50_000.0)] * 2
 
 
+@pytest.mark.parametrize("length", [100, 300_000])
+def test_a_shared_tensor_given_twice_or_in_overlapping_parts_is_reduced_once(two: OnRanks, length: int) -> None:
+    def fn(hvd: Any) -> list[tuple[float, float]]:
+        found = []
+        for make in (torch.empty, hvd.shared_empty):
+            whole = make(length).fill_(1.0)
+            hvd.grouped_allreduce_([whole, whole], op=hvd.Sum)
+            parts = make(length).fill_(1.0)
+            hvd.grouped_allreduce_([parts[: 2 * length // 3], parts[length // 3 :]], op=hvd.Sum)
+            flight = make(length).fill_(1.0)
+            handles = [hvd.grouped_allreduce_async_([flight, flight], op=hvd.Average)]
+            handles.append(hvd.allreduce_async(flight * 0, op=hvd.Sum))
+            for handle in handles:
+                hvd.synchronize(handle)
+            found += [(t.min().item(), t.max().item()) for t in (whole, parts, flight)]
+        return found
+
+    assert two(fn) == [[(2.0, 2.0), (2.0, 2.0), (1.0, 1.0)] * 2] * 2
+
+
 def test_other_operations_and_out_of_place_results_take_shared_tensors_too(two: OnRanks) -> None:
     def fn(hvd: Any) -> tuple[float, float, float]:
         tensor = hvd.shared_empty(60_000).fill_(hvd.rank() + 1.0)

@@ -14,7 +14,7 @@ import torch
 from hvd_cluster.engine.buffers import BufferPool, places
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import Request
-from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
+from hvd_cluster.engine.scaling import copy_scaled
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
@@ -45,7 +45,7 @@ def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, r
             yield Step([], f"{transport.name}_ADASUM_ALLREDUCE", time.monotonic())
         outputs = [tensor for result in results for tensor in result]
         for output, piece in zip(outputs, ours, strict=True):
-            finish_scaled(output, piece, signature.postscale, 1)
+            copy_scaled(output, piece, signature.postscale)
     return results
 
 

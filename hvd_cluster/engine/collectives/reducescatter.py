@@ -11,8 +11,8 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool, as_bytes
 from hvd_cluster.engine.collectives.step import Step, Steps
-from hvd_cluster.engine.request import ReduceOp, Request
-from hvd_cluster.engine.scaling import copy_scaled, finish_scaled, reduction_dtype
+from hvd_cluster.engine.request import ReduceOp, Request, Signature
+from hvd_cluster.engine.scaling import HALVES, Factors, copy_scaled, finish_divided
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport, Work
 
@@ -20,20 +20,19 @@ from hvd_cluster.engine.transports.transport import Transport, Work
 def reducescatter(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
     """Send every slice to its owner, who adds them in the order of the ranks: as many bytes as a ring moves."""
     signature = requests[0].signature
-    divisor = transport.num_ranks if signature.op == ReduceOp.AVERAGE else 1
     names = [name for request in requests for name in request.tensor_names]
     with ExitStack() as leases:
         since_s = time.monotonic()
         with recorder.phase(names, "MEMCPY_IN_FUSION_BUFFER"):
             scatters = [
-                _Scatter(tensor, signature.op, signature.prescale, transport, buffers, leases)
+                _Scatter(tensor, signature, transport, buffers, leases)
                 for request in requests
                 for tensor in request.inputs
             ]
         works = [work for scatter in scatters for work in scatter.works]
         yield Step(works, f"{transport.name}_REDUCESCATTER", since_s)
         with recorder.phase(names, "MEMCPY_OUT_FUSION_BUFFER"):
-            outputs = [scatter.finish(signature.postscale, divisor) for scatter in scatters]
+            outputs = [scatter.finish() for scatter in scatters]
     position = 0
     results = []
     for request in requests:
@@ -53,20 +52,24 @@ class _Scatter:
     """One tensor on its way to the owners of its slices."""
 
     tensor: torch.Tensor
-    op: ReduceOp
-    prescale: float
+    signature: Signature
     transport: Transport
     buffers: BufferPool
     leases: ExitStack
 
     def __post_init__(self) -> None:
-        transport = self.transport
-        dtype = reduction_dtype(self.tensor.dtype, self.op)
+        transport, own = self.transport, self.tensor.dtype
+        op, prescale, postscale = self.signature.op, self.signature.prescale, self.signature.postscale
+        divisor = transport.num_ranks if op == ReduceOp.AVERAGE else 1
+        self._factors = Factors.of(op, own, own, prescale, postscale, divisor, transport.num_ranks)
+        prescale = self._factors.prescale
+        # A scaled integer may not fit its own type, and its mean may.
+        dtype = torch.int64 if prescale != 1.0 and not own.is_floating_point else own
         rows = rows_per_rank(self.tensor.shape[0], transport.num_ranks)
         row_bytes = math.prod(self.tensor.shape[1:]) * dtype.itemsize
         self._mine = (rows[transport.index], *self.tensor.shape[1:])
         outgoing = self._lease(self.tensor.shape[0] * row_bytes)
-        copy_scaled(outgoing.view(dtype).view(self.tensor.shape), self.tensor, self.prescale)
+        copy_scaled(outgoing.view(dtype).view(self.tensor.shape), self.tensor, prescale)
         my_bytes = rows[transport.index] * row_bytes
         self._received = self._lease(transport.num_ranks * my_bytes).view(dtype)
         self.works: list[Work] = []
@@ -75,13 +78,20 @@ class _Scatter:
             sizes = [count * row_bytes for count in rows]
             self.works = [transport.alltoall(as_bytes(self._received), outgoing, incoming, sizes)]
 
-    def finish(self, postscale: float, divisor: int) -> torch.Tensor:
+    def finish(self) -> torch.Tensor:
         """This rank's slice, reduced; the works are done."""
-        output = torch.empty(self._mine, dtype=self.tensor.dtype, device=self.tensor.device)
-        parts = self._received.view(self.transport.num_ranks, *self._mine)
-        # torch adds halves in float32 here, and rounds once. A sum of bools is true where any is.
-        is_bool = self.tensor.dtype == torch.bool
-        finish_scaled(output, parts.amax(0) if is_bool else parts.sum(0, dtype=parts.dtype), postscale, divisor)
+        own, factors, num_ranks = self.tensor.dtype, self._factors, self.transport.num_ranks
+        output = torch.empty(self._mine, dtype=own, device=self.tensor.device)
+        parts = self._received.view(num_ranks, *self._mine)
+        if own == torch.bool:  # a sum of bools is true where any is
+            output.copy_(parts.amax(0))
+        elif own == torch.int64 and (factors.divisor, factors.postscale) != (1, 1.0):
+            # The sum of all ranks may not fit.
+            quotients = torch.div(parts, num_ranks, rounding_mode="floor").sum(0)
+            finish_divided(output, quotients, torch.remainder(parts, num_ranks).sum(0), num_ranks, factors)
+        else:
+            wide = torch.float32 if own in HALVES else own if own.is_floating_point else torch.int64
+            copy_scaled(output, parts.sum(0, dtype=wide), factors.postscale, factors.divisor)
         return output
 
     def _lease(self, num_bytes: int) -> torch.Tensor:

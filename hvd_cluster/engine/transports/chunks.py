@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 from hvd_cluster.engine.buffers import flat
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.scaling import copy_scaled, finish_scaled
+from hvd_cluster.engine.scaling import HALVES, Factors, copy_scaled
 
 REDUCE: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: torch.add,
@@ -19,6 +22,8 @@ REDUCE: dict[ReduceOp, Callable[..., Any]] = {
 }
 #: Halving loses nothing in these, short of the very smallest numbers.
 _HALVED_EXACTLY = frozenset({torch.float32, torch.float64, torch.bfloat16})
+#: This many halves are added in float32 at once: the sums stay in the cache, and the calls cost little beside them.
+_HALVES_AT_ONCE = 1 << 17
 
 
 class Chunk(NamedTuple):
@@ -29,34 +34,116 @@ class Chunk(NamedTuple):
     length: int
 
 
+class Scratch:
+    """Private memory of a transport, kept for its next reduction."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.dtype, torch.Tensor] = {}
+
+    def take(self, dtype: torch.dtype, length: int) -> torch.Tensor:
+        """``length`` elements of undefined content; the same memory for each call with this type."""
+        kept = self._kept.get(dtype)
+        if kept is None or kept.numel() < length:
+            kept = self._kept[dtype] = torch.empty(length, dtype=dtype, device="cpu")
+        return kept[:length]
+
+
 class Arithmetic(NamedTuple):
     """What happens to the elements on their way."""
 
     reduce: Callable[..., Any]
+    #: Multiplies an element as it is copied into the type in which it travels.
     prescale: float
+    #: Multiplies what the ranks of this host have reduced,
+    factor: float
+    #: and divides it in the same step.
+    divisor: float
+    #: The same for results that are copied into their tensors.
     postscale: float
-    divisor: int
+    last_divisor: float
+    #: The ranks of this host reduce in float32, and not in the type in which elements travel.
+    in_float32: bool
 
     @classmethod
-    def of(cls, op: ReduceOp, prescale: float, postscale: float, divisor: int) -> Arithmetic:
-        """SUM, MIN, MAX or PRODUCT, with its factors."""
-        return cls(REDUCE[op], prescale, postscale, divisor)
+    @lru_cache(maxsize=1024)
+    def of(
+        cls,
+        op: ReduceOp,
+        own: torch.dtype,
+        wire: torch.dtype,
+        prescale: float,
+        postscale: float,
+        divisor: int,
+        num_ranks: int,
+    ) -> Arithmetic:
+        """That of a reduction among the ranks of one host; the arguments are those of :meth:`Factors.of`."""
+        factors = Factors.of(op, own, wire, prescale, postscale, divisor, num_ranks)
+        # What makes a number smaller comes before it is rounded to a narrower type, which it may not fit.
+        if own == wire or abs(factors.postscale) < 1.0:
+            how = cls(REDUCE[op], factors.prescale, factors.postscale, divisor, 1.0, 1.0, False)
+        else:
+            how = cls(REDUCE[op], factors.prescale, 1.0, divisor, factors.postscale, 1.0, False)
+        return how._early(own, wire)._accumulating(op, wire, num_ranks)
 
-    def early(self, dtype: torch.dtype) -> Arithmetic:
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def between_hosts(
+        cls,
+        op: ReduceOp,
+        own: torch.dtype,
+        wire: torch.dtype,
+        prescale: float,
+        postscale: float,
+        divisor: int,
+        num_ranks: int,
+        num_here: int,
+    ) -> Arithmetic:
+        """That of one host of several: what its ranks have reduced is reduced again, by another transport.
+
+        Args:
+            op: the reduction.
+            own: the element type of the tensors.
+            wire: the element type in which they travel.
+            prescale: multiplies before the reduction.
+            postscale: multiplies after it.
+            divisor: divides after it.
+            num_ranks: how many ranks take part,
+            num_here: and how many of them are on this host.
+        """
+        factors = Factors.of(op, own, wire, prescale, postscale, divisor, num_ranks)
+        early, here = factors.prescale, (1.0, factors.headroom)
+        last = (factors.postscale, divisor / factors.headroom)
+        if num_here == 1:  # nothing is reduced here
+            early, here = early / factors.headroom, (1.0, 1.0)
+        how = cls(REDUCE[op], early, *here, *last, False)
+        return how._early(own, wire)._accumulating(op, wire, num_here)
+
+    def _early(self, own: torch.dtype, wire: torch.dtype) -> Arithmetic:
         """The same with the division where the elements are copied in, if the result has the same bits.
 
-        Only dividing by a power of two gives the same bits as dividing the sum.
+        Only dividing by a power of two gives the same bits as dividing the sum. Where elements are converted as they
+        are copied in, it costs more there than afterwards.
         """
-        if self.divisor > 1 and halves_exactly(dtype, self.divisor):
-            return self._replace(prescale=self.prescale / self.divisor, divisor=1)
+        divisor = self.divisor * self.last_divisor
+        if own == wire and divisor > 1 and halves_exactly(wire, divisor):
+            return self._replace(prescale=self.prescale / divisor, divisor=1.0, last_divisor=1.0)
         return self
+
+    def _accumulating(self, op: ReduceOp, wire: torch.dtype, num_operands: int) -> Arithmetic:
+        """The same with halves added, or multiplied, in float32 where this gives other bits."""
+        is_rounded_once = num_operands <= 2 and self.factor == 1.0 and halves_exactly(wire, self.divisor)
+        if wire not in HALVES or op in (ReduceOp.MIN, ReduceOp.MAX) or is_rounded_once:
+            return self
+        return self._replace(in_float32=True)
 
     def fill(self, slot: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
         """``slot = sources * prescale``, in the element type of ``slot``."""
-        if slot.dtype != sources[0].dtype:
+        if self.prescale != 1.0 and slot.dtype != sources[0].dtype:
+            # Scaled before it is converted: the number may not fit, and its product may.
+            for place, source in zip(slot.split([source.numel() for source in sources]), sources, strict=True):
+                copy_scaled(place, source, self.prescale)
+        elif slot.dtype != sources[0].dtype:
             copy_all(slot.split([source.numel() for source in sources]), sources)
-            if self.prescale != 1.0:
-                copy_scaled(slot, slot, self.prescale)
         elif self.prescale != 1.0 and slot.is_floating_point():
             if len(sources) == 1:
                 torch.mul(sources[0], self.prescale, out=slot)
@@ -70,12 +157,58 @@ class Arithmetic(NamedTuple):
             if self.prescale != 1.0:
                 copy_scaled(slot, slot, self.prescale)
 
-    def finish(self, result: torch.Tensor) -> None:
-        """``result = result * postscale / divisor``."""
-        if self.divisor != 1 and self.postscale == 1.0 and halves_exactly(result.dtype, self.divisor):
+    def combine(self, operands: Sequence[torch.Tensor], result: torch.Tensor, scratch: Scratch) -> None:
+        """``result`` = the operands, reduced and scaled; it may be one of them. There are two or more."""
+        if self.in_float32:
+            self._accumulate(operands, result, scratch, 1.0)
+            return
+        first, second, *others = operands
+        self.reduce(first, second, out=result)
+        for other in others:
+            self.reduce(result, other, out=result)
+        self._finish(result)
+
+    def combine_in_place(self, operands: Sequence[torch.Tensor], scratch: Scratch) -> None:
+        """The first operand = all of them, reduced and scaled, where they have not been through :meth:`fill`."""
+        first, *others = operands
+        if self.in_float32:
+            self._accumulate(operands, first, scratch, self.prescale)
+        elif self.prescale == 1.0:
+            self.combine(operands, first, scratch)
+        else:
+            # A power of two: sums are divided by the number of ranks before they are added, as in a slot.
+            first.mul_(self.prescale)
+            for other in others:
+                torch.add(first, other, alpha=self.prescale, out=first)
+            self._finish(first)
+
+    def _accumulate(
+        self, operands: Sequence[torch.Tensor], result: torch.Tensor, scratch: Scratch, prescale: float
+    ) -> None:
+        """``result`` = the operands, times ``prescale``, reduced in float32, scaled and rounded once."""
+        rows = scratch.take(torch.float32, 2 * min(result.numel(), _HALVES_AT_ONCE)).view(2, -1)
+        for place, *pieces in zip(*(tensor.split(_HALVES_AT_ONCE) for tensor in (result, *operands)), strict=True):
+            total, addend = rows[:, : place.numel()].unbind()
+            for row, piece in zip((total, *[addend] * len(pieces)), pieces, strict=False):
+                row.copy_(piece)
+                if prescale != 1.0:
+                    row.mul_(prescale)
+                if row is addend:
+                    self.reduce(total, addend, out=total)
+            self._finish(total)
+            place.copy_(total)
+
+    def deliver(self, targets: Sequence[torch.Tensor]) -> None:
+        """Scale what was copied into ``targets``."""
+        if self.postscale != 1.0 or self.last_divisor != 1.0:
+            for target in targets:
+                copy_scaled(target, target, self.postscale, self.last_divisor)
+
+    def _finish(self, result: torch.Tensor) -> None:
+        if self.divisor != 1.0 and self.factor == 1.0 and halves_exactly(result.dtype, self.divisor):
             result.mul_(1.0 / self.divisor)
-        elif self.postscale != 1.0 or self.divisor != 1:
-            finish_scaled(result, result, self.postscale, self.divisor)
+        elif self.factor != 1.0 or self.divisor != 1.0:
+            copy_scaled(result, result, self.factor, self.divisor)
 
 
 def chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[Chunk]:
@@ -139,6 +272,19 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
     torch._foreach_copy_(list(targets), list(sources))
 
 
-def halves_exactly(dtype: torch.dtype, divisor: int) -> bool:
+def halves_exactly(dtype: torch.dtype, divisor: float) -> bool:
     """Dividing by ``divisor`` before or after a sum of this type is the same."""
-    return dtype in _HALVED_EXACTLY and divisor & (divisor - 1) == 0
+    return divisor == 1.0 or (dtype in _HALVED_EXACTLY and math.frexp(divisor)[0] == 0.5)
+
+
+def kept_apart(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """``inputs``, or copies of them where writing one's output would change another that is still to be read.
+
+    An operation in place may be given one tensor twice, or views that overlap.
+    """
+    if len(inputs) == 1 or not any(tensor is output for tensor, output in zip(inputs, outputs, strict=True)):
+        return inputs
+    spans = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in inputs if tensor.numel())
+    if all(start + num_bytes <= following for (start, num_bytes), (following, _) in pairwise(spans)):
+        return inputs
+    return [tensor.clone() for tensor in inputs]

@@ -24,7 +24,7 @@ import torch
 
 from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
-from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, scatter
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, scatter
 
 #: Pieces on their way at once, each in a buffer of its own.
 NUM_BUFFERS = 8
@@ -66,6 +66,7 @@ class HostExchange:
         self._barrier: Barrier | None = None
         self._slots: torch.Tensor | None = None
         self._num_filled = 0
+        self._scratch = Scratch()
         if memory is None:
             self._buffers = torch.empty(NUM_BUFFERS, self.piece_bytes, dtype=torch.uint8, device="cpu")
             return
@@ -119,10 +120,7 @@ class HostExchange:
         share = math.ceil(chunk.length / self.num_ranks / 16) * 16
         mine = slice(min(self.index * share, chunk.length), min((self.index + 1) * share, chunk.length))
         if mine.start < mine.stop:
-            first, second, *others = slots[:, mine].unbind()
-            how.reduce(first, second, out=result[mine])
-            for other in others:
-                how.reduce(result[mine], other, out=result[mine])
+            how.combine(slots[:, mine].unbind(), result[mine], self._scratch)
 
     def meet(self) -> None:
         """Wait for the other ranks of the host."""
@@ -143,8 +141,7 @@ class HostExchange:
     def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
         """Copy what has arrived into this rank's tensors."""
         scatter(self.buffer(piece, chunk.length, wire), chunk.targets)
-        for target in chunk.targets:
-            how.finish(target)
+        how.deliver(chunk.targets)
 
     def close(self) -> None:
         """Let go of the memory; it goes with its last reference."""

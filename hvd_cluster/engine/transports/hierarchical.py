@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, full_chunks_of
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, full_chunks_of, kept_apart
 from hvd_cluster.engine.transports.exchange import NUM_BUFFERS, HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.transport import Transport, Work
@@ -71,8 +71,9 @@ class HierarchicalTransport(Transport):
     ) -> Work | None:
         if sum(tensor.numel() for tensor in inputs) * wire.itemsize < _LEAST_BYTES:
             return None
-        how = Arithmetic.of(op, prescale, postscale, divisor).early(wire)
-        chunks = full_chunks_of(inputs, outputs, self._within.piece_bytes // wire.itemsize)
+        factors, num_here = (prescale, postscale, divisor), self._within.num_ranks
+        how = Arithmetic.between_hosts(op, inputs[0].dtype, wire, *factors, self.num_ranks, num_here)
+        chunks = full_chunks_of(kept_apart(inputs, outputs), outputs, self._within.piece_bytes // wire.itemsize)
         return _Relay(chunks, how, op, wire, self._within, self._between, self._check)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:

@@ -23,7 +23,7 @@ from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.patience import Patience
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
-from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, chunks_of, scatter
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chunks_of, kept_apart, scatter
 from hvd_cluster.engine.transports.transport import Finished, Transport, Work
 
 _PAGE_BYTES = 4096
@@ -112,7 +112,7 @@ class ShmTransport(Transport):
         self._slots = part[_control_bytes(num_ranks) :].view(_NUM_TURNS, num_ranks + 1, self._slot_bytes)
         self._typed: dict[torch.dtype, list[Rows]] = {}
         self._narrowed: dict[tuple[torch.dtype, int, int], Rows] = {}
-        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._scratch = Scratch()
         self._spins = spins
         self._is_closed = False
         self._turn = 0
@@ -136,15 +136,19 @@ class ShmTransport(Transport):
         if self._arena is not None and prescale == 1.0 and wire == inputs[0].dtype and self._may_stay(inputs, outputs):
             offsets = [self._arena.offset_of(tensor) for tensor in inputs]
             offsets = [] if -1 in offsets else offsets
-        plain = Arithmetic.of(op, prescale, postscale, divisor)
-        how = plain.early(wire)
-        chunks = chunks_of(inputs, outputs, self._slot_bytes // wire.itemsize)
+        how = Arithmetic.of(op, inputs[0].dtype, wire, prescale, postscale, divisor, self.num_ranks)
+        capacity = self._slot_bytes // wire.itemsize
+        chunks = chunks_of(inputs, outputs, capacity)
         if not chunks:
             return Finished()
+        if offsets or len(chunks) > 1:  # a single chunk is read before anything is written
+            apart = kept_apart(inputs, outputs)
+            if apart is not inputs:
+                chunks, offsets = chunks_of(apart, outputs, capacity), []
         turns = self._rows_of(wire)
         rows, everyones = self._begin(how, chunks, turns, offsets)
         if everyones:
-            self._reduce_where_they_are(plain, wire, [tensor.numel() for tensor in inputs], everyones)
+            self._reduce_where_they_are(how, wire, [tensor.numel() for tensor in inputs], everyones)
         elif self.num_ranks == 2:
             self._reduce_in_pairs(how, chunks, turns, rows)
         else:
@@ -209,11 +213,11 @@ class ShmTransport(Transport):
 
     def _reduce_pair(self, how: Arithmetic, chunk: Chunk, rows: Rows) -> None:
         is_whole = len(chunk.targets) == 1 and chunk.targets[0].dtype == rows[0].dtype
-        result = chunk.targets[0] if is_whole else self._scratch_of(rows[0].dtype)[: chunk.length]
-        how.reduce(rows[0], rows[1], out=result)
-        how.finish(result)
+        result = chunk.targets[0] if is_whole else self._scratch.take(rows[0].dtype, chunk.length)
+        how.combine(rows[:2], result, self._scratch)
         if not is_whole:
             scatter(result, chunk.targets)
+        how.deliver(chunk.targets)
 
     def _reduce_in_shares(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
         """Each rank reduces its share of every chunk, and all copy the whole. The ranks have met over the first one.
@@ -231,6 +235,7 @@ class ShmTransport(Transport):
                 self._reduce_share(how, filled[step - 1])
             if step >= 2:
                 scatter(filled[step - 2][-1], chunks[step - 2].targets)
+                how.deliver(chunks[step - 2].targets)
             if step <= len(chunks):
                 self._meet()
 
@@ -241,13 +246,10 @@ class ShmTransport(Transport):
         for number, count in enumerate(counts):
             mine = self._share_of(count)
             everyones = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
-            for result, second, *others in zip(*(tensor.split(piece_elements) for tensor in everyones), strict=True):
-                how.reduce(result, second, out=result)
-                for other in others:
-                    how.reduce(result, other, out=result)
-                how.finish(result)
-                for other in (second, *others):
-                    other.copy_(result)
+            for pieces in zip(*(tensor.split(piece_elements) for tensor in everyones), strict=True):
+                how.combine_in_place(pieces, self._scratch)
+                for other in pieces[1:]:
+                    other.copy_(pieces[0])
         self._meet()
 
     def _share_of(self, count: int) -> slice:
@@ -260,11 +262,8 @@ class ShmTransport(Transport):
         share = self._share_of(rows[0].shape[0])
         if share.start == share.stop:
             return
-        first, second, *others, result = (row[share] for row in rows)
-        how.reduce(first, second, out=result)
-        for other in others:
-            how.reduce(result, other, out=result)
-        how.finish(result)
+        *operands, result = [row[share] for row in rows]
+        how.combine(operands, result, self._scratch)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         parts = output.view(self.num_ranks, -1)
@@ -349,12 +348,6 @@ class ShmTransport(Transport):
                 self._narrowed.clear()
             narrowed = self._narrowed[key] = tuple(row[:length] for row in rows)
         return narrowed
-
-    def _scratch_of(self, dtype: torch.dtype) -> torch.Tensor:
-        """Private memory as long as a slot."""
-        if dtype not in self._scratch:
-            self._scratch[dtype] = torch.empty(self._slot_bytes // dtype.itemsize, dtype=dtype, device="cpu")
-        return self._scratch[dtype]
 
     def _meet(self) -> None:
         self._barrier.wait(self._patience)

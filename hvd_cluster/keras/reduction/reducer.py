@@ -47,6 +47,8 @@ class Reduction(ABC):
     def __post_init__(self) -> None:
         if self.predivide_factor != 1.0 and self.op != ReduceOp.AVERAGE:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if self.predivide_factor == 0.0:
+            raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
         self._groups_of([None])
 
     def keep_local(self, variable: Any) -> None:

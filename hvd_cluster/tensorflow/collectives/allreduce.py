@@ -45,7 +45,8 @@ def allreduce(
         compression: how the tensor travels.
         op: Average (the default), Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies it afterwards. Integers are scaled in float64 and truncated.
+        postscale_factor: multiplies it afterwards, together with Average's division. Integers are scaled in float64
+            and truncated.
         name: what the ranks are matched by.
         process_set: whose ranks take part.
         ignore_name_scope: leave the name scope of the graph out of the name.

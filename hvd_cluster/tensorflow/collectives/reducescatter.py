@@ -114,10 +114,15 @@ def _scattered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.
                 factor *= tf.cast(num_members_op(process_set), tf.float64)
             whole = gathered(upstream, gather)
             return [
-                tf.ensure_shape(each * tf.cast(factor, each.dtype), value.shape)
-                for each, value in zip(whole, values, strict=True)
+                tf.ensure_shape(_scaled(each, factor), value.shape) for each, value in zip(whole, values, strict=True)
             ]
 
         return call(collective.begin, values, [t.dtype for t in values], [any_rows(t.shape) for t in values]), gradient
 
     return list(differentiable(*tensors))
+
+
+def _scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """The product, with the factor rounded to float32 at most."""
+    wide = tf.float32 if tensor.dtype in (tf.float16, tf.bfloat16) else tensor.dtype
+    return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)

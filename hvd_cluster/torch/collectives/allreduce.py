@@ -34,7 +34,8 @@ def allreduce(
         compression: how the tensor travels.
         op: Average (the default), Sum, Min, Max or Product.
         prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies it afterwards. Integers are scaled in float64 and truncated.
+        postscale_factor: multiplies it afterwards, together with Average's division. Integers are scaled in float64
+            and truncated.
         process_set: whose ranks take part.
 
     Returns:

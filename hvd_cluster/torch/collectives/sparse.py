@@ -9,7 +9,7 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.scaling import finish_scaled
+from hvd_cluster.engine.scaling import copy_scaled
 from hvd_cluster.engine.submission import check_reduction, next_number, num_members
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.submission import submit, synchronize
@@ -65,7 +65,7 @@ def sparse_allreduce_async(
         except HorovodInternalError as error:
             failures.append(error)
             raise
-        finish_scaled(values, values, 1.0, divisor)
+        copy_scaled(values, values, divisor=divisor)
         return torch.sparse_coo_tensor(
             indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device, check_invariants=False
         )
