@@ -242,8 +242,8 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
         return EditedRows.of(*(self._value(name) for name in names))
 
-    def _first_rows(self, dataset: Dataset, seed: int) -> dict[str, torch.Tensor]:
-        """A few rows to try the model on, as the reader yields them.
+    def _first_rows(self, dataset: Dataset, seed: int, *, transformed: bool = True) -> dict[str, torch.Tensor]:
+        """A few rows to try the model on: as in a training batch, or as stored, which is how ``transform`` reads them.
 
         Raises:
             DataError: ``transformation_fn`` failed, or leaves out columns that are needed.
@@ -256,16 +256,23 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             seed=seed,
             shuffle=False,
             remainder="pad",
-            transformation_fn=self._transformation(),
+            transformation_fn=self._transformation() if transformed else None,
             num_threads=1,
         )
         found = next(reader.epoch(0))
-        inputs = self._inputs(dataset)
-        weight = (inputs.sample_weight_col,) if inputs.sample_weight_col else ()
-        lost = [name for name in (*inputs.feature_cols, *inputs.label_cols, *weight) if name not in found]
+        lost = [name for name in self._batch_columns(dataset) if name not in found]
         if lost:
             raise DataError(f"the rows of transformation_fn lack columns: {missing_columns_text(lost, list(found))}")
         return found
+
+    def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
+        """The columns that every training batch must have."""
+        inputs = self._inputs(dataset)
+        return (
+            *inputs.feature_cols,
+            *inputs.label_cols,
+            *([inputs.sample_weight_col] if inputs.sample_weight_col else []),
+        )
 
     def _metadata_of(self, spec: Any) -> dict[str, Any]:
         """What the model keeps of its training."""

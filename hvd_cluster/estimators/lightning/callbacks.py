@@ -13,6 +13,7 @@ import torch
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning import rank_part
 from hvd_cluster.estimators.lightning.best_file import BestFile
+from hvd_cluster.estimators.lightning.completion import hooks_for
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.reports import Reports
@@ -50,6 +51,8 @@ class Epochs(_callbacks.Checkpoint):
         self.watch = Watch()
         #: Rows that an epoch goes through a second time; whoever makes the batches knows.
         self.padding_rows = 0
+        #: Lightning's hooks that make the trained module's layers of the given one's.
+        self.hooks: tuple[str, ...] = ()
         self._spec = spec
         self._hvd = hvd
         self._best = best
@@ -79,6 +82,15 @@ class Epochs(_callbacks.Checkpoint):
         if self._size_before is not None and getattr(trainer.strategy, "scale_lr", False):
             groups = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
             scale_rates(groups, checkpoint["lr_schedulers"], self._hvd.size() / self._size_before)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check that the fitted model can be made, before it is trained.
+
+        Raises:
+            DataError: the module has other weights than hooks make of the one that was given.
+        """
+        if self._spec.objective is None:
+            self.hooks = hooks_for(self._spec.model, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import logging
@@ -15,6 +14,7 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, MissingExtraError
+from hvd_cluster.estimators.lightning.completion import completed, with_configured_layers
 from hvd_cluster.estimators.lightning.params import HOROVOD_ROWS, LIGHTNING_ROWS
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.lightning.train import train
@@ -23,7 +23,7 @@ from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.spec import Inputs, TrainResult
 from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
-from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
+from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples, unsized
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
 
@@ -72,6 +72,7 @@ class LightningEstimator(ModuleEstimator):
                 for name in _ITS_OWN
                 if value(name) not in (None, [])
             ]
+            wrong += unsized(value("model"))
         else:
             wrong += self._objective_mistakes()
         return wrong + self._checkpoint_mistakes() + self._count_mistakes()
@@ -107,7 +108,7 @@ class LightningEstimator(ModuleEstimator):
             objective=None if is_own else self._objective(),
             metrics=self._metric_groups(),
             metric_names=self._metric_names(),
-            floating_dtype=floating_dtype(model),
+            floating_dtype=floating_dtype(with_configured_layers(model)),
             inputs=findings.inputs,
             output_shapes=findings.output_shapes,
             trainer_args=value("trainer_args") or {},
@@ -117,24 +118,32 @@ class LightningEstimator(ModuleEstimator):
 
     def _inputs(self, dataset: Dataset) -> Inputs:
         found = super()._inputs(dataset)
-        removed = self._value("transformation_removed_fields") or []
+        # A LightningModule takes what it needs of a batch; its forward() takes what transform() reads.
+        removed = [] if self._is_lightning_module() else self._value("transformation_removed_fields") or []
         return dataclasses.replace(
             found, feature_cols=tuple(name for name in found.feature_cols if name not in removed)
         )
+
+    def _batch_columns(self, dataset: Dataset) -> tuple[str, ...]:
+        return () if self._is_lightning_module() else super()._batch_columns(dataset)
 
     def _findings(self, dataset: Dataset, seed: int, is_own: bool) -> Findings:
         """What goes in and comes out of the model, tried on a few rows."""
         inputs = dataclasses.replace(self._inputs(dataset), input_shapes=as_tuples(self._value("input_shapes")))
         batch = self._first_rows(dataset, seed)
+        model = with_configured_layers(self._value("model"))
         objective, metrics = (_no_objective, ()) if is_own else (self._objective(), self._metric_groups())
         try:
-            return probe(self._value("model"), inputs, objective, metrics, batch, dataset.schema, custom_step=is_own)
+            if is_own:
+                batch = {}
+                batch = self._first_rows(dataset, seed, transformed=False)
+            return probe(model, inputs, objective, metrics, batch, dataset.schema, custom_step=is_own)
         except DataError as error:
             if not is_own:
                 raise
             # A module may train without that; transform would say so again.
             logger.warning("the module cannot be called with the feature columns, as transform will: %s", error)
-        floating = floating_dtype(self._value("model"))
+        floating = floating_dtype(model)
         dtypes = {name: floating if batch[name].is_floating_point() else "int64" for name in batch}
         known = dataclasses.replace(
             inputs,
@@ -151,7 +160,7 @@ class LightningEstimator(ModuleEstimator):
 
     def _create_model(self, results: list[TrainResult], spec: LightningSpec) -> Any:
         state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
-        model = copy.deepcopy(spec.model).cpu()
+        model = completed(spec.model, state["hooks"]).cpu()
         model.load_state_dict(state["model"])
         optimizer = None
         if spec.optimizer is not None:

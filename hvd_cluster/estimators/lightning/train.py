@@ -6,7 +6,7 @@ import contextlib
 import copy
 import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
     state = b""
     if hvd.rank() == 0:
         best.load(trainer, module)
-        state = _pack(module if spec.objective is None else module.net, trainer)
+        state = _pack(module if spec.objective is None else module.net, trainer, epochs.hooks)
         keep_with_run(spec, folder)
     hvd.barrier()
     return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=epochs.history)
@@ -167,14 +167,14 @@ def _logger(spec: LightningSpec, pl: Any, folder: str) -> Any:
         return False
 
 
-def _pack(model: torch.nn.Module, trainer: Any) -> bytes:
+def _pack(model: torch.nn.Module, trainer: Any, hooks: Sequence[str]) -> bytes:
     from hvd_cluster.lightning.optimizers import scale_rates
 
     optimizers = [on_cpu(optimizer.state_dict()) for optimizer in trainer.optimizers]
     groups = [group for state in optimizers for group in state["param_groups"]]
     scale_rates(groups, (), 1 / getattr(trainer.strategy, "rate_factor", 1.0))  # those of one worker
     buffer = io.BytesIO()
-    torch.save({"model": on_cpu(model.state_dict()), "optimizers": optimizers}, buffer)
+    torch.save({"model": on_cpu(model.state_dict()), "optimizers": optimizers, "hooks": list(hooks)}, buffer)
     return buffer.getvalue()
 
 

@@ -28,7 +28,7 @@ class ModuleEstimator(DistributedEstimator):
                 "optimizer: LBFGS needs a closure in each step, which distributed training has not; use another"
             )
         elif isinstance(value("model"), torch.nn.Module):
-            wrong += _unsized(value("model"))
+            wrong += unsized(value("model"))
             try:
                 OptimizerState.of(value("optimizer"), value("model"))
             except ValueError as error:
@@ -118,7 +118,7 @@ def _flat(value: Any) -> list[Any]:
     return [one for entry in value for one in _flat(entry)] if isinstance(value, (list, tuple)) else [value]
 
 
-def _unsized(model: torch.nn.Module) -> list[str]:
+def unsized(model: torch.nn.Module) -> list[str]:
     """A complaint of parameters that have no shape yet, which workers cannot make equal; empty if all have one."""
     lazy = [name for name, one in model.named_parameters() if isinstance(one, torch.nn.UninitializedParameter)]
     if not lazy:

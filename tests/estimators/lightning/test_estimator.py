@@ -324,7 +324,8 @@ def test_rows_are_transformed_and_columns_edited_and_removed(frame, two_workers,
         epochs=1,
     )
     assert fit.getTransformationRemovedFields() == ["w"]
-    assert fit.fit(frame).getFeatureColumns() == ["x", "a", "c"]
+    # transform() reads the columns of the data, not those of a training batch.
+    assert fit.fit(frame).getFeatureColumns() == ["x", "a", "c", "w"]
     assert (tmp_path / "seen").read_text() == "['a', 'c', 'x', 'y'] (2, 2) torch.int16"
 
 
@@ -582,3 +583,51 @@ def test_no_code_in_the_best_checkpoint_is_executed(frame, one_worker, tmp_path)
     with pytest.raises(WorkerFailedError, match=r"not plain data: 'state_dict' holds (__builtin__|builtins)\.exec"):
         estimator(one_worker, callbacks=[best, Replaces()], **given).fit(frame)
     assert not (tmp_path / "executed").exists()
+
+
+def test_the_columns_of_a_batch_are_not_those_that_transform_reads(frame, two_workers):
+    class Packed(Net):
+        def training_step(self, batch, batch_idx):
+            assert sorted(batch) == ["inputs", "target"]
+            x, a = batch["inputs"].split([4, 1], dim=1)
+            return F.mse_loss(self(x, a).flatten(), batch["target"])
+
+    def pack(row):
+        return {"inputs": np.append(row["x"], row["a"]).astype("float32"), "target": row["y"]}
+
+    model = estimator(
+        two_workers, Packed(), transformation_fn=pack, transformation_removed_fields=["x", "a", "y"], epochs=1
+    ).fit(frame)
+    assert (model.getFeatureColumns(), model.getLabelColumns()) == (["x", "a"], ["y"])
+    assert np.isfinite(model.transform(frame)["y__output"]).all()
+
+
+@pytest.mark.parametrize("hook", ["configure_model", "setup"])
+def test_layers_that_a_hook_makes_are_in_the_fitted_model(frame, two_workers, hook):
+    class Late(Net):
+        def __init__(self):
+            super().__init__()
+            self.first = None
+
+        def make(self, stage=None):
+            if self.first is None:
+                torch.manual_seed(0)
+                self.first = torch.nn.Linear(5, 8)
+
+    setattr(Late, hook, Late.make)
+    model = estimator(two_workers, Late()).fit(frame)
+    assert difference(model, estimator(two_workers).fit(frame)) < 1e-6
+    assert np.isfinite(model.transform(frame)["y__output"]).all()
+
+
+def test_layers_that_cannot_be_made_again_are_named_before_training(frame, one_worker):
+    class NeedsTrainer(Net):
+        def setup(self, stage):
+            self.more = torch.nn.Linear(1, self.trainer.max_epochs)
+
+    with pytest.raises(WorkerFailedError, match=r"other weights .*more\.bias, more\.weight"):
+        estimator(one_worker, NeedsTrainer(), max_restarts=0).fit(frame)
+    lazy = Net()
+    lazy.last = torch.nn.LazyLinear(1)
+    with pytest.raises(ValueError, match=r"last\.weight, last\.bias have no shape yet, as in LazyLinear"):
+        estimator(one_worker, lazy).fit(frame)
