@@ -4,6 +4,9 @@
 
     RuntimeError
     ├── HorovodInternalError        a collective failed; an elastic job restores and goes on
+    │   ├── RanksDisagreeError      the ranks asked for different things under one name; the world goes on
+    │   ├── JoinUnsupportedError    a rank has joined, and the operation needs data of every rank; the world goes on
+    │   └── WorldEndedError         a rank died, failed or shut down: every later operation fails too
     ├── GradientChangedError        a gradient was changed or replaced before it was reduced
     ├── HostsUpdatedInterrupt       the set of hosts changed; an elastic job re-initialises
     └── LaunchError                 workers could not be started or did not finish
@@ -38,6 +41,18 @@ DUPLICATE_NAME_TEXT = (
 
 class HorovodInternalError(RuntimeError):
     """A collective failed: a peer died, the ranks disagreed, or the job was shut down."""
+
+
+class RanksDisagreeError(HorovodInternalError):
+    """The ranks asked for different things under one name, e.g. tensors of different shapes; the world goes on."""
+
+
+class JoinUnsupportedError(HorovodInternalError):
+    """A rank has joined, and the operation needs data of every rank; the world goes on."""
+
+
+class WorldEndedError(HorovodInternalError):
+    """The world has ended, because a rank died, failed or shut down: every later operation fails too."""
 
 
 class GradientChangedError(RuntimeError):

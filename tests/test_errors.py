@@ -20,6 +20,9 @@ from hvd_cluster.errors import (
 
 ONE_OF_EACH = [
     HorovodInternalError("gone"),
+    errors.RanksDisagreeError("Mismatched data types"),
+    errors.JoinUnsupportedError("Allgather is not supported with Join at this time."),
+    errors.WorldEndedError("Horovod has been shut down."),
     HostsUpdatedInterrupt(skip_sync=True),
     HorovodVersionMismatchError("torch", "2.0", "2.13"),
     NotInitializedError(),
@@ -50,6 +53,9 @@ def test_an_error_arrives_whole_from_another_process(error: Exception) -> None:
 def test_programs_that_catch_the_builtin_kind_catch_ours() -> None:
     for ours, builtin in [
         (HorovodInternalError, RuntimeError),
+        (errors.RanksDisagreeError, HorovodInternalError),
+        (errors.JoinUnsupportedError, HorovodInternalError),
+        (errors.WorldEndedError, HorovodInternalError),
         (HostsUpdatedInterrupt, RuntimeError),
         (HorovodVersionMismatchError, ImportError),
         (NotInitializedError, ValueError),

@@ -25,7 +25,13 @@ from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
 from hvd_cluster.engine.world import World
-from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
+from hvd_cluster.errors import (
+    SHUT_DOWN_TEXT,
+    HorovodInternalError,
+    JoinUnsupportedError,
+    RanksDisagreeError,
+    WorldEndedError,
+)
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -314,7 +320,8 @@ class Loop:
         elif isinstance(decision, Refuse):
             request = self._mailbox.decide(decision.key)
             if request is not None:
-                request.handle.fail(HorovodInternalError(decision.text))
+                kind = RanksDisagreeError if decision.is_disagreement else JoinUnsupportedError
+                request.handle.fail(kind(decision.text))
         elif isinstance(decision, JoinDone):
             self._mailbox.unjoin()
             if self._join_handle is not None:
@@ -473,12 +480,12 @@ class Loop:
             # Before the waiters wake: they may write the tensors that a transport still works on.
             self.transports.abort()
         finally:
-            self._queues.fail(lambda: HorovodInternalError(text))
+            self._queues.fail(lambda: WorldEndedError(text))
             for request in self._deciding:
-                request.handle.fail(HorovodInternalError(text))
+                request.handle.fail(WorldEndedError(text))
 
     def _fail_pending(self, text: str) -> None:
         self._mailbox.end(text)
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
-            handle.fail(HorovodInternalError(text))
+            handle.fail(WorldEndedError(text))

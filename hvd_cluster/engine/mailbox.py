@@ -12,7 +12,7 @@ from typing import Any
 
 from hvd_cluster.engine.request import Handle, Key, Request
 from hvd_cluster.engine.timer import Timer
-from hvd_cluster.errors import DUPLICATE_NAME_TEXT, HorovodInternalError
+from hvd_cluster.errors import DUPLICATE_NAME_TEXT, WorldEndedError
 
 #: What to do besides requests: ("join", (handle, device)), ("leave", None), ("timeline", arguments), ("abort", text).
 Command = tuple[str, Any]
@@ -58,12 +58,12 @@ class Mailbox:
 
         Raises:
             ValueError: one of this name is not done yet.
-            HorovodInternalError: the world has ended.
+            WorldEndedError: the world has ended.
         """
         key = request.key
         with self._lock:
             if self._end is not None:
-                raise HorovodInternalError(self._end)
+                raise WorldEndedError(self._end)
             if self._has_joined:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
             if key in self._pending or key in self._in_use:
@@ -79,7 +79,7 @@ class Mailbox:
             if self._has_joined:
                 raise ValueError("join() was called while another join() of this rank is under way")
             if self._end is not None:
-                handle.fail(HorovodInternalError(self._end))
+                handle.fail(WorldEndedError(self._end))
                 return
             self._has_joined = True
             self._commands.append(("join", (handle, device)))
@@ -199,7 +199,7 @@ class Mailbox:
             self._pending.clear()
             self._submitted.clear()
         for handle in failing:
-            handle.fail(HorovodInternalError(text))
+            handle.fail(WorldEndedError(text))
 
     def abandon(self) -> None:
         """Give back the bell in a forked child, where another thread's hold on the lock would never end."""

@@ -88,6 +88,8 @@ class Refuse:
 
     key: Key
     text: str
+    #: The ranks asked for different things; else a rank has joined, and the operation does not allow that.
+    is_disagreement: bool = True
 
 
 @dataclass(frozen=True)

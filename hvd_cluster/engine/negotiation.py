@@ -243,9 +243,9 @@ class Negotiator:
         num_cached = len(self._definitions)
         for key in self._take_ready():
             notes = self._notes[key]
-            text = self._objection(key, notes)
-            if text is not None:
-                entries.append(Refuse(key, text))
+            refusal = self._objection(key, notes)
+            if refusal is not None:
+                entries.append(refusal)
                 continue
             signature = notes.witnesses[0].signature
             id = self._ids.get(key)
@@ -379,13 +379,13 @@ class Negotiator:
             return CachedReport(id, first.rank, notes.joined)
         return Report(key, tuple(notes.witnesses), notes.joined)
 
-    def _objection(self, key: Key, notes: _Notes) -> str | None:
+    def _objection(self, key: Key, notes: _Notes) -> Refuse | None:
         first = notes.witnesses[0]
         if len(notes.witnesses) > 1:
             other = notes.witnesses[1]
-            return explain(key, first.signature, first.rank, other.signature, other.rank)
+            return Refuse(key, explain(key, first.signature, first.rank, other.signature, other.rank))
         if notes.joined and first.signature.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
-            return not_with_join(key, first.signature.kind)
+            return Refuse(key, not_with_join(key, first.signature.kind), is_disagreement=False)
         return None
 
     def _is_noted(self, id: int) -> bool:

@@ -5,7 +5,8 @@ Their tensors reach this file as torch tensors over the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,6 +31,9 @@ from hvd_cluster.engine.untraced import keep_untraced
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 Tensors = list[torch.Tensor]
+
+#: The last error of a collective that a callback of a compiled step has raised.
+_kept: list[HorovodInternalError] = []
 
 _REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 #: These are only moved.
@@ -238,6 +242,24 @@ def running_engine() -> Engine:
         return basics.engine()
     except NotInitializedError as error:
         raise HorovodInternalError(str(error)) from None
+
+
+@contextmanager
+def keep_error() -> Iterator[None]:
+    """Keep the error of a collective that is raised inside, for :func:`take_kept_error`.
+
+    For what TensorFlow or JAX calls back from a compiled step: of an error their runtimes pass on the text only.
+    """
+    try:
+        yield
+    except HorovodInternalError as error:
+        _kept[:] = [error.with_traceback(None)]
+        raise
+
+
+def take_kept_error() -> HorovodInternalError | None:
+    """The error that a collective in a compiled step raised since this was last called, or None."""
+    return _kept.pop() if _kept else None
 
 
 def _require_process_set(process_set: object) -> None:

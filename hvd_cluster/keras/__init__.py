@@ -40,7 +40,7 @@ from hvd_cluster.engine.process_sets import (
     remove_process_set,
 )
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import HorovodInternalError, JoinUnsupportedError, RanksDisagreeError, WorldEndedError
 from hvd_cluster.keras import callbacks, elastic
 from hvd_cluster.keras.compression import Compression
 from hvd_cluster.keras.models import load_model
@@ -63,12 +63,15 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "JoinUnsupportedError",
     "Max",
     "Min",
     "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
+    "RanksDisagreeError",
     "Sum",
+    "WorldEndedError",
     "add_process_set",
     "allgather",
     "allgather_object",

@@ -17,13 +17,25 @@ from typing import Any
 import cloudpickle
 
 from hvd_cluster import errors
-from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
+from hvd_cluster.errors import (
+    HorovodInternalError,
+    JoinUnsupportedError,
+    LaunchError,
+    RanksDisagreeError,
+    WorkerFailedError,
+    WorldEndedError,
+)
 from hvd_cluster.launch.origin import is_ours, is_users
 
 logger = logging.getLogger(__name__)
 
 #: What the network libraries say on a rank whose peer has gone; such an error is an echo of the peer's failure.
 _ECHO_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
+
+#: Failed collectives that are a failure of the program's own, and not news of another rank's.
+_CAUSES = (RanksDisagreeError, JoinUnsupportedError)
+#: How Python's last line calls the others.
+_ECHO_NAMES = frozenset({HorovodInternalError.__name__, WorldEndedError.__name__})
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,8 @@ class ErrorReport:
     traceback_text: str
     #: The exception, cloudpickled; None if it cannot be.
     pickled: bytes | None = None
+    #: The worker only noticed that another one had ended the world.
+    is_echo: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
@@ -49,7 +63,8 @@ class ErrorReport:
             message = str(error)
         except Exception as broken:  # noqa: BLE001 - so does __str__
             message = f"<its __str__ raised {type(broken).__name__}>"
-        return cls(_name_of(type(error)), message, _traceback_text(error), pickled)
+        is_echo = isinstance(error, HorovodInternalError) and not isinstance(error, _CAUSES)
+        return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_echo)
 
     def exception(self) -> BaseException | None:
         """The exception itself, or None where its class or its arguments do not survive the journey."""
@@ -97,10 +112,8 @@ class Outcome:
         if self.error is None:
             # A command: all that is known of its error is what Python wrote last.
             last = self.output_tail.rpartition("\n")[2]
-            return self.exit_code == 1 and HorovodInternalError.__name__ in last.partition(":")[0]
-        if self.error.type_name.rpartition(".")[2] == HorovodInternalError.__name__:
-            return True
-        return any(text in self.error.message for text in _ECHO_TEXTS)
+            return self.exit_code == 1 and last.partition(":")[0].rpartition(".")[2] in _ECHO_NAMES
+        return self.error.is_echo or any(text in self.error.message for text in _ECHO_TEXTS)
 
     @property
     def is_own_fault(self) -> bool:

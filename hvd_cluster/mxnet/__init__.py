@@ -34,7 +34,7 @@ from hvd_cluster.engine.basics import (
     stop_timeline,
 )
 from hvd_cluster.engine.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import HorovodInternalError, JoinUnsupportedError, RanksDisagreeError, WorldEndedError
 from hvd_cluster.mxnet.compression import Compression
 from hvd_cluster.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters
 from hvd_cluster.mxnet.ops import (
@@ -67,11 +67,14 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedTrainer",
     "HorovodInternalError",
+    "JoinUnsupportedError",
     "Max",
     "Min",
     "ProcessSet",
     "Product",
+    "RanksDisagreeError",
     "Sum",
+    "WorldEndedError",
     "add_process_set",
     "allgather",
     "allgather_object",

@@ -41,7 +41,7 @@ from hvd_cluster.engine.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import HorovodInternalError, JoinUnsupportedError, RanksDisagreeError, WorldEndedError
 from hvd_cluster.tensorflow import elastic
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.functions import (
@@ -88,13 +88,16 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "JoinUnsupportedError",
     "Max",
     "Min",
     "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
+    "RanksDisagreeError",
     "Sum",
     "SyncBatchNormalization",
+    "WorldEndedError",
     "add_process_set",
     "allgather",
     "allgather_object",

@@ -28,8 +28,8 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from hvd_cluster.engine.engine import Engine
-from hvd_cluster.engine.submission import Waitable, running_engine
-from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
+from hvd_cluster.engine.submission import Waitable, keep_error, running_engine
+from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.order import put_in_order
 
@@ -106,15 +106,17 @@ def refuse_xla(graph: Any) -> None:
 
 
 def _blocking(begin: Begin, arrays: Sequence[Array]) -> list[Array]:
-    return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
+    with keep_error():
+        return [_to_array(result) for result in begin([_from_array(array) for array in arrays], True).wait()]
 
 
 def _begun_and_awaited(
     begin: Begin, inputs: Sequence[tf.Tensor], dtypes: list[tf.DType], v1_graph: Any
 ) -> list[tf.Tensor]:
     def submit(*arrays: Array) -> npt.NDArray[np.int64]:
-        waitable = begin([_from_array(array) for array in arrays], False)
-        engine = running_engine()
+        with keep_error():
+            waitable = begin([_from_array(array) for array in arrays], False)
+            engine = running_engine()
         with _lock:
             # A run that failed in between never awaits what it has begun: its tensors go with its world.
             for left in [number for number, (its_engine, _) in _under_way.items() if its_engine is not engine]:
@@ -126,7 +128,8 @@ def _begun_and_awaited(
     def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
         with _lock:
             _, waitable = _under_way.pop(int(number), (None, _Gone()))
-        return [_to_array(result) for result in waitable.wait()]
+        with keep_error():
+            return [_to_array(result) for result in waitable.wait()]
 
     number = tf.numpy_function(submit, inputs, tf.int64)
     if not hasattr(v1_graph, "_hvd_turn"):
@@ -142,7 +145,7 @@ class _Gone:
     """What was begun in a world that another one has followed."""
 
     def wait(self) -> list[torch.Tensor]:
-        raise HorovodInternalError(SHUT_DOWN_TEXT)
+        raise WorldEndedError(SHUT_DOWN_TEXT)
 
 
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:

@@ -13,23 +13,39 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError, NotInitializedError
+from hvd_cluster import errors
+from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 
 class InvalidRequestError(tf.errors.InvalidArgumentError, ValueError):
     """The arguments, or the type or the name of a tensor, cannot be used."""
 
 
-class RanksDisagreeError(tf.errors.FailedPreconditionError, HorovodInternalError):
-    """The ranks asked for different things under one name, or the operation cannot be carried out as things stand."""
+class RequestFailedError(tf.errors.FailedPreconditionError, HorovodInternalError):
+    """The operation cannot be carried out now, e.g. before ``hvd.init()``."""
+
+
+class RanksDisagreeError(tf.errors.FailedPreconditionError, errors.RanksDisagreeError):
+    """The ranks asked for different things under one name."""
+
+
+class JoinUnsupportedError(tf.errors.FailedPreconditionError, errors.JoinUnsupportedError):
+    """A rank has joined, and the operation needs data of every rank."""
 
 
 class UninitializedError(tf.errors.FailedPreconditionError, NotInitializedError):
     """A question after rank or size before ``hvd.init()``."""
 
 
-class WorldEndedError(tf.errors.UnknownError, HorovodInternalError):
+class WorldEndedError(tf.errors.UnknownError, errors.WorldEndedError):
     """The job has ended: a rank died or shut down."""
+
+
+_KINDS: dict[type[HorovodInternalError], Any] = {
+    errors.WorldEndedError: WorldEndedError,
+    errors.RanksDisagreeError: RanksDisagreeError,
+    errors.JoinUnsupportedError: JoinUnsupportedError,
+}
 
 
 @contextmanager
@@ -41,7 +57,7 @@ def as_tensorflow_errors() -> Iterator[None]:
     except tf.errors.OpError:
         raise
     except HorovodInternalError as error:
-        kind = WorldEndedError if SHUT_DOWN_TEXT in str(error) else RanksDisagreeError
+        kind = next((theirs for ours, theirs in _KINDS.items() if isinstance(error, ours)), RequestFailedError)
         raise kind(None, None, str(error)) from error
     except NotImplementedError:
         raise
@@ -50,8 +66,3 @@ def as_tensorflow_errors() -> Iterator[None]:
         raise kind(None, None, str(error)) from error
     except ValueError as error:
         raise InvalidRequestError(None, None, str(error)) from error
-
-
-def was_world_ended(error: BaseException) -> bool:
-    """Whether an error out of a graph is one of a collective that failed because the job did."""
-    return isinstance(error, tf.errors.OpError) and HorovodInternalError.__name__ in str(error)

@@ -32,7 +32,13 @@ from hvd_cluster.engine.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from hvd_cluster.errors import GradientChangedError, HorovodInternalError
+from hvd_cluster.errors import (
+    GradientChangedError,
+    HorovodInternalError,
+    JoinUnsupportedError,
+    RanksDisagreeError,
+    WorldEndedError,
+)
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import (
@@ -87,12 +93,15 @@ __all__ = [
     "DistributedOptimizer",
     "GradientChangedError",
     "HorovodInternalError",
+    "JoinUnsupportedError",
     "Max",
     "Min",
     "ProcessSet",
     "Product",
+    "RanksDisagreeError",
     "Sum",
     "SyncBatchNorm",
+    "WorldEndedError",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -11,7 +11,7 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import HorovodInternalError, RanksDisagreeError
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
@@ -171,7 +171,7 @@ class Transfers:
                     self._write_back(sent, result)
             except HorovodInternalError as failure:
                 error = error or failure
-                if str(failure).startswith("Mismatched"):
+                if isinstance(failure, RanksDisagreeError):
                     self.mismatched.append(sent.name)
             self._sent.remove(sent)
         if error is not None:

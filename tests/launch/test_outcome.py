@@ -6,6 +6,7 @@ import threading
 import cloudpickle
 import pytest
 
+from hvd_cluster import errors
 from hvd_cluster.errors import HorovodInternalError, LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.hosts import parse_hosts
@@ -159,3 +160,16 @@ def test_the_traceback_begins_in_the_users_file_and_keeps_the_chain() -> None:
     assert "The above exception was the direct cause" in text
     assert text.count(__file__) == 2
     assert text.index("UnpicklingError") < text.index("LookupError: outer")
+
+
+def test_the_class_of_an_error_tells_news_of_another_failure_from_a_cause() -> None:
+    def outcome(error: Exception) -> Outcome:
+        return Outcome(0, "a", error=ErrorReport.of(error))
+
+    class SaysTheSame(RuntimeError):
+        """An error of the user's, whose text is ours."""
+
+    assert outcome(errors.WorldEndedError("gone")).is_echo
+    assert outcome(errors.HorovodInternalError("gone")).is_echo
+    assert not outcome(errors.RanksDisagreeError("Mismatched data types")).is_echo
+    assert not outcome(SaysTheSame(errors.SHUT_DOWN_TEXT)).is_echo

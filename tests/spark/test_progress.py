@@ -63,7 +63,7 @@ def test_what_fails_after_a_loss_fails_because_of_it() -> None:
 
 
 def test_an_echo_of_a_lost_task_is_not_taken_for_the_cause() -> None:
-    echo = ErrorReport("hvd_cluster.errors.HorovodInternalError", "a peer died", "Traceback ...")
+    echo = ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "Traceback ...", is_echo=True)
     error = _after(*STARTED, Ended(Outcome(0, "a", error=echo, finished_at=2.0)), Lost(1)).failure("stage failed")
     assert str(error).startswith("Rank 1 on host b was lost")
 

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 
 import torch
 
-from hvd_cluster.errors import SHUT_DOWN_TEXT, HorovodInternalError
+from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 
 _PAGE_BYTES = 4096
 #: Views of other ranks' tensors that are kept.
@@ -65,7 +65,7 @@ class Arena:
         num_bytes = -(-count * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
         with self._lock:
             if self._descriptor < 0:
-                raise HorovodInternalError(f"{SHUT_DOWN_TEXT} (its shared memory is gone)")
+                raise WorldEndedError(f"{SHUT_DOWN_TEXT} (its shared memory is gone)")
             self._join_free()
             start = self._take(num_bytes)
             block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from hvd_cluster.elastic.loop import rejoin, run_fn
 from hvd_cluster.elastic.state import ObjectState, State
+from hvd_cluster.engine.submission import take_kept_error
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.keras.elastic.callbacks import (
     CommitStateCallback,
@@ -28,6 +29,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+#: The packages whose errors come out of compiled steps.
+_RUNTIMES = frozenset({"tensorflow", "jax", "jaxlib"})
+
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make a training function survive the loss and the arrival of workers.
@@ -39,11 +43,15 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(func)
     def translated(*args: Any, **kwargs: Any) -> T:
+        take_kept_error()  # an earlier one
         try:
             return func(*args, **kwargs)
-        except Exception as error:  # from a compiled step: an error of TensorFlow's or JAX's own, with the text inside
-            if isinstance(error, HorovodInternalError) or HorovodInternalError.__name__ not in str(error):
+        except Exception as error:
+            # Out of a compiled step comes an error of TensorFlow's or JAX's own.
+            is_runtimes = type(error).__module__.partition(".")[0] in _RUNTIMES
+            failure = take_kept_error() if is_runtimes and not isinstance(error, HorovodInternalError) else None
+            if failure is None:
                 raise
-            raise HorovodInternalError(str(error)) from error
+            raise failure from error
 
     return run_fn(translated, rejoin)

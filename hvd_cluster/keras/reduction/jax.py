@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jax.experimental import io_callback
 
+from hvd_cluster.engine.submission import keep_error
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.keras.values import from_torch, to_torch
 
@@ -23,7 +24,7 @@ class JaxReduction(Reduction):
 
         def carry_out(*arrays: Any) -> tuple[Any, ...]:
             given = [to_torch(np.asarray(array)) for array in arrays]
-            with torch.no_grad():
+            with torch.no_grad(), keep_error():
                 results = self.carry_out(given, groups)
             return tuple(
                 from_torch(result, np.asarray(array).dtype) for result, array in zip(results, arrays, strict=True)

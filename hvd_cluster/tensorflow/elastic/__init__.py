@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from hvd_cluster.elastic.loop import rejoin, run_fn
 from hvd_cluster.elastic.state import ObjectState, State
+from hvd_cluster.engine.submission import take_kept_error
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.tensorflow.elastic.state import TensorFlowKerasState, TensorFlowState
-from hvd_cluster.tensorflow.errors import was_world_ended
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -30,11 +30,13 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(func)
     def translated(*args: Any, **kwargs: Any) -> T:
+        take_kept_error()  # an earlier one
         try:
             return func(*args, **kwargs)
         except tf.errors.OpError as error:
-            if was_world_ended(error) and not isinstance(error, HorovodInternalError):
-                raise HorovodInternalError(str(error)) from error
-            raise
+            failure = None if isinstance(error, HorovodInternalError) else take_kept_error()
+            if failure is None:
+                raise
+            raise failure from error
 
     return run_fn(translated, rejoin)
