@@ -5,7 +5,9 @@ The beginnings of the texts are those that Horovod's users match on.
 
 from __future__ import annotations
 
-from hvd_cluster.engine.signature import Key, Kind, Signature, TensorMeta
+import math
+
+from hvd_cluster.engine.signature import Key, Kind, ReduceOp, Signature, TensorMeta
 
 
 def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_rank: int) -> str:
@@ -15,9 +17,19 @@ def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_r
     return _difference(ours, theirs) + where
 
 
-def not_with_join(key: Key, kind: Kind) -> str:
-    """Why ``kind`` cannot be carried out now that a rank has joined."""
-    return f"{kind.value.capitalize()} is not supported with Join at this time. (tensor {key[1]!r})"
+def not_with_join(key: Key, signature: Signature) -> str | None:
+    """Why a request cannot be carried out now that a rank has joined; None where it can."""
+    where = f" (tensor {key[1]!r})"
+    if signature.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
+        return f"{signature.kind.value.capitalize()} is not supported with Join at this time.{where}"
+    is_whole = signature.prescale and (1 / signature.prescale).is_integer()
+    if signature.op == ReduceOp.PRODUCT and not is_whole and any(_is_integer(meta) for meta in signature.tensors):
+        return (
+            f"Allreduce with op=hvd.Product and prescale_factor={signature.prescale:g} of integers is not supported "
+            f"with Join: a joined rank would have to send {1 / (signature.prescale or math.inf):g}. Scale the tensor "
+            f"before the call.{where}"
+        )
+    return None
 
 
 def _difference(ours: Signature, theirs: Signature) -> str:
@@ -74,6 +86,10 @@ def _tensor_difference(kind: Kind, ours: TensorMeta, theirs: TensorMeta) -> str:
         f"Mismatched {kind.name} CPU/GPU device selection: One rank specified device {ours.device}, "
         f"but another rank specified device {theirs.device}."
     )
+
+
+def _is_integer(tensor: TensorMeta) -> bool:
+    return "int" in tensor.dtype
 
 
 def _shape(tensor: TensorMeta) -> str:

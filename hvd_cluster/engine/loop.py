@@ -20,7 +20,7 @@ from hvd_cluster.engine.messages import Bucket, Close, Decision, Entry, JoinDone
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.queues import Queues
-from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, zeros_for
+from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, neutral_for
 from hvd_cluster.engine.stall import StallInspector
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
@@ -350,7 +350,7 @@ class Loop:
             names = ", ".join(key[1] for key, request in zip(keys, mine, strict=True) if request is None)
             raise RuntimeError(f"all ranks were taken to have submitted {names}, and this one has not")
         requests = [
-            request if request is not None else zeros_for(key, signature, self._join_device)
+            request if request is not None else neutral_for(key, signature, self._join_device)
             for request, (key, signature) in zip(mine, bucket.requests, strict=True)
         ]
         if self.recorder.enabled:

@@ -41,7 +41,7 @@ from hvd_cluster.engine.messages import (
     Up,
     Witness,
 )
-from hvd_cluster.engine.signature import Key, Kind, Signature
+from hvd_cluster.engine.signature import Key, Signature
 from hvd_cluster.engine.tree import Place
 
 #: A node that has nothing to say still tells its parent after so many messages how far it has read the log.
@@ -384,8 +384,9 @@ class Negotiator:
         if len(notes.witnesses) > 1:
             other = notes.witnesses[1]
             return Refuse(key, explain(key, first.signature, first.rank, other.signature, other.rank))
-        if notes.joined and first.signature.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
-            return Refuse(key, not_with_join(key, first.signature.kind), is_disagreement=False)
+        text = not_with_join(key, first.signature) if notes.joined else None
+        if text is not None:
+            return Refuse(key, text, is_disagreement=False)
         return None
 
     def _is_noted(self, id: int) -> bool:

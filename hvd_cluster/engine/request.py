@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -215,11 +216,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 _NAMES: dict[torch.dtype, str] = {}
 
 
-def zeros_for(key: Key, signature: Signature, gpu: int) -> Request:
-    """What a joined rank contributes to a request that it has not submitted."""
+def neutral_for(key: Key, signature: Signature, gpu: int) -> Request:
+    """What a joined rank contributes to a request that it has not submitted: nothing that changes the result."""
     tensors = [
-        torch.zeros(
+        torch.full(
             meta.shape,
+            _neutral(signature.op, element_dtype(meta.dtype), signature.prescale),
             dtype=element_dtype(meta.dtype),
             device=torch.device(meta.device, gpu) if meta.device == "cuda" and gpu >= 0 else torch.device(meta.device),
         )
@@ -233,6 +235,23 @@ def zeros_for(key: Key, signature: Signature, gpu: int) -> Request:
         outputs=tensors,
         finish=lambda _: None,
         handle=Handle(),
-        # The zeros are written by this thread's stream, behind whatever else it has to do.
+        # The tensors are written by this thread's stream, behind whatever else it has to do.
         ready_event=recorded_event(tensors),
     )
+
+
+def _neutral(op: ReduceOp, dtype: torch.dtype, prescale: float) -> float:
+    """What changes no result of ``op``, once it is multiplied by ``prescale``: 0, 1, an infinity or a limit."""
+    if op == ReduceOp.PRODUCT:
+        return 1 / prescale if prescale else 1
+    if op not in (ReduceOp.MIN, ReduceOp.MAX):
+        return 0
+    is_upper = (op == ReduceOp.MIN) == (prescale >= 0)
+    if dtype == torch.bool:
+        return is_upper
+    if dtype.is_floating_point:
+        return 0 if prescale == 0 else math.inf if is_upper else -math.inf
+    limits = torch.iinfo(dtype)
+    limit = limits.max if is_upper else limits.min
+    # The product must be a number of this type too.
+    return limit if 0 <= prescale <= 1 else int(max(limit, -limits.max) / max(abs(prescale), 1))

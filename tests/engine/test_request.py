@@ -9,7 +9,8 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe, recorded_event, zeros_for
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature, describe, neutral_for, recorded_event
+from hvd_cluster.engine.scaling import copy_scaled
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.transport import Finished, Work
@@ -93,10 +94,34 @@ def test_the_zeros_of_a_joined_rank_are_written_before_they_are_sent() -> None:
         torch.full((1 << 20,), 7.0, device=device)
     torch.cuda._sleep(200_000_000)
     signature = Signature(Kind.ALLREDUCE, (describe(torch.empty(1 << 20, device=device)),))
-    request = zeros_for((0, "gradient"), signature, 0)
+    request = neutral_for((0, "gradient"), signature, 0)
     transport = LateTransport(device, 0)
     transport.allreduce = lambda buffer, op: Finished()  # type: ignore[method-assign]
     Execution([request], transport, BufferPool(), Recorder(0, "here"), release=lambda: None).advance(lambda *_: None)
     request.handle.wait()
     assert request.outputs[0].abs().sum().item() == 0.0
     assert request.ready_event is not None
+
+
+def test_what_a_joined_rank_sends_stays_neutral_when_it_is_scaled() -> None:
+    dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32]
+    for dtype in dtypes:
+        own = torch.tensor([1, 4, 100]).to(dtype)
+        for op, combine in ((ReduceOp.MIN, torch.minimum), (ReduceOp.MAX, torch.maximum), (ReduceOp.SUM, torch.add)):
+            for prescale in (1.0, 0.25, 1.25) if dtype == torch.uint8 else (1.0, 0.25, 1.25, -0.25, -1.0):
+                signature = Signature(Kind.ALLREDUCE, (describe(own),), op, prescale=prescale)
+                (sent,) = neutral_for((0, "x"), signature, -1).inputs
+                copy_scaled(sent, sent, prescale)
+                scaled = torch.empty_like(own)
+                copy_scaled(scaled, own, prescale)
+                assert combine(scaled, sent).equal(scaled), (dtype, op, prescale)
+
+
+def test_a_product_with_a_joined_rank_is_that_of_the_others() -> None:
+    for dtype, prescale in ((torch.float32, 4.0), (torch.int32, 0.5), (torch.int32, 1.0), (torch.bool, 1.0)):
+        signature = Signature(
+            Kind.ALLREDUCE, (describe(torch.empty(2, dtype=dtype)),), ReduceOp.PRODUCT, prescale=prescale
+        )
+        (sent,) = neutral_for((0, "x"), signature, -1).inputs
+        copy_scaled(sent, sent, prescale)
+        assert sent.tolist() == [1, 1]
