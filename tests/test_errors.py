@@ -23,6 +23,7 @@ ONE_OF_EACH = [
     errors.RanksDisagreeError("Mismatched data types"),
     errors.JoinUnsupportedError("Allgather is not supported with Join at this time."),
     errors.WorldEndedError("Horovod has been shut down."),
+    errors.GradientChangedError("the gradient of weight was changed"),
     HostsUpdatedInterrupt(skip_sync=True),
     HorovodVersionMismatchError("torch", "2.0", "2.13"),
     NotInitializedError(),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import select
 import threading
-from collections import Counter
 from contextlib import ExitStack
 
 import torch
@@ -20,7 +19,7 @@ from hvd_cluster.engine.baton import Baton
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
 from hvd_cluster.engine.loop import FAREWELL_S, Loop
-from hvd_cluster.engine.mailbox import Mailbox
+from hvd_cluster.engine.mailbox import Mailbox, SerialNumber
 from hvd_cluster.engine.neighbours import NeighbourGone
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
@@ -48,8 +47,6 @@ class Engine:
         self.process_sets = process_sets
         self._settings = settings
         self._rank = world.topology.rank
-        self._numbers: Counter[tuple[int, str]] = Counter()
-        self._numbers_lock = threading.RLock()
         self._alone: _Alone | None = None
         self._baton: Baton | None = None
         cycle_time_ms = settings.cycle_time_ms
@@ -105,6 +102,7 @@ class Engine:
                 "process set."
             )
         if self._alone is not None:
+            self._mailbox.name(request)
             self._alone.carry_out(request)
         else:
             self._mailbox.submit(request, is_waited_for=is_waited_for)
@@ -141,18 +139,9 @@ class Engine:
             self._mailbox.join(handle, device)
         return handle
 
-    def next_number(self, process_set_id: int, family: str) -> int:
-        """The next number of unnamed operations of one family; a new world counts anew, on all ranks alike."""
-        with self._numbers_lock:
-            number = self._numbers[process_set_id, family]
-            self._numbers[process_set_id, family] += 1
-            return number
-
-    def return_number(self, process_set_id: int, family: str, number: int) -> None:
-        """An operation was refused on this rank and took no part: its number goes to the next one."""
-        with self._numbers_lock:
-            if self._numbers[process_set_id, family] == number + 1:
-                self._numbers[process_set_id, family] = number
+    def next_number(self, process_set_id: int, family: str) -> SerialNumber:
+        """The next number of unnamed operations of one family."""
+        return self._mailbox.next_number(process_set_id, family)
 
     def note_span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
         """For the timeline: something outside the engine went on between two times of ``time.monotonic()``."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvd_cluster.engine.request import Handle, Key, Request
 from hvd_cluster.engine.timer import Timer
@@ -19,6 +19,19 @@ Command = tuple[str, Any]
 
 #: In a stream of operations that are waited for, each begins sooner than this after the last one.
 _REST_S = 0.01
+
+
+class SerialNumber(NamedTuple):
+    """Where an unnamed operation stands among those of its family; equal on all ranks that take part in it.
+
+    A rank that joins early makes fewer operations than the others, so the count restarts when all have joined.
+    """
+
+    num_joins: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"join{self.num_joins}.{self.number}" if self.num_joins else str(self.number)
 
 
 class Mailbox:
@@ -32,6 +45,9 @@ class Mailbox:
         # A signal handler may submit while its own thread is in here.
         self._lock = threading.RLock()
         self._has_joined = False
+        self._num_joins = 0
+        #: How many unnamed operations there were since the last join, by process set and family.
+        self._numbers: Counter[tuple[int, str]] = Counter()
         self._pending: dict[Key, Request] = {}
         #: Decided, and being carried out: their tensors are in use.
         self._in_use: set[Key] = set()
@@ -60,18 +76,33 @@ class Mailbox:
             ValueError: one of this name is not done yet.
             WorldEndedError: the world has ended.
         """
-        key = request.key
         with self._lock:
             if self._end is not None:
                 raise WorldEndedError(self._end)
             if self._has_joined:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
+            # Only what is accepted takes a number: an operation that one rank alone refuses shifts none.
+            self.name(request)
+            key = request.key
             if key in self._pending or key in self._in_use:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
             self._pending[key] = request
             self._submitted.append(request)
             if not is_waited_for:
                 self.cycle.start()
+
+    def name(self, request: Request) -> None:
+        """Complete the name of an unnamed request."""
+        if request.is_unnamed:
+            request.name = f"{request.name}.{self.next_number(request.process_set_id, request.name)}"
+            request.is_unnamed = False
+
+    def next_number(self, process_set_id: int, family: str) -> SerialNumber:
+        """The next number of unnamed operations of one family; a new world restarts the count, on all ranks alike."""
+        with self._lock:
+            number = self._numbers[process_set_id, family]
+            self._numbers[process_set_id, family] += 1
+            return SerialNumber(self._num_joins, number)
 
     def join(self, handle: Handle, device: int) -> None:
         """Hand in that this rank has run out of data; raises ``ValueError`` when it has said so already."""
@@ -184,8 +215,10 @@ class Mailbox:
             return [self._pending.pop(key) for key in list(self._pending) if key[0] == process_set_id]
 
     def unjoin(self) -> None:
-        """All ranks have joined: this one may submit again."""
+        """All ranks have joined: this one may submit again, and counts unnamed operations from 0."""
         with self._lock:
+            self._num_joins += 1
+            self._numbers.clear()
             self._has_joined = False
 
     def end(self, text: str) -> None:

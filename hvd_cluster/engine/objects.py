@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -10,7 +11,16 @@ import torch
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Kind
 from hvd_cluster.engine.submission import Collective, next_number, running_engine
+from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.rendezvous.secret import sign, verify
+
+
+@dataclass(frozen=True)
+class _Unpicklable:
+    """Sent in place of an object that cannot be pickled: the other ranks wait for something."""
+
+    rank: int
+    text: str
 
 
 def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
@@ -26,15 +36,18 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: Pr
         ``obj`` itself on the root, a copy elsewhere.
 
     Raises:
-        HorovodInternalError: the job has ended.
+        HorovodInternalError: the job has ended, or the root could not pickle its object, where it raises its own error.
     """
-    label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
     is_root = running_engine().world.topology.rank == root_rank
-    data = _to_bytes(obj, label) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
+    pickled, failure = _pickle(obj) if is_root else (b"", None)
+    label = name if name is not None else f"object.{next_number(process_set, 'broadcast_object')}"
+    data = _signed(pickled, label) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
     collective = Collective(kind=Kind.BROADCAST, process_set=process_set, root=root_rank)
     (size,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()], device="cpu")]).wait()
     room = data if is_root else torch.empty(int(size), dtype=torch.uint8, device="cpu")
     (sent,) = collective.named(f"{label}.t").begin([room]).wait()
+    if failure is not None:
+        raise failure
     return obj if is_root else _from_bytes(sent, label)
 
 
@@ -47,21 +60,36 @@ def allgather_object(obj: Any, name: str | None, process_set: ProcessSet) -> lis
         process_set: whose ranks take part.
 
     Raises:
-        HorovodInternalError: the job has ended.
+        HorovodInternalError: the job has ended, or a rank could not pickle its object, where it raises its own error.
     """
+    pickled, failure = _pickle(obj)
     label = name if name is not None else f"object.{next_number(process_set, 'allgather_object')}"
-    data = _to_bytes(obj, label)
+    data = _signed(pickled, label)
     collective = Collective(kind=Kind.ALLGATHER, process_set=process_set)
     (sizes,) = collective.named(f"{label}.sz").begin([torch.tensor([data.numel()], device="cpu")]).wait()
     (gathered,) = collective.named(f"{label}.t").begin([data]).wait()
+    if failure is not None:
+        raise failure
     return [_from_bytes(part, label) for part in gathered.split(sizes.tolist())]
 
 
-def _to_bytes(obj: Any, label: str) -> torch.Tensor:
-    """``obj`` as signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
-    signed = sign(running_engine().world.topology.secret, label, cloudpickle.dumps(obj))
+def _pickle(obj: Any) -> tuple[bytes, Exception | None]:
+    """``obj``, or the news that it cannot be pickled, and the error then."""
+    try:
+        return cloudpickle.dumps(obj), None
+    except Exception as error:  # noqa: BLE001 - pickling runs user code, which may raise anything
+        rank = running_engine().world.topology.rank
+        return cloudpickle.dumps(_Unpicklable(rank, f"{type(error).__name__}: {error}")), error
+
+
+def _signed(pickled: bytes, label: str) -> torch.Tensor:
+    """Signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
+    signed = sign(running_engine().world.topology.secret, label, pickled)
     return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
 
 
 def _from_bytes(data: torch.Tensor, label: str) -> Any:
-    return cloudpickle.loads(verify(running_engine().world.topology.secret, label, data.numpy().tobytes()))
+    obj = cloudpickle.loads(verify(running_engine().world.topology.secret, label, data.numpy().tobytes()))
+    if isinstance(obj, _Unpicklable):
+        raise HorovodInternalError(f"rank {obj.rank} could not pickle its object: {obj.text}")
+    return obj

@@ -156,6 +156,8 @@ class Request:
     ready_event: torch.cuda.Event | None = None
     #: What the timeline calls the tensors, where the request's own name does not say it.
     labels: Sequence[str] = ()
+    #: The user has not named it: ``name`` is a beginning, to which a number is added when it is submitted.
+    is_unnamed: bool = False
 
     @property
     def key(self) -> Key:

@@ -14,6 +14,7 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.mailbox import SerialNumber
 from hvd_cluster.engine.parts import parts
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import (
@@ -83,8 +84,33 @@ class Collective:
         engine = running_engine()
         set_id = process_set_id(self.process_set)
         kind = self.kind
+        self.check(tensors)
+        metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
+        handle = Handle(engine.drive)
+        request = Request(
+            f"{kind.value}.{'noname' if self.name is None else self.name}",
+            set_id,
+            Signature(kind, metas, self.op, self.root, float(self.prescale), float(self.postscale)),
+            list(tensors),
+            [],
+            _unchanged,
+            handle,
+            splits,
+            ready_event=recorded_event(tensors),
+            is_unnamed=self.name is None,
+        )
+        return engine.submit(request, is_waited_for=is_waited_for)
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse what cannot be submitted.
+
+        Raises:
+            ValueError: an element type, the root, or a combination of arguments is not supported.
+            HorovodInternalError: a tensor has no dimension to gather or scatter.
+        """
+        kind = self.kind
         if kind in _ROWED_KINDS and any(tensor.dim() == 0 for tensor in tensors):
-            rank = engine.world.topology.rank
+            rank = basics.rank()
             raise HorovodInternalError(f"Rank {rank} tried to {kind.name} a rank-zero tensor. ({self.name})")
         supported = REDUCED_DTYPES if kind in _REDUCING_KINDS else _MOVED_DTYPES
         wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
@@ -94,27 +120,6 @@ class Collective:
             check_root(self.root, self.process_set)
         if kind in _REDUCING_KINDS:
             check_reduction(tensors, self.op, self.prescale, self.postscale, self.process_set)
-        metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
-        number = engine.next_number(set_id, kind.value) if self.name is None else -1
-        handle = Handle(engine.drive)
-        request = Request(
-            f"{kind.value}.noname.{number}" if self.name is None else f"{kind.value}.{self.name}",
-            set_id,
-            Signature(kind, metas, self.op, self.root, float(self.prescale), float(self.postscale)),
-            list(tensors),
-            [],
-            _unchanged,
-            handle,
-            splits,
-            ready_event=recorded_event(tensors),
-        )
-        try:
-            engine.submit(request, is_waited_for=is_waited_for)
-        except (ValueError, HorovodInternalError):
-            if self.name is None:
-                engine.return_number(set_id, kind.value, number)
-            raise
-        return handle
 
     def begin_parts(
         self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, groups: Sequence[Sequence[int]] = ()
@@ -129,6 +134,7 @@ class Collective:
         plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
         base = self.name
         if base is None and len(plan) > 1:
+            self.check(tensors)  # what this rank alone refuses must take no number
             base = f"parts.{next_number(self.process_set, f'{self.kind.value}.parts')}"
         handles = [
             self.named(base if len(plan) == 1 else f"{base}.{number}").begin(
@@ -296,7 +302,7 @@ def member_index(process_set: ProcessSet) -> int:
     return members(process_set).index(running_engine().world.topology.rank)
 
 
-def next_number(process_set: ProcessSet, family: str) -> int:
+def next_number(process_set: ProcessSet, family: str) -> SerialNumber:
     """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
     return running_engine().next_number(process_set_id(process_set), family)
 

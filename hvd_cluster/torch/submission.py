@@ -49,6 +49,7 @@ def submit(
     finish: Callable[[list[torch.Tensor]], Any],
     is_waited_for: bool = False,
     labels: Sequence[str] = (),
+    unnamed: str = "noname",
 ) -> int:
     """Hand tensors to the engine.
 
@@ -68,6 +69,7 @@ def submit(
         finish: makes the value of the handle out of the results.
         is_waited_for: the caller waits for the handle next, so nobody else need see to it.
         labels: what the timeline calls the tensors, where the request's name does not say it.
+        unnamed: the family that an operation without a name is numbered in.
 
     Returns:
         A handle for :func:`synchronize` and :func:`poll`.
@@ -85,10 +87,9 @@ def submit(
     metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
     signature = Signature(kind, metas, op, root, float(prescale), float(postscale), wire=_name(wire), members=members)
     prefix = _PREFIXES[kind]
-    number = engine.next_number(set_id, prefix) if name is None else -1
     handle = Handle(engine.drive)
     request = Request(
-        f"{prefix}.noname.{number}" if name is None else f"{prefix}.{name}",
+        f"{prefix}.{unnamed if name is None else name}",
         set_id,
         signature,
         data,
@@ -98,14 +99,9 @@ def submit(
         splits,
         ready_event=recorded_event(data),
         labels=labels,
+        is_unnamed=name is None,
     )
-    try:
-        engine.submit(request, is_waited_for=is_waited_for)
-    except (ValueError, HorovodInternalError):
-        if name is None:
-            engine.return_number(set_id, prefix, number)
-        raise
-    return keep(handle)
+    return keep(engine.submit(request, is_waited_for=is_waited_for))
 
 
 def keep(handle: Handle) -> int:

@@ -213,7 +213,8 @@ def _reduced(sums: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
 def _name(pass_: str, tensor: torch.Tensor, process_set: ProcessSet) -> str:
     """A name that comes again with the same shape: what was agreed on once is agreed on faster."""
     family = f"sync_batch_norm.{pass_}.{tensor.shape[1]}.{tensor.dtype}"
-    return f"{family}.{next_number(process_set, family) % _NUM_NAMES}"
+    serial = next_number(process_set, family)
+    return f"{family}.{serial._replace(number=serial.number % _NUM_NAMES)}"
 
 
 def _per_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_hosts import JOIN, LEAVE, ODD, SUM, SimulatedHosts, SimulatedRank, Step, rang
+from simulated_hosts import JOIN, LEAVE, ODD, SUM, Numbers, SimulatedHosts, SimulatedRank, Step, rang
 from simulated_tree import SimulatedWorld, decided
 
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Ready, Refuse
@@ -30,6 +30,7 @@ Programs = list[list[Step]]
 Sets = dict[int, frozenset[int]]
 X, Y, Z = (0, "x", SUM), (0, "y", SUM), (0, "z", SUM)
 ODD_X = (0, "x", ODD)
+UNNAMED = (0, None, SUM)
 #: When a rank dies amid an action: it holds the lock; and is about to write the log, has written it and not said so, or
 #: has written it; or it has given the lock back, and not rung the bells that it wanted to ring.
 IN_THE_LOCK = ("locked", "unwritten", "half written", "written")
@@ -141,7 +142,7 @@ class HostsModel:
             if self._is_gone(node.rank):
                 continue
             own = []
-            first = node.program[0] if node.program else None
+            first = node.numbers.named(node.program[0]) if node.program else None
             if first is not None and not node.has_joined and (isinstance(first, str) or first[:2] not in node.pending):
                 own.append("step")
             if self.awake[node.rank]:
@@ -217,6 +218,7 @@ class HostsModel:
         ranks = [
             (
                 len(node.program),
+                (node.numbers.num_joins, *sorted(node.numbers.counts.items())),
                 tuple((key, request.epoch) for key, request in sorted(node.pending.items())),
                 node.has_joined,
                 len(node.history),
@@ -330,6 +332,7 @@ class TreeModel:
         self.world = SimulatedWorld(hosts, sets, cache)
         self.programs = [deque(program) for program in programs]
         self.has_joined = [False] * len(hosts)
+        self.numbers = [Numbers() for _ in hosts]
         self.pending: list[set[Any]] = [set() for _ in hosts]
         self.seen = [0] * len(hosts)
         self.histories = [node.history for node in self.world.ranks]
@@ -343,7 +346,8 @@ class TreeModel:
                 found.append(("hear of it", rank))
             elif rank == self._mortal:
                 found.append(("die", rank))
-            is_free = program and (isinstance(program[0], str) or program[0][:2] not in self.pending[rank])
+            first = self.numbers[rank].named(program[0]) if program else ""
+            is_free = program and (isinstance(first, str) or first[:2] not in self.pending[rank])
             if is_free and not self.has_joined[rank]:
                 found.append(("step", rank))
         links = [link for link, queue in sorted(self.world.links.items()) if queue]
@@ -380,7 +384,8 @@ class TreeModel:
             self.world.ranks[rank].negotiator.leave(rank)
             self.world.settle(rank)
         else:
-            process_set, name, signature = step
+            process_set, name, signature = self.numbers[rank].named(step)
+            self.numbers[rank].count(step)
             self.pending[rank].add((process_set, name))
             self.world.submit(rank, name, signature, process_set)
 
@@ -400,6 +405,7 @@ class TreeModel:
             self.pending[rank].discard(decision.key)
         elif isinstance(decision, JoinDone):
             self.has_joined[rank] = False
+            self.numbers[rank].restart()
         elif isinstance(decision, Close):
             self.pending[rank].clear()
             self.programs[rank].clear()
@@ -409,9 +415,9 @@ class TreeModel:
         nodes = tuple(_memory_of(node.negotiator) for node in self.world.ranks)
         links = pickle.dumps({link: list(queue) for link, queue in sorted(self.world.links.items()) if queue})
         ranks = tuple(
-            (len(program), frozenset(pending), joined, seen)
-            for program, pending, joined, seen in zip(
-                self.programs, self.pending, self.has_joined, self.seen, strict=True
+            (len(program), frozenset(pending), joined, seen, numbers.num_joins, *sorted(numbers.counts.items()))
+            for program, pending, joined, seen, numbers in zip(
+                self.programs, self.pending, self.has_joined, self.seen, self.numbers, strict=True
             )
         )
         return (nodes, links, ranks, self.dead, frozenset(self._ended))
@@ -445,6 +451,7 @@ PAIRS: dict[str, Programs] = {
     "eviction": [[X, Y, X], [Y, X, X]],
     "uneven join": [[X, X, JOIN], [X, JOIN]],
     "join, then again": [[X, JOIN, X], [JOIN, X]],
+    "unnamed, in rounds of unequal length": [[UNNAMED, JOIN, UNNAMED, JOIN], [JOIN, UNNAMED, JOIN]],
     "shutdown with requests under way": [[X, X, Y], [X, LEAVE]],
     "both shut down": [[X, LEAVE], [X, LEAVE]],
 }
@@ -452,6 +459,11 @@ TRIPLES: dict[str, Programs] = {
     "opposite orders": [[X, Y], [Y, X], [X, Y]],
     "mismatch": [[X], [ODD_X], [X]],
     "uneven join": [[X, JOIN], [JOIN], [X, JOIN]],
+    "unnamed, in rounds of unequal length": [
+        [JOIN, UNNAMED, JOIN],
+        [UNNAMED, JOIN, JOIN],
+        [UNNAMED, JOIN, UNNAMED, JOIN],
+    ],
     "shutdown with requests under way": [[X, Y], [X, LEAVE], [Y, X]],
 }
 
@@ -563,6 +575,8 @@ def worlds(draw: st.DrawFn) -> tuple[Programs, int, int | None, Sets]:
         program[place] = (*program[place][:2], ODD)
     if draw(st.booleans()):
         programs = [[*program[: draw(st.integers(0, len(program)))], JOIN] for program in programs]
+        for _ in range(draw(st.integers(0, 2))):  # then rounds of unnamed operations, of unequal length too
+            programs = [[*program, *[UNNAMED] * draw(st.integers(0, 2)), JOIN] for program in programs]
     if draw(st.booleans()):
         programs[draw(ranks)].append(LEAVE)
     return programs, draw(st.sampled_from([0, 1, 64])), draw(st.none() | ranks), sets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from hvd_cluster.engine.agreement import Agreement
+from hvd_cluster.engine.mailbox import SerialNumber
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, Up
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
@@ -21,8 +22,32 @@ from hvd_cluster.engine.tree import plan
 SUM = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cpu"),))
 ODD = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (5,), "cpu"),))
 JOIN, LEAVE = "join", "leave"
-#: What a rank's program is made of: (process set, name, signature), JOIN or LEAVE.
+#: What a rank's program is made of: (process set, name, signature), JOIN or LEAVE. The name None stands for the next
+#: number, as in the engine.
 Step = Any
+
+
+class Numbers:
+    """How one rank names unnamed operations."""
+
+    def __init__(self) -> None:
+        self.num_joins = 0
+        self.counts: Counter[int] = Counter()
+
+    def named(self, step: Step) -> Step:
+        """``step`` as it is if it were submitted now."""
+        if isinstance(step, str) or step[1] is not None:
+            return step
+        return (step[0], str(SerialNumber(self.num_joins, self.counts[step[0]])), step[2])
+
+    def count(self, step: Step) -> None:
+        """``step`` was submitted."""
+        self.counts[step[0]] += step[1] is None
+
+    def restart(self) -> None:
+        """All ranks have joined."""
+        self.num_joins += 1
+        self.counts.clear()
 
 
 @dataclass
@@ -54,6 +79,7 @@ class SimulatedRank:
     program: deque[Step]
     sets: dict[int, frozenset[int]]
     pending: dict[Key, Submitted] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
     has_joined: bool = False
     history: list[Decision] = field(default_factory=list)
     is_asleep: bool = False
@@ -69,6 +95,7 @@ class SimulatedRank:
             self.pending.pop(decision.key, None)
         elif isinstance(decision, JoinDone):
             self.has_joined = False
+            self.numbers.restart()
         elif isinstance(decision, Close):  # what is left fails, and nothing more can be submitted
             self.pending.clear()
             self.program.clear()
@@ -109,10 +136,10 @@ class SimulatedRank:
                 self.program.popleft()
                 self.agreement.leave(self.rank)
                 break
-            process_set, name, signature = self.program[0]
+            process_set, name, signature = self.numbers.named(self.program[0])
             if (process_set, name) in self.pending:
                 break
-            self.program.popleft()
+            self.numbers.count(self.program.popleft())
             request = Submitted((process_set, name), signature)
             self.pending[request.key] = request
             submitted.append(request)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from hvd_cluster.launch import local
+
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
@@ -500,14 +502,137 @@ def test_ranks_that_ran_out_of_data_join_and_send_zeros(three: Any) -> None:
     assert [last for _, last in results] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_a_rank_that_has_joined_changes_no_minimum_maximum_or_product(shares: str) -> None:
+    def fn() -> list[Any]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        found = []
+        if hvd.rank() != 1:
+            for dtype in (torch.float32, torch.bfloat16, torch.int16, torch.int64):
+                for op, value in ((hvd.Min, 5), (hvd.Max, -5), (hvd.Product, 5)):
+                    tensors = [torch.full((3,), value, dtype=dtype), torch.full((70_000,), value, dtype=dtype)]
+                    results = hvd.grouped_allreduce(tensors, op=op)
+                    found.append([set(each.tolist()) for each in results])
+            halves = hvd.allreduce(torch.full((5,), 5.0), op=hvd.Min, compression=hvd.Compression.fp16)
+            scaled = hvd.allreduce(torch.full((5,), 5), op=hvd.Max, prescale_factor=-2.0)
+            every = hvd.allreduce(torch.tensor([True, False]), op=hvd.Min)
+            found.append([halves.tolist(), scaled.tolist(), every.tolist()])
+            with pytest.raises(hvd.JoinUnsupportedError, match="Reducescatter is not supported with Join"):
+                hvd.reducescatter(torch.ones(3), op=hvd.Sum)
+            with pytest.raises(hvd.JoinUnsupportedError, match="Scale the tensor before the call"):
+                hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Product, prescale_factor=2.0)
+        hvd.join()
+        hvd.shutdown()
+        return found
+
+    expected = [[{5}] * 2, [{-5}] * 2, [{25}] * 2] * 4 + [[[5.0] * 5, [-10] * 5, [True, False]]]
+    found = local.run(fn, num_proc=3, env={"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": shares})
+    assert found == [expected, [], expected]
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_unnamed_operations_match_after_epochs_of_unequal_length(num_ranks: int) -> None:
+    def fn() -> list[Any]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        norm = hvd.SyncBatchNorm(2)
+
+        def normalised() -> list[float]:
+            input = torch.arange(4.0).view(2, 2).requires_grad_()
+            output = norm(input)
+            output.sum().backward()
+            return output.tolist()
+
+        sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
+        with_all = [
+            lambda: hvd.allgather(torch.tensor([rank])).tolist(),
+            lambda: hvd.grouped_allgather([torch.tensor([rank])] * 2)[1].tolist(),
+            lambda: hvd.broadcast(torch.tensor([rank]), 1).tolist(),
+            lambda: hvd.alltoall(torch.arange(size)).tolist()[0] - rank,
+            lambda: hvd.reducescatter(torch.ones(size), op=hvd.Sum).tolist(),
+            lambda: hvd.broadcast_object(rank, 2),
+            lambda: hvd.allgather_object(rank),
+            lambda: hvd.sparse_allreduce_async(sparse, op=hvd.Sum)().to_dense().tolist(),
+            normalised,
+        ]
+        found = []
+        for epoch in range(3):
+            if rank != epoch:
+                for _ in range(3):
+                    hvd.allreduce(torch.ones(3))
+                hvd.barrier()
+                hvd.grouped_allreduce([torch.ones(3), torch.ones(2)])
+                for operation in with_all:
+                    with pytest.raises(hvd.JoinUnsupportedError):
+                        operation()
+            hvd.join()
+            found.append([hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), *(operation() for operation in with_all)])
+        hvd.shutdown()
+        return found
+
+    results = local.run(fn, num_proc=num_ranks, env={"OMP_NUM_THREADS": "1"})
+    assert all(found == results[0] for found in results)
+    for epoch in results[0]:
+        ranks = list(range(num_ranks))
+        assert epoch[:3] == [num_ranks, ranks, ranks]
+        assert epoch[3:-1] == [[1], 0, [float(num_ranks)], 2, ranks, [1.0] * num_ranks]
+
+
+def test_an_operation_that_one_rank_alone_refuses_shifts_no_numbers(three: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        from hvd_cluster.engine.request import Kind
+        from hvd_cluster.engine.submission import Collective
+
+        summed = Collective(kind=Kind.ALLREDUCE, process_set=hvd.global_process_set)
+        large = torch.ones(20 << 20, dtype=torch.uint8)
+        if hvd.rank() == 1:
+            wrong = torch.ones(2, dtype=torch.complex64)
+            for refused in (
+                lambda: hvd.allreduce(wrong),
+                lambda: hvd.allgather(wrong),
+                lambda: hvd.grouped_allreduce([torch.ones(2), wrong]),
+                lambda: hvd.sparse_allreduce_async(wrong.to_sparse(), op=hvd.Sum),
+                lambda: summed.begin([wrong]),
+                lambda: summed.begin_parts([large, large, wrong]),
+            ):
+                with pytest.raises((ValueError, NotImplementedError)):
+                    refused()
+        found = [hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), hvd.allgather(torch.ones(1)).sum().item()]
+        found.append(summed.begin([torch.ones(1)]).wait()[0].item())
+        found.append(summed.begin_parts([large, large]).wait()[1][0].item())
+        found.append(hvd.sparse_allreduce_async(torch.ones(1).to_sparse(), op=hvd.Sum)().to_dense().item())
+        return found
+
+    assert three(fn) == [[3.0] * 5] * 3
+
+
+def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(two: Any) -> None:
+    def fn(hvd: Any) -> list[Any]:
+        import threading
+
+        own = threading.Lock() if hvd.rank() == 0 else "picklable"
+        expected = TypeError if hvd.rank() == 0 else hvd.HorovodInternalError
+        texts = []
+        for call in (lambda: hvd.broadcast_object(own, 0), lambda: hvd.allgather_object(own)):
+            with pytest.raises(expected) as caught:
+                call()
+            texts.append("rank 0 could not pickle its object" in str(caught.value))
+        return [texts, hvd.broadcast_object(hvd.rank(), 1), hvd.allgather_object(hvd.rank())]
+
+    assert two(fn) == [[[False] * 2, 1, [0, 1]], [[True] * 2, 1, [0, 1]]]
+
+
 def test_an_allgather_while_a_rank_has_joined_is_an_error(two: Any) -> None:
     def fn(hvd: Any) -> None:
         if hvd.rank() == 0:
             with pytest.raises(hvd.HorovodInternalError, match="Allgather is not supported with Join at this time"):
-                # A name of its own: an unnamed operation on one rank only would shift the numbers of all later ones.
-                hvd.allgather(torch.ones(1), name="alone")
+                hvd.allgather(torch.ones(1))
         hvd.join()
-        assert hvd.allgather(torch.ones(1), name="after").tolist() == [1.0, 1.0]
+        assert hvd.allgather(torch.ones(1)).tolist() == [1.0, 1.0]
 
     two(fn)
 

@@ -109,7 +109,7 @@ class Recorder:
 
     def _lane(self, tensor: str, records: list[Record]) -> int:
         # Unnamed operations count on for ever: a lane for each would hide all others.
-        tensor = re.sub(r"(\.noname)\.\d+", r"\1", tensor)[:_LONGEST_NAME]
+        tensor = re.sub(r"(\.noname)(\.join\d+)?\.\d+", r"\1", tensor)[:_LONGEST_NAME]
         if tensor not in self._lanes:
             if len(self._lanes) >= _MOST_LANES:
                 tensor = "more tensors"

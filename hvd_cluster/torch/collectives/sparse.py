@@ -10,7 +10,7 @@ import torch
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.scaling import copy_scaled
-from hvd_cluster.engine.submission import check_reduction, next_number, num_members
+from hvd_cluster.engine.submission import check_reduction, num_members
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.torch.submission import submit, synchronize
 
@@ -39,7 +39,6 @@ def sparse_allreduce_async(
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
     check_reduction([tensor], op, 1.0, 1.0, process_set)
-    label = name if name is not None else f"sparse.{next_number(process_set, 'sparse_allreduce')}"
     tensor = tensor.coalesce()
     # Indices have the shape (dimensions, entries), and the entries of all ranks are to be joined.
     entries = [tensor.indices().t().contiguous(), tensor.values().contiguous()]
@@ -48,9 +47,10 @@ def sparse_allreduce_async(
         Kind.ALLGATHER,
         entries,
         process_set=process_set,
-        name=f"{label}.sparse",  # beside a gather of the same name
+        name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
+        unnamed="sparse.noname",
         finish=lambda results: results,
-        labels=[f"allgather.{label}.indices", f"allgather.{label}.values"],
+        labels=[] if name is None else [f"allgather.{name}.indices", f"allgather.{name}.values"],
     )
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
 
