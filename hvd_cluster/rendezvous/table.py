@@ -63,7 +63,8 @@ class KeyValueTable(Generic[Client]):
         self._closed = (*self._closed, prefix)
         self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
         refused = [(w, key) for w in self._waiting if (key := self._closed_key(w.keys)) is not None]
-        self._waiting = [w for w in self._waiting if all(w is not other for other, _ in refused)]
+        ended = {id(w) for w, _ in refused}
+        self._waiting = [w for w in self._waiting if id(w) not in ended]
         return [(w.client, [Answer.CLOSED, key]) for w, key in refused]
 
     def _closed_key(self, keys: Sequence[bytes]) -> bytes | None:
@@ -77,7 +78,8 @@ class KeyValueTable(Generic[Client]):
     def _answer_complete(self, candidates: list[_Waiting[Client]]) -> list[tuple[Client, list[bytes]]]:
         complete = [w for w in candidates if all(key in self._values for key in w.keys)]
         if complete:
-            self._waiting = [w for w in self._waiting if w not in complete]
+            answered = {id(w) for w in complete}  # by identity: equality is quadratic
+            self._waiting = [w for w in self._waiting if id(w) not in answered]
         return [
             (w.client, [Answer.OK, *((self._values[key] for key in w.keys) if w.wants_values else ())])
             for w in complete
