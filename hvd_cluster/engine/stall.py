@@ -210,7 +210,8 @@ class StallInspector:
                 return
         if not keys:
             return
-        self._warned |= dict.fromkeys(keys, now_s)
+        recent = {key: at_s for key, at_s in self._warned.items() if now_s - at_s < self._warning_s}
+        self._warned = recent | dict.fromkeys(keys, now_s)
         self._num_questions += 1
         question = Question(self._num_questions, tuple(keys), overdue.is_final)
         inquiry = _Inquiry(question, now_s + _PATIENCE_S)
