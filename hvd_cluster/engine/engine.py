@@ -201,7 +201,7 @@ class _Alone:
             transport = AloneTransport(device, self._rank)
             execution = Execution([request], transport, self._buffers, self.recorder, lambda: None)
             execution.advance(lambda *_: None)
-            self._timeline.flush()
+            self._timeline.flush(at_once=True)  # no thread would do so later
 
     def record_timeline(self, path: str | None, mark_cycles: bool) -> None:
         """Start or stop the timeline."""
