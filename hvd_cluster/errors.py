@@ -15,6 +15,7 @@
         └── WorkerFailedError       a worker raised, exited or was killed
     ValueError
     ├── NotInitializedError         an operation before ``hvd.init()``
+    ├── UnsupportedReductionError   an operation does not take this ``op``; a RuntimeError too
     └── DataError                   the data, its schema or its store does not fit the job
     ImportError
     ├── HorovodVersionMismatchError kept for programs that catch it; never raised here
@@ -92,6 +93,10 @@ class NotInitializedError(ValueError):
 
     def __init__(self, text: str = NOT_INITIALIZED_TEXT) -> None:
         super().__init__(text)
+
+
+class UnsupportedReductionError(ValueError, RuntimeError):
+    """A collective does not take this ``op``; a RuntimeError too, as in Horovod."""
 
 
 class DataError(ValueError):

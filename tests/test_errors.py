@@ -27,6 +27,7 @@ ONE_OF_EACH = [
     HostsUpdatedInterrupt(skip_sync=True),
     HorovodVersionMismatchError("torch", "2.0", "2.13"),
     NotInitializedError(),
+    errors.UnsupportedReductionError("reducescatter supports op=hvd.Average and op=hvd.Sum"),
     errors.DataError("column 'x' is not there"),
     LaunchError("no"),
     NotEnoughSlotsError("8 slots needed, 6 free"),
@@ -60,6 +61,8 @@ def test_programs_that_catch_the_builtin_kind_catch_ours() -> None:
         (HostsUpdatedInterrupt, RuntimeError),
         (HorovodVersionMismatchError, ImportError),
         (NotInitializedError, ValueError),
+        (errors.UnsupportedReductionError, ValueError),
+        (errors.UnsupportedReductionError, RuntimeError),
         (StartTimeoutError, TimeoutError),
         (WorkerFailedError, RuntimeError),
     ]:

@@ -87,7 +87,8 @@ class Baton:
 
         Raises:
             HorovodInternalError: this thread drives already: it was called from a signal handler or a ``__del__``.
-            KeyboardInterrupt: as it comes; the world goes on if it came while this thread only waited.
+            BaseException: what a signal handler raises, as it is. The world goes on if it came while this thread only
+                waited.
         """
         me = threading.get_ident()
         if not self._get(me, handle):
@@ -116,7 +117,9 @@ class Baton:
                     events = self._poll.poll(_until(self._engine.deadline_s()))
                     is_working = True
                     self._engine.hear(events)
-            except Exception as error:  # noqa: BLE001 - whatever it was, every rank must hear of it
+            except Exception as error:  # whatever it was, every rank must hear of it
+                if not is_working:
+                    raise  # a signal handler's
                 # The waiters hear of it through their handles.
                 self._engine.fail(error)
                 self._engine.ring()

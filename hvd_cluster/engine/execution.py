@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -129,14 +130,14 @@ class Execution:
 
     def _complete(self, results: list[list[torch.Tensor]]) -> None:
         self.is_launched = True
-        values = [request.finish(tensors) for request, tensors in zip(self._requests, results, strict=True)]
+        outcomes = [_outcome(request, tensors) for request, tensors in zip(self._requests, results, strict=True)]
         event = None
         if self._stream is not None:
             event = torch.cuda.Event()
             event.record(self._stream)
         now_s = time.monotonic()
         self._release()
-        for request, value, tensors in zip(self._requests, values, results, strict=True):
+        for request, (value, failure), tensors in zip(self._requests, outcomes, results, strict=True):
             for name, meta in zip(request.tensor_names, request.signature.tensors, strict=False):
                 self._recorder.span(
                     name,
@@ -146,7 +147,10 @@ class Execution:
                     dtype=meta.dtype,
                     shape=str(list(meta.shape)),
                 )
-            request.handle.succeed(value, tensors, event)
+            if failure is not None:
+                request.handle.fail(failure)
+            else:
+                request.handle.succeed(value, tensors, event)
         if self._observe is not None:
             self._observe(self._requests, self._decided_s, now_s)
         self.is_done = True  # last: what raises above has to fail the handles that are left
@@ -189,8 +193,23 @@ def carry_out_at_once(
                 recorder.span(name, f"{transport.name}_ALLREDUCE", start_s, end_s)
     release()
     for request, tensors in zip(requests, results, strict=True):
-        request.handle.succeed(request.finish(tensors))
+        value, failure = _outcome(request, tensors)
+        if failure is not None:
+            request.handle.fail(failure)
+        else:
+            request.handle.succeed(value)
     return True
+
+
+def _outcome(request: Request, results: list[torch.Tensor]) -> tuple[Any, Exception | None]:
+    """What the handle of a request that was carried out gives, or the error of its ``finish``.
+
+    That may run the user's code, e.g. of a compressor: its error is the caller's, and concerns no other rank.
+    """
+    try:
+        return request.finish(results), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the one who waits for the handle
+        return None, error
 
 
 class ExecutionQueue:

@@ -267,3 +267,68 @@ def test_an_interrupt_of_a_driver_that_leaves_ends_the_world() -> None:
         baton.abandon()
     assert [type(error) for error in engine.failed] == [KeyboardInterrupt] * 2
     assert engine.num_rings == 2
+
+
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_an_exception_of_a_signal_handler_reaches_the_waiter_and_leaves_the_world_whole(
+    tmp_path: Path, shares: str
+) -> None:
+    def fn() -> list[float]:
+        import hvd_cluster.torch as hvd
+
+        class TimeIsUp(RuntimeError):
+            pass
+
+        def handler(*_: object) -> None:
+            raise TimeIsUp
+
+        hvd.init()
+        signal.signal(signal.SIGALRM, handler)
+        tensor = torch.ones(10)
+        hvd.allreduce_(tensor, name="warm", op=hvd.Sum)
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(tensor, name="late", op=hvd.Sum)
+            for wait in (lambda: hvd.synchronize(handle), hvd.barrier):
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+                with pytest.raises(TimeIsUp):
+                    wait()
+            (tmp_path / f"interrupted.{shares}").touch()
+        else:
+            while not (tmp_path / f"interrupted.{shares}").exists():
+                time.sleep(0.01)
+            handle = hvd.allreduce_async(tensor, name="late", op=hvd.Sum)
+            hvd.barrier()
+        late = hvd.synchronize(handle)
+        after = hvd.allreduce(tensor, name="after", op=hvd.Sum)
+        hvd.shutdown()
+        return [late[0].item(), after[0].item()]
+
+    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [[4.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_exception_of_a_finish_callback_is_that_of_its_own_handle_alone(num_ranks: int) -> None:
+    def fn() -> list[Any]:
+        import hvd_cluster.torch as hvd
+        from hvd_cluster.torch.submission import submit
+
+        hvd.init()
+
+        def finish(results: list[torch.Tensor]) -> Any:
+            if hvd.rank() == 0:
+                raise LookupError("mine")
+            return results[0].item()
+
+        found: list[Any] = []
+        for kind in (Kind.ALLREDUCE, Kind.ALLGATHER):
+            try:
+                handle = submit(kind, [torch.ones(1)], process_set=hvd.global_process_set, name="x", finish=finish)
+                found.append(hvd.synchronize(handle))
+            except LookupError as error:
+                found.append(str(error))
+        found.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
+        hvd.shutdown()
+        return found
+
+    expected = [["mine", "mine", float(num_ranks)], [float(num_ranks), 1.0, float(num_ranks)]][:num_ranks]
+    assert local.run(fn, num_proc=num_ranks, env=ENV) == expected

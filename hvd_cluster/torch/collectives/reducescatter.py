@@ -11,7 +11,7 @@ from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import check_reduction, num_members
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.errors import HorovodInternalError, UnsupportedReductionError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.submission import keep_finished, submit, synchronize
@@ -97,7 +97,9 @@ def grouped_reducescatter_async(
 
 def _checked_op(op: ReduceOp) -> ReduceOp:
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
+        raise UnsupportedReductionError(
+            f"reducescatter supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}"
+        )
     return ReduceOp(op)
 
 
