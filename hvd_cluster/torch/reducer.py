@@ -222,6 +222,8 @@ class GradientReducer:
             if not self._begins_again(number, parameter):
                 return
             left = self._passes_per_step
+        if not self._last_passes:
+            self._enter_world()
         self._await_end_of_pass()
         self._passes_left[number] = left - 1
         gradient = parameter.grad
@@ -297,14 +299,16 @@ class GradientReducer:
     def _present_plan(self) -> Plan | None:
         return self._plan_of_step or self._plan
 
-    def _begin(self) -> None:
-        """The first gradient of a step is there."""
-        self._begun_s = self._latest_s = time.monotonic()
+    def _enter_world(self) -> None:
         engine = running_engine()
         if self._engine() is not engine:
             # A plan holds for one world: the new ranks of an elastic job know nothing of it.
             self._engine = weakref.ref(engine)
             self._plan = None
+
+    def _begin(self) -> None:
+        """The first gradient of a step is ready."""
+        self._begun_s = self._latest_s = time.monotonic()
         active = self._active = set(self.roster.unfrozen(range(len(self.roster))))
         for bucket in self._plan.buckets if self._plan is not None else ():
             unfrozen = [number for number in bucket.members if number in active]
@@ -452,6 +456,7 @@ class GradientReducer:
     def _send_rest(self) -> None:
         """Send what is not on its way yet; a gradient that this rank did not compute takes part as zeros."""
         if not self._ready:
+            self._enter_world()
             self._begin()
         plan = self._present_plan
         if plan is not None:
