@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -188,15 +187,6 @@ def to_list(var: Any, length: int) -> list[Any] | None:
     if len(listed) != length:
         raise ValueError(f"a list of {len(listed)} entries was given where {length} are needed")
     return listed
-
-
-def host_hash(salt: str | None = None) -> str:
-    """A name of this host; hosts with different names or salts have different ones."""
-    import hashlib
-
-    name = socket.gethostname()
-    digest = hashlib.md5(f"{name}-{salt}".encode(), usedforsecurity=False).hexdigest()
-    return f"{name.partition('.')[0]}-{digest}"
 
 
 def get_spark_df_output_schema(

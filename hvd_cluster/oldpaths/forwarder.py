@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from hvd_cluster.oldpaths.absent import absent
 from hvd_cluster.oldpaths.table import TABLE, Row, children_of
 
 _ABSENT = object()
@@ -35,6 +36,8 @@ class Forwarder(ModuleType):
             value = getattr(importlib.import_module(row.module), name, _ABSENT)
             if value is not _ABSENT and not _is_submodule(value, row.module):
                 return value
+        if name in row.absent:
+            return absent(self.__name__, name, row.absent[name])
         if name in vars(self)["_children"]:
             try:
                 return importlib.import_module(f"{self.__name__}.{name}")

@@ -15,6 +15,13 @@ _FRAMEWORKS = {
 }
 
 
+def check_build(verbose: bool = False) -> str:  # noqa: ARG001 - Horovod's signature
+    """Print and return what ``hvdrun --check-build`` shows."""
+    report = build_report()
+    print(report, end="")
+    return report
+
+
 def build_report() -> str:
     """The text, in the form that programs which parse Horovod's know."""
     frameworks = {name: all(map(_exists, modules)) for name, modules in _FRAMEWORKS.items()}

@@ -58,8 +58,17 @@ def apply_config(parsed: argparse.Namespace, path: str) -> None:
         raise ValueError(f"--config-file={path} cannot be read: {error}") from error
     if content is None:
         return
-    if not isinstance(content, dict):
-        raise ValueError(f"--config-file={path} must hold sections like 'params:', not {type(content).__name__}")
+    apply_entries(parsed, content, f"--config-file={path}")
+
+
+def apply_entries(parsed: argparse.Namespace, content: Any, source: str) -> None:
+    """Fill what is None in ``parsed`` from the sections of a config file; ``source`` names it in errors.
+
+    Raises:
+        ValueError: it says something that no flag can; all such places are named.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{source} must hold sections like 'params:', not {type(content).__name__}")
     wrong: list[str] = []
     for section, entries in content.items():
         if section == "controller":
@@ -76,7 +85,7 @@ def apply_config(parsed: argparse.Namespace, path: str) -> None:
             for key, value in entries.items():
                 wrong += _apply(parsed, section, str(key), value)
     if wrong:
-        raise ValueError(f"--config-file={path}: {'; '.join(wrong)}")
+        raise ValueError(f"{source}: {'; '.join(wrong)}")
 
 
 def _apply(parsed: argparse.Namespace, section: str, key: str, value: Any) -> list[str]:

@@ -13,7 +13,7 @@ from types import FrameType
 
 import hvd_cluster
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.cli.build import build_report
+from hvd_cluster.launch.cli.build import check_build
 from hvd_cluster.launch.cli.config import apply_config
 from hvd_cluster.launch.cli.parser import build_parser
 from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return timeline.main(arguments[1:], prog=prog)
     parsed = parse_args(arguments, prog=prog)
     if parsed.check_build:
-        print(build_report(), end="")
+        check_build()
         return 0
     if parsed.verbose:
         logging.basicConfig(level=logging.INFO, format="hvdrun: %(message)s")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(describe(plan.spec), end="")
             return 0
         with _signals_raise():
-            return _run(plan, parsed)
+            return execute(plan, parsed)
     except (ValueError, LaunchError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return _USAGE_ERROR
@@ -82,7 +82,13 @@ def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") 
     return parsed
 
 
-def _run(plan: Plan, parsed: argparse.Namespace) -> int:
+def execute(plan: Plan, parsed: argparse.Namespace) -> int:
+    """Run a plan, show its output, and return the exit code that :func:`main` returns for it.
+
+    Args:
+        plan: of ``make_plan``.
+        parsed: the flags, for where the output goes.
+    """
     spec, folder = plan.spec, parsed.output_filename
     most = (spec.max_num_proc or spec.num_proc) if isinstance(spec, ElasticSpec) else spec.num_proc
     with contextlib.ExitStack() as stack:

@@ -1,0 +1,75 @@
+"""``horovod.runner._HorovodArgs`` and ``horovod.runner.launch._run``: a launch described by an object."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hvd_cluster.errors import WorkerFailedError
+from hvd_cluster.launch.cli.config import apply_config
+from hvd_cluster.launch.cli.main import execute
+from hvd_cluster.launch.cli.parser import build_parser
+from hvd_cluster.launch.cli.plan import make_plan
+from hvd_cluster.launch.function import run
+from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.table import HOROVOD_VERSION
+from hvd_cluster.topology import inherited
+
+#: What Horovod's object has and our parser has not.
+_FURTHER = ("run_func", "executable", "use_gloo", "use_mpi", "use_jsrun", "mpi_args", "disable_cache")
+#: The arguments of :func:`hvd_cluster.run` that an object may say.
+_FOR_FUNCTIONS = (
+    *("num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "hosts", "hostfile"),
+    *("host_discovery_script", "start_timeout", "ssh_port", "ssh_identity_file", "output_filename", "executable"),
+    *("use_gloo", "use_mpi", "mpi_args", "elastic_timeout", "prefix_output_with_timestamp"),
+)
+
+
+class _HorovodArgs(argparse.Namespace):
+    """What ``horovodrun``'s flags can say, one attribute each; ``run_func`` is a function to run instead of a command.
+
+    All are unset at first. ``_run`` takes such an object, or what ``parse_args`` returns.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        unset = vars(build_parser("horovodrun", HOROVOD_VERSION).parse_args([]))
+        super().__init__(**{**unset, **dict.fromkeys(_FURTHER), "command": [], **given})
+
+
+def _run(args: Any) -> list[Any] | None:
+    """Run what ``args`` describes, and wait for its end.
+
+    Returns:
+        What ``args.run_func`` returned, by rank; None for a command.
+
+    Raises:
+        ValueError: what is asked for cannot be run.
+        LaunchError: a host cannot be reached, or the workers cannot be started.
+        WorkerFailedError: a worker failed; what it said is on stderr.
+    """
+    asked = _HorovodArgs(**vars(args))
+    if asked.run_func is not None:
+        given = {name: getattr(asked, name) for name in _FOR_FUNCTIONS if getattr(asked, name) is not None}
+        return run(asked.run_func, network_interfaces=asked.nics or None, verbose=int(asked.verbose or 0), **given)
+    if not asked.command:
+        raise ValueError("args.command is empty: give the words of a command, or a function as args.run_func")
+    if asked.config_file is not None:
+        apply_config(asked, asked.config_file)
+    code = execute(make_plan(asked, inherited(), as_horovod=carries()), asked)
+    if code:
+        raise WorkerFailedError(
+            f"Horovod detected that one or more processes exited with non-zero status ({code}), thus causing the job "
+            "to be terminated; what they said is on stderr",
+            exit_code=code,
+        )
+    return None
+
+
+def is_gloo_used(use_gloo: bool | None = None, use_mpi: bool | None = None, use_jsrun: bool | None = None) -> bool:  # noqa: ARG001 - Horovod's signature
+    """True: there is no MPI."""
+    return True
+
+
+def mpi_available(env: Any = None) -> bool:  # noqa: ARG001 - Horovod's signature
+    """False: MPI is not used."""
+    return False

@@ -1,0 +1,78 @@
+"""``horovod.runner.common.util.config_parser``: names of variables, and flags and config files as variables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
+
+from hvd_cluster.launch.cli.config import apply_entries
+from hvd_cluster.launch.cli.knobs import KNOBS, SWITCHES, knob_environment
+
+HOROVOD_FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
+HOROVOD_CYCLE_TIME = "HOROVOD_CYCLE_TIME"
+HOROVOD_CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
+HOROVOD_HIERARCHICAL_ALLREDUCE = "HOROVOD_HIERARCHICAL_ALLREDUCE"
+HOROVOD_HIERARCHICAL_ALLGATHER = "HOROVOD_HIERARCHICAL_ALLGATHER"
+HOROVOD_TORUS_ALLREDUCE = "HOROVOD_TORUS_ALLREDUCE"
+HOROVOD_AUTOTUNE = "HOROVOD_AUTOTUNE"
+HOROVOD_AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
+HOROVOD_AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
+HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
+HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
+HOROVOD_TIMELINE = "HOROVOD_TIMELINE"
+HOROVOD_TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
+HOROVOD_STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
+HOROVOD_STALL_CHECK_TIME_SECONDS = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+HOROVOD_STALL_SHUTDOWN_TIME_SECONDS = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+HOROVOD_MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
+HOROVOD_NUM_NCCL_STREAMS = "HOROVOD_NUM_NCCL_STREAMS"
+HOROVOD_THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
+HOROVOD_GLOO_TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+HOROVOD_LOG_LEVEL = "HOROVOD_LOG_LEVEL"
+HOROVOD_LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
+LOG_LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
+
+#: Of the parsed values that a config file can set.
+_DESTS = (*(knob.dest for knob in KNOBS), *(switch.dest for switch in SWITCHES))
+
+
+def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: Iterable[str]) -> None:
+    """Give ``args`` what the sections of a config file say.
+
+    Args:
+        args: of ``parse_args``, or a :class:`~hvd_cluster.launch.horovod.arguments._HorovodArgs`.
+        config: section -> key -> value, as the YAML of ``--config-file`` holds them.
+        override_args: names of those that the command line has set, which stay.
+
+    Raises:
+        ValueError: the config says something that no flag can; all such places are named.
+    """
+    found = argparse.Namespace(**dict.fromkeys(_DESTS), notes=getattr(args, "notes", None))
+    apply_entries(found, config, "config")
+    kept = set(override_args)
+    for dest in _DESTS:
+        value = getattr(found, dest)
+        if value is not None and dest not in kept:
+            setattr(args, dest, value)
+    args.notes = found.notes
+
+
+def validate_config_args(args: Any) -> None:
+    """Raise for values that are out of range.
+
+    Raises:
+        ValueError: there are some; the text names their flags.
+    """
+    knob_environment(args)
+
+
+def set_env_from_args(env: MutableMapping[str, str], args: Any) -> MutableMapping[str, str]:
+    """Add the variables for what ``args`` sets to ``env``, and return it.
+
+    Raises:
+        ValueError: values are out of range; the text names their flags.
+    """
+    env.update(knob_environment(args))
+    return env

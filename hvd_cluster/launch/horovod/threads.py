@@ -1,0 +1,97 @@
+"""``horovod.runner.util.threads``: functions in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+def in_thread(
+    target: Callable[..., Any],
+    args: Sequence[Any] = (),
+    name: str | None = None,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Start a thread that calls ``target(*args)``.
+
+    Args:
+        target: what to call.
+        args: its arguments.
+        name: of the thread.
+        daemon: the process does not wait for it at its end.
+        silent: drop exceptions of ``target``.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise ValueError(f"args must be a tuple or a list, not {type(args).__name__}: write ({args!r},)")
+
+    def call() -> None:
+        try:
+            target(*args)
+        except Exception:
+            if not silent:
+                raise
+
+    thread = threading.Thread(target=call, name=name, daemon=daemon)
+    thread.start()
+    return thread
+
+
+def on_event(
+    event: threading.Event,
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    stop: threading.Event | None = None,
+    check_stop_interval_s: float = 1.0,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Start a thread that calls ``func(*args)`` once ``event`` is set, unless ``stop`` is set before.
+
+    Args:
+        event: what to wait for.
+        func: what to call.
+        args: its arguments.
+        stop: ends the wait.
+        check_stop_interval_s: seconds after which ``stop`` is looked at again.
+        daemon: the process does not wait for the thread at its end.
+        silent: drop exceptions of ``func``.
+    """
+
+    def wait_and_call() -> None:
+        while not event.wait(None if stop is None else check_stop_interval_s):
+            if stop is not None and stop.is_set():
+                return
+        func(*args)
+
+    return in_thread(wait_and_call, daemon=daemon, silent=silent)
+
+
+def execute_function_multithreaded(
+    fn: Callable[..., Any],
+    args_list: Sequence[Sequence[Any]],
+    block_until_all_done: bool = True,
+    max_concurrent_executions: int = 1000,
+) -> dict[int, Any] | None:
+    """Call ``fn(*args)`` for each of ``args_list``, in threads.
+
+    Args:
+        fn: what to call.
+        args_list: the arguments of each call.
+        block_until_all_done: wait for the results.
+        max_concurrent_executions: number of threads, at most.
+
+    Returns:
+        Index of the call -> what it returned; None where it is not waited for.
+
+    Raises:
+        Exception: that of the first call that raised one, in the order of ``args_list``.
+    """
+    if not args_list:
+        return {} if block_until_all_done else None
+    executor = ThreadPoolExecutor(min(max_concurrent_executions, len(args_list)))
+    futures = [executor.submit(fn, *args) for args in args_list]
+    executor.shutdown(wait=block_until_all_done)
+    return {index: future.result() for index, future in enumerate(futures)} if block_until_all_done else None
