@@ -183,6 +183,12 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         base = super().apply
         self._hvd.passes.add(gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
 
+    def _allreduce(self, grads: Any, vars: Any = None) -> list[Any]:
+        """The gradients of ``vars``, reduced over all ranks, for programs that override ``apply_gradients``."""
+        return self._hvd.reduction(list(grads), list(self._trainable_variables if vars is None else vars))
+
+    _allreduce_grads = _allreduce
+
     def complete_passes(self) -> None:
         """Take a step with the passes that make none yet, averaged over as many as there are if they are averaged.
 

@@ -30,6 +30,11 @@ class WrappingOptimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
         """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
         self._reducer.local_keys.add(variable_key(var))
 
+    def _allreduce_grads(self, grads: Any, vars: Any) -> list[Any]:
+        """The gradients of ``vars``, reduced over all ranks, for programs that override ``compute_gradients``."""
+        reduced: list[Any] = self._reducer(list(grads), list(vars), "optimizer")
+        return reduced
+
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """A slot of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -52,3 +53,13 @@ def test_serving_a_root_twice_adds_one_finder() -> None:
     before = list(sys.meta_path)
     serve("hvd_cluster", first=False)
     assert sys.meta_path == before
+
+
+def test_tab_completion_lists_the_packages_without_importing_them() -> None:
+    code = (
+        "import sys, hvd_cluster; names = set(dir(hvd_cluster)); "
+        "print(sorted({'torch', 'pyspark', 'ray', 'tensorflow', 'keras'} & set(sys.modules))); "
+        "print({'torch', 'spark', 'ray', 'estimators', 'data', 'keras', 'tensorflow', 'lightning', 'run'} <= names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]
