@@ -75,6 +75,13 @@ class AsyncDataLoaderMixin:
         for ahead in list(self._passes):
             ahead.close()
 
+    def __enter__(self) -> Any:
+        """The loader; the end of the ``with`` block ends its threads, also after an error."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close_async_loader()
+
     def _say(self, text: str) -> None:
         if self.debug_data_loader:
             logger.warning("%s %s", type(self).__name__, text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -157,7 +158,12 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             Schema(tuple(column for column in opened.schema if column.name not in rules.decode)).require_tensors()
         raw = {name for name, function in rules.decode.items() if isinstance(function, RawTensor)}
         tables = RowGroupTables(
-            opened.filesystem, opened.schema.names, opened.split.row_filter, cache, texts=opened.texts - raw
+            opened.filesystem,
+            opened.schema.names,
+            opened.split.row_filter,
+            cache,
+            texts=opened.texts - raw,
+            types=opened.types,
         )
         self._filesystem = opened.filesystem
         self._split = opened.split
@@ -181,6 +187,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._position = Position(epoch=epoch)
         self._plan_taken: shards.ShardPlan | None = None
         self._steps_taken = 0
+        self._times_closed = 0
+        #: Iterations that have not ended.
+        self._open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -219,6 +228,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         of yours allocate is not counted.
         """
         return self._course.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Iterations do not travel to another process."""
+        return {**self.__dict__, "_open": weakref.WeakSet()}
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
@@ -263,10 +276,13 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         # Not `position`: with "uneven" this rank may have no further step where others have one.
         over = self._plan_taken is not None and self._steps_taken == self._plan_taken.steps
         self._go_to(Position(epoch=self._position.epoch + 1) if over else self.position)
-        for plan, batch in self._course.batches(self._position):
+        closed = self._times_closed
+        for plan, batch in self._batches(self._position):
             self._plan_taken = plan
             self._steps_taken += 1
             yield batch if self._arrays == "torch" else {name: tensor.numpy() for name, tensor in batch.items()}
+        if closed != self._times_closed:
+            raise DataError("the reader was closed while it was iterated over: begin a new iteration, which continues")
         self._go_to(Position(epoch=self._position.epoch + 1))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
@@ -287,12 +303,32 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             DataError: data cannot be read, or is not what the schema says; file and row group are named.
         """
         begin = start_step * self._batch_size * self._size
-        for _, batch in self._course.batches(Position(epoch=epoch, row=begin)):
+        for _, batch in self._batches(Position(epoch=epoch, row=begin)):
             yield batch
 
+    def _batches(self, position: Position) -> Generator[tuple[shards.ShardPlan, Batch], None, None]:
+        """The course's batches from a position, for :meth:`close` to find while they are taken."""
+        batches = self._course.batches(position)
+        self._open.add(batches)
+        return batches
+
     def close(self) -> None:
-        """End what reads ahead into an epoch that has not begun. The reader may be used further."""
+        """End the threads and release what they have read; an iteration that was left ends too. May be called again.
+
+        The reader may be used further: the next iteration continues at :attr:`position`.
+        """
+        for batches in list(self._open):
+            if not batches.gi_running:  # closed by the code that it runs: it ends with that
+                batches.close()
         self._course.close()
+        self._times_closed += 1
+
+    def __enter__(self) -> ParquetReader:
+        """The reader; the end of the ``with`` block closes it, also after an error."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def plan(self, epoch: int) -> shards.ShardPlan:
         """What this rank reads in an epoch: its steps, and which rows are padding."""

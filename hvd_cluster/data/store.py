@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.remote_store import LocalOutputDir, RemoteStore, RunSync
 from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.reading.parquet_files import require_plain
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -288,15 +289,19 @@ class Store:
 
     def is_parquet_dataset(self, path: str) -> bool:
         """Whether Parquet can be read there."""
-        parquet = _parquet_module()
         try:
-            parquet.ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
+            self.get_parquet_dataset(path)
         except (OSError, ValueError):
             return False
         return True
 
     def get_parquet_dataset(self, path: str) -> Any:
-        """The ``pyarrow.parquet.ParquetDataset`` there."""
+        """The ``pyarrow.parquet.ParquetDataset`` there.
+
+        Raises:
+            DataError: the path belongs to a table of another format, such as Delta.
+        """
+        require_plain(self.fs, self.get_localized_path(path))
         return _parquet_module().ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
 
     def get_data_metadata_path(self, path: str) -> str:

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.materializing import NO_ROWS_TEXT
+from hvd_cluster.data.reading.parquet import ParquetFolder
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,11 +79,6 @@ def parquet_columns(store: Store, path: str, shown: str) -> list[str]:
         DataError: no Parquet can be read there.
     """
     try:
-        names = list(store.get_parquet_dataset(path).schema.names)
-    except FileNotFoundError as error:
-        raise DataError(f"no Parquet can be read at {shown}: there is no such file or folder") from error
-    except (OSError, ValueError) as error:
+        return list(ParquetFolder(store.fs, [store.get_localized_path(path)], ()).arrow_schema.names)
+    except (OSError, DataError) as error:
         raise DataError(f"no Parquet can be read at {shown}: {error}") from error
-    if not names:
-        raise DataError(f"no Parquet can be read at {shown}: the folder holds no Parquet files")
-    return names

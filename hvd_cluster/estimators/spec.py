@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators import exactness
 from hvd_cluster.estimators.run.early_stopping import EarlyStopping
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,16 @@ class Inputs:
     feature_dtypes: tuple[str, ...] = ()
     #: dtype of each label, likewise.
     label_dtypes: tuple[str, ...] = ()
+    #: Columns whose lost values have been reported.
+    reported: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def warn_of_lost(self, batch: Mapping[str, torch.Tensor]) -> None:
+        """Log a warning for each column with a value that its dtype at the model's edge cannot hold, once a column."""
+        wanted = (*zip(self.feature_cols, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
+        for name, dtype in wanted:
+            if name not in self.reported and (value := exactness.lost(batch[name], dtype)) is not None:
+                self.reported.add(name)
+                logger.warning("%s", exactness.lost_text(name, value, dtype))
 
     def features(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """The model's positional arguments: one tensor for each feature column."""

@@ -52,6 +52,21 @@ def test_batches_come_in_order_and_again(size: int) -> None:
     assert len(loader) == 5
 
 
+def test_a_with_block_ends_the_threads_of_a_loader() -> None:
+    before = threading.active_count()
+    loader = AsyncNumbers(3, False, 1_000_000)
+
+    def fails() -> None:
+        with loader as entered:
+            assert entered is loader
+            next(iter(loader))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert threading.active_count() == before
+
+
 def test_no_more_is_loaded_in_advance_than_may_wait() -> None:
     loader = AsyncNumbers(3, True, 1_000_000)
     batches = iter(loader)

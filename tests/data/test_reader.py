@@ -318,3 +318,42 @@ def test_a_program_that_ends_amid_an_epoch_ends_quietly(tmp_path: Path) -> None:
     )
     assert ended.stdout.split() == ["0"] * 12
     assert ended.stderr == ""
+
+
+def reading_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()} - {"MainThread"}
+
+
+def test_a_with_block_releases_threads_and_files_also_after_an_error(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": np.arange(4000)}), tmp_path / "0.parquet", row_group_size=100)
+    before = reading_threads()
+    reader = ParquetReader(str(tmp_path), batch_size=10, num_epochs=3, prefetch_bytes=2000, window_bytes=800)
+    iterations = []
+
+    def fails() -> None:
+        with reader as entered:
+            assert entered is reader
+            iterations.extend([iter(reader), reader.epoch(5)])
+            for batches in iterations:
+                next(batches)
+            assert reading_threads() > before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert reading_threads() == before
+    assert not [link for link in Path("/proc/self/fd").iterdir() if str(tmp_path) in _target(link)]
+    reader.close()
+    reader.close()
+    with pytest.raises(DataError, match="closed while it was iterated over"):
+        next(iterations[0])
+    with reader:  # what is left of the epoch
+        assert sum(1 for _ in reader) == 399
+        assert reader.position.epoch == 1
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""

@@ -58,13 +58,13 @@ def test_times_are_counts_of_their_unit(tmp_path: Path) -> None:
     assert {values.dtype for values in batch.values()} == {torch.int64}
 
 
-def test_files_with_other_units_come_in_the_unit_of_the_first(tmp_path: Path) -> None:
+def test_files_with_other_units_come_in_the_finer_one(tmp_path: Path) -> None:
     for name, unit in (("a", "ms"), ("b", "us")):
         table = pa.table({"t": pa.array([dt.datetime(1970, 1, 1, 0, 0, 2)], pa.timestamp(unit))})  # noqa: DTZ001
         pq.write_table(table, tmp_path / f"{name}.parquet")
     reader = ParquetReader(tmp_path, batch_size=2)
-    assert reader.schema["t"] == Column("t", Kind.TIME, "int64", unit="ms")
-    assert next(iter(reader))["t"].tolist() == [2000, 2000]
+    assert reader.schema["t"] == Column("t", Kind.TIME, "int64", unit="us")
+    assert next(iter(reader))["t"].tolist() == [2_000_000, 2_000_000]
 
 
 def test_decimals_are_float64(tmp_path: Path) -> None:

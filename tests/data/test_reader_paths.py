@@ -19,9 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from hvd_cluster.data.converter import make_spark_converter
+from hvd_cluster.data.materializing import materialize
+from hvd_cluster.data.petastorm import make_batch_reader, make_reader
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators import parquet_folders
+from hvd_cluster.estimators.frames import column_names
 
 
 @pytest.fixture
@@ -94,6 +99,9 @@ def test_tensors_go_through_dlpack_without_a_copy(folder: Path) -> None:
 #: In a process of its own: after an import of jax no process may fork, and other tests do.
 _DLPACK = """
 import itertools, sys, torch
+from hvd_cluster.data.converter import make_spark_converter
+from hvd_cluster.data.materializing import materialize
+from hvd_cluster.data.petastorm import make_batch_reader, make_reader
 from hvd_cluster.data.reader import ParquetReader
 
 def batches():
@@ -201,3 +209,77 @@ def test_a_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.parquet.*damaged"):
         list(ParquetReader(path, batch_size=100))
+
+
+def table_of(folder: Path, markers: str) -> Path:
+    """Parquet in a folder and below a partition, with what marks a table of another format."""
+    (folder / "k=1").mkdir(parents=True)
+    for file in ("a.parquet", "k=1/b.parquet"):
+        pq.write_table(pa.table({"id": np.arange(8)}), folder / file)
+    (folder / markers).parent.mkdir(parents=True, exist_ok=True)
+    (folder / markers).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("marker", "name"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta"),
+        ("metadata/snap-1-abc.avro", "Iceberg"),
+        ("metadata/v1.metadata.json", "Iceberg"),
+        (".hoodie/hoodie.properties", "Hudi"),
+        ("_versions/1.manifest", "Lance"),
+    ],
+)
+def test_a_table_of_another_format_is_refused_by_every_entry(tmp_path: Path, marker: str, name: str) -> None:
+    table = table_of(tmp_path / "lake" / "t", marker)
+    (tmp_path / "link").symlink_to(table / "k=1")
+    store = Store.create(tmp_path / "store", train_path=str(table), val_path=str(table))
+    ways = {
+        "folder": lambda: ParquetReader(str(table), batch_size=2),
+        "url": lambda: ParquetReader(table.as_uri(), batch_size=2),
+        "file": lambda: ParquetReader(str(table / "a.parquet"), batch_size=2),
+        "files": lambda: ParquetReader([str(table / "a.parquet"), str(table / "k=1" / "b.parquet")], batch_size=2),
+        "partition": lambda: ParquetReader(str(table / "k=1"), batch_size=2),
+        "link": lambda: ParquetReader(str(tmp_path / "link"), batch_size=2),
+        "pattern": lambda: ParquetReader(str(table / "*.parquet"), batch_size=2),
+        "folder of tables": lambda: ParquetReader(str(table.parent), batch_size=2),
+        "fsspec": lambda: ParquetReader(str(table), filesystem=fsspec.filesystem("file"), batch_size=2),
+        "subtree": lambda: ParquetReader(
+            "t/k=1",
+            filesystem=pa.fs.SubTreeFileSystem(str(table.parent), pa.fs.LocalFileSystem()),
+            batch_size=2,
+        ),
+        "materialize": lambda: materialize(str(table), tmp_path / "work", columns=["id"]),
+        "columns": lambda: column_names(str(table)),
+        "store": lambda: parquet_folders.dataset(store, None, ["id"], 1),
+        "store's columns": lambda: store.get_parquet_dataset(str(table)),
+        "converter": lambda: make_spark_converter(str(table)),
+        "make_reader": lambda: make_reader(table.as_uri()),
+        "make_batch_reader": lambda: make_batch_reader(table.as_uri()),
+        "make_batch_reader, files": lambda: make_batch_reader([(table / "a.parquet").as_uri()]),
+    }
+    told = {}
+    for way, read in ways.items():
+        try:
+            read()
+        except DataError as error:
+            told[way] = str(error)
+    assert set(told) == set(ways)
+    for text in told.values():
+        assert f"the {name} table in" in text
+        assert "fit() or materialize()" in text
+    assert not store.is_parquet_dataset(str(table))
+
+
+def test_a_delta_table_behind_an_fsspec_url_is_refused() -> None:
+    memory = fsspec.filesystem("memory")
+    with memory.open("/lake/t/part.parquet", "wb") as file:
+        pq.write_table(pa.table({"id": [1]}), file)
+    memory.pipe("/lake/t/_delta_log/0.json", b"{}")
+    try:
+        for url in ("memory://lake/t", "memory://lake/t/part.parquet", "memory://lake"):
+            with pytest.raises(DataError, match="Delta table"):
+                ParquetReader(url, batch_size=1)
+    finally:
+        memory.rm("/lake", recursive=True)

@@ -16,7 +16,8 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_UNITS = ("s", "ms", "us", "ns")
+#: Units of time, coarsest first.
+UNITS = ("s", "ms", "us", "ns")
 _RAGGED_REMEDY = "pad or cut them to one length"
 
 
@@ -151,12 +152,20 @@ def _primitive(types: Any, array: pa.Array, column: Column) -> npt.NDArray[Any]:
 
 
 def _converted(values: npt.NDArray[Any], column: Column) -> npt.NDArray[Any]:
-    """Values in the column's dtype; a finite one that becomes infinite is an error."""
+    """Values in the column's dtype; a finite one that becomes infinite, or a whole one that changes, is an error."""
     if values.dtype == column.dtype:
         return values
     try:
-        with np.errstate(over="raise"):
-            return values.astype(column.dtype)
+        with np.errstate(over="raise", invalid="ignore"):
+            converted = values.astype(column.dtype)
+            changed = values.dtype.kind in "iu" and converted.dtype.kind == "f"
+            changed = changed and not np.array_equal(converted.astype(values.dtype), values)
+        if changed:
+            raise DataError(
+                f"column {column.name!r} holds whole numbers that no {column.dtype} is equal to, and {column.dtype} in "
+                "other files: write the files with one type"
+            )
+        return converted
     except FloatingPointError as error:
         raise DataError(
             f"column {column.name!r} holds values beyond the range of {column.dtype}: leave them as they are"
@@ -172,7 +181,7 @@ def _times(types: Any, array: pa.Array, column: Column) -> npt.NDArray[np.int64]
         elif types.is_date(array.type):
             array = array.cast(pyarrow.timestamp(column.unit))
         elif array.type.unit != column.unit:
-            finer = _UNITS.index(column.unit) > _UNITS.index(array.type.unit)
+            finer = UNITS.index(column.unit) > UNITS.index(array.type.unit)
             array = array.cast(_in_unit(types, array.type, column.unit), safe=finer)
     except (ValueError, NotImplementedError) as error:
         raise DataError(f"column {column.name!r} holds times that do not fit {column.unit!r}: {error}") from error

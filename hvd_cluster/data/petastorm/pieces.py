@@ -14,8 +14,9 @@ from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.petastorm.location import Location
 from hvd_cluster.data.reading import hive
+from hvd_cluster.data.reading.common_schema import CommonSchema, as_type
 from hvd_cluster.data.reading.hive import Partition
-from hvd_cluster.data.reading.parquet_files import NUM_THREADS, among, footer_of, leaves_of, statistics_of
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, files_at, footer_of, leaves_of, statistics_of
 from hvd_cluster.errors import DataError
 
 
@@ -72,13 +73,19 @@ class PieceTable:
             tuple((name, _text(below, name) if name in texts else value) for name, value in partition)
             for (_, below), partition in zip(files, hive.partitions([below for _, below in files]), strict=True)
         ]
-        stored = footers[0].schema.to_arrow_schema()
+        common = CommonSchema.of([footer.schema.to_arrow_schema() for footer in footers], [path for path, _ in files])
+        stored = common.schema
+        self._common = common
+        self._lacking = dict(zip(self._footers, map(frozenset, common.lacking), strict=True))
         folder_fields = [field for field in hive.arrow_fields(partitions) if field.name not in stored.names]
         #: Columns that only folders' names hold.
         self.folder_names = tuple(field.name for field in folder_fields)
         self._partitions = {
-            path: tuple(pair for pair in partition if pair[0] in self.folder_names)
-            for (path, _), partition in zip(files, partitions, strict=True)
+            path: (
+                *(pair for pair in partition if pair[0] in self.folder_names),
+                *((name, None) for name in lacking),
+            )
+            for (path, _), partition, lacking in zip(files, partitions, common.lacking, strict=True)
         }
         pyarrow = load_pyarrow()
         #: Of all columns; those that folders name come first.
@@ -140,6 +147,7 @@ class PieceTable:
         missing = [name for name in names if name not in self.arrow_schema.names]
         if missing:
             raise DataError(f"{self._location.text} has no columns {missing}; it has {self.arrow_schema.names}")
+        self._common.require(names)
 
     def read(self, piece: Piece, columns: Sequence[str], row_filter: RowFilter | None = None) -> Any:
         """Columns of a piece as a ``pyarrow.Table`` in the order given. Several threads may call this at once.
@@ -165,13 +173,14 @@ class PieceTable:
     def _stored(self, piece: Piece, names: Sequence[str]) -> Any:
         parquet = load_pyarrow("pyarrow.parquet")
         filesystem = self._location.filesystem
+        present = [name for name in names if name not in self._lacking[piece.path]]
 
         def read() -> Any:
             # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
             with parquet.ParquetFile(
                 piece.path, filesystem=filesystem, metadata=self._footers[piece.path], pre_buffer=True
             ) as file:
-                return file.read_row_group(piece.row_group, columns=list(names), use_threads=False)
+                return file.read_row_group(piece.row_group, columns=present, use_threads=False)
 
         try:
             table = retried(read, filesystem, f"reading {piece.place}")
@@ -180,9 +189,17 @@ class PieceTable:
                 f"cannot read {piece.place}: {error}; the file may be damaged, half-written or removed: write the data "
                 "again"
             ) from error
-        lacking = [name for name in names if name not in table.column_names]
-        if lacking:
-            raise DataError(f"{piece.path} lacks the columns {lacking}, which other files of the data set have")
+        gone = [name for name in present if name not in table.column_names]
+        if gone:
+            raise DataError(f"{piece.path} lacks the columns {gone}, which its footer had: write the data again")
+        pyarrow = load_pyarrow()
+        types = self._common.changed
+        for name in names:
+            if name in self._lacking[piece.path]:
+                table = table.append_column(name, pyarrow.chunked_array([pyarrow.nulls(piece.rows, types[name])]))
+            elif name in types:
+                typed = as_type(table.column(name), types[name], name, piece.path)
+                table = table.set_column(table.column_names.index(name), name, typed)
         return table
 
 
@@ -204,14 +221,16 @@ def parquet_files_if_any(location: Location) -> list[tuple[str, str]]:
     Raises:
         DataError: the folder cannot be looked at.
     """
-    fs = load_pyarrow("pyarrow.fs")
     found: list[tuple[str, str]] = []
+    checked: set[str] = set()
     for path in location.paths:
-        if location.look(path).type == fs.FileType.File:
-            found.append((path, _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]))
-            continue
-        selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-        found += among(location.look(selector), path)
+        try:
+            files, _ = files_at(location.filesystem, path, checked)
+        except OSError as error:
+            raise DataError(f"cannot look at {location.text}: {error}") from error
+        for file, below in files:
+            name = _below(path) if len(location.paths) > 1 else path.rsplit("/", 1)[-1]
+            found.append((file, below or name))
     return sorted(found)
 
 

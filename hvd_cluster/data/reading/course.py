@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from hvd_cluster.data.reading.blocks import BlockReader
@@ -33,7 +33,7 @@ class Course:
         #: What has read ahead beyond the end of an epoch, the position that it goes on from, and what ends it with us.
         self._ahead: tuple[Pipeline, Position, weakref.finalize[..., Any]] | None = None
 
-    def batches(self, position: Position) -> Iterator[tuple[ShardPlan, Batch]]:
+    def batches(self, position: Position) -> Generator[tuple[ShardPlan, Batch], None, None]:
         """The batches from a position to the end of its epoch, each with the plan that it is a step of.
 
         Closing the iterator ends the threads, unless its last batch was handed out and another epoch follows.

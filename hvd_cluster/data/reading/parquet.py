@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from hvd_cluster.data.columns.arrays import list_depth
 from hvd_cluster.data.dataset import RowGroup
-from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import hive
+from hvd_cluster.data.reading.common_schema import CommonSchema
 from hvd_cluster.data.reading.decoded_size import row_group_bytes
 from hvd_cluster.data.reading.footers import memory_bytes
-from hvd_cluster.data.reading.parquet_files import NUM_THREADS, among, footer_of, leaves_of, statistics_of
+from hvd_cluster.data.reading.parquet_files import NUM_THREADS, files_at, footer_of, leaves_of, statistics_of
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
-from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, is_vector, missing_columns_text
+from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missing_columns_text
 from hvd_cluster.data.writing.census import Census
 from hvd_cluster.errors import DataError
 
@@ -59,40 +58,35 @@ class ParquetFolder:
         listed: bool = False,
     ) -> None:
         self._filesystem = filesystem
+        checked: set[str] = set()
         files = [
             (file, f"{hive.folders_above(file, below)}{below}" if listed else below)
             for path in paths
-            for file, below in _files(filesystem, path)
+            for file, below in _files(filesystem, path, checked)
         ]
         self.paths = [path for path, _ in files]
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             footers = list(pool.map(lambda path: footer_of(filesystem, path), self.paths))
         self._footers = dict(zip(self.paths, footers, strict=True))
         partitions = hive.partitions([below for _, below in files])
-        stored, *others = [footer.schema.to_arrow_schema() for footer in footers]
-        stored = _with_vectors(stored, others)
-        folder_fields = [field for field in hive.arrow_fields(partitions) if field.name not in stored.names]
-        folder_names = {field.name for field in folder_fields}
+        folder_fields = hive.arrow_fields(partitions)
+        schemas = []
+        for number, footer in enumerate(footers):
+            stored = footer.schema.to_arrow_schema()
+            own = [field for field in folder_fields if field.name not in stored.names]
+            schemas.append(_with(stored, own))
+            names = {field.name for field in own}
+            partitions[number] = tuple(pair for pair in partitions[number] if pair[0] in names)
+        self._common = CommonSchema.of(schemas, self.paths)
+        #: Columns that a file lacks are nulls in it, as those that a folder names null.
         self._partitions = {
-            path: tuple(pair for pair in partition if pair[0] in folder_names)
-            for path, partition in zip(self.paths, partitions, strict=True)
+            path: (*partition, *((name, None) for name in lacking))
+            for path, partition, lacking in zip(self.paths, partitions, self._common.lacking, strict=True)
         }
-        self.arrow_schema = _with(stored, folder_fields)
+        self.arrow_schema = self._common.schema
         #: Lengths of lists and vectors that the types leave open are UNKNOWN.
         self.schema = infer(self.arrow_schema, columns, decoded)
-        for file, other in zip(self.paths[1:], others, strict=True):
-            file_schema = _with(other, folder_fields)
-            differing = [
-                f"{column.name!r} is {_type_of(file_schema, column.name)} and was "
-                f"{_type_of(self.arrow_schema, column.name)}"
-                for column in infer(file_schema, self.schema.names, decoded)
-                if not _is_alike(self.schema[column.name], column)
-            ]
-            if differing:
-                raise DataError(
-                    f"columns of {file} have other types than those of {self.paths[0]}: {'; '.join(differing)}. Write "
-                    "the files with one schema, or leave these columns out"
-                )
+        self._common.require(self.schema.names)
         self.row_groups = tuple(self._row_groups())
 
     @property
@@ -106,6 +100,11 @@ class ParquetFolder:
         types = load_pyarrow("pyarrow.types")
         tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
         return frozenset(field.name for field in self.arrow_schema if any(test(field.type) for test in tests))
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The Arrow type of each column that some file has in another type, or lacks."""
+        return self._common.changed
 
     @property
     def rows(self) -> int:
@@ -144,14 +143,16 @@ class ParquetFolder:
         first = self.row_groups[0]
         sample = RowRange(first, 0, min(_SAMPLE_ROWS, first.rows))
         census = Census()
-        census.add(RowGroupTables(self._filesystem, doubtful.names).read([sample]), doubtful)
+        census.add(self._tables(doubtful.names).read([sample]), doubtful)
         lengths = census.complete(doubtful)
         return Schema(tuple(lengths[column.name] if column.name in doubtful else column for column in schema))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Any:
         """Columns of a row group as an Arrow table; text as dictionaries."""
-        tables = RowGroupTables(self._filesystem, columns, texts=self.texts)
-        return tables.read([RowRange(group, 0, group.rows)])
+        return self._tables(columns, self.texts).read([RowRange(group, 0, group.rows)])
+
+    def _tables(self, columns: Sequence[str], texts: Collection[str] = ()) -> RowGroupTables:
+        return RowGroupTables(self._filesystem, columns, texts=texts, types=self.types)
 
     def filtered(self, row_filter: RowFilter) -> tuple[RowGroup, ...]:
         """The row groups that have rows which a filter lets through; their ``rows`` count these alone.
@@ -164,6 +165,7 @@ class ParquetFolder:
         missing = [name for name in row_filter.names if name not in self.arrow_schema.names]
         if missing:
             raise DataError(missing_columns_text(missing, self.arrow_schema.names))
+        self._common.require(row_filter.names)
 
         def matching(group: RowGroup) -> int:
             footer = self._footers[group.path]
@@ -195,52 +197,24 @@ class ParquetFolder:
                     yield RowGroup(path, index, rows, size_bytes=size, partition=self._partitions[path])
 
 
-def _with_vectors(schema: Any, others: Sequence[Any]) -> Any:
-    """A file's Arrow schema with Spark's vectors where it has lists and another file has vectors.
-
-    We write a vector column as lists or as Spark's struct, a file at a time (see
-    :mod:`hvd_cluster.data.writing.part_file`).
-    """
-    for index, field in enumerate(schema):
-        if list_depth(field.type) == 1:
-            theirs = [other.field(field.name).type for other in others if field.name in other.names]
-            vector = next(filter(is_vector, theirs), None)
-            if vector is not None:
-                schema = schema.set(index, field.with_type(vector))
-    return schema
-
-
-def _is_alike(column: Column, other: Column) -> bool:
-    """Whether two files' columns become the same tensors."""
-    if column.kind is Kind.VECTOR and other.kind is Kind.LIST:  # lists are how dense ones are written
-        return len(other.shape) == 1 and other.dtype in {"float32", "float64"}
-    # Units of time are converted, but days and moments are not each other.
-    return (column.kind, column.dtype, column.unit == "D") == (other.kind, other.dtype, other.unit == "D")
-
-
-def _type_of(schema: Any, name: str) -> str:
-    return str(schema.field(name).type)
-
-
 def _with(schema: Any, fields: Sequence[Any]) -> Any:
     for field in fields:
         schema = schema.append(field)
     return schema
 
 
-def _files(filesystem: Any, path: str) -> list[tuple[str, str]]:
+def _files(filesystem: Any, path: str, checked: set[str]) -> list[tuple[str, str]]:
     """The Parquet files at a path, sorted by name: inside the filesystem, and relative to the path."""
-    fs = load_pyarrow("pyarrow.fs")
-    if retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}").type == fs.FileType.File:
-        return [(path, "")]
-    selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-    found = retried(lambda: filesystem.get_file_info(selector), filesystem, f"listing {path}")
+    files, found = files_at(filesystem, path, checked)
+    if files and not found:
+        return files
     if not found:
-        raise DataError(f"there is no Parquet at {path!r}: no such file, or an empty folder")
+        exists = filesystem.get_file_info(path).type != load_pyarrow("pyarrow.fs").FileType.NotFound
+        reason = "the folder holds no Parquet files" if exists else "there is no such file or folder"
+        raise DataError(f"there is no Parquet at {path!r}: {reason}")
     below = [info.path[len(path) :].strip("/") for info in found]
     if any(name.split("/")[0].split(".")[0] in {"_temporary", INCOMPLETE} for name in below):
         raise DataError(f"the data in {path!r} is still being written, or its writer died: write it again")
-    files = among(found, path)
     if not files:
         raise DataError(f"there is no Parquet in {path!r}: no file there ends in .parquet")
     return files

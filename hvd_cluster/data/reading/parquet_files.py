@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+from hvd_cluster.data.files.filesystems import is_local
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import Statistics
 from hvd_cluster.data.optional import load_pyarrow
@@ -15,6 +19,120 @@ from hvd_cluster.errors import DataError
 #: stores.
 NUM_THREADS = 8
 _SUFFIXES = (".parquet", ".parq", ".pq")
+
+#: Table format -> how its current rows become a DataFrame.
+_TABLE_READERS = {
+    "Delta": "spark.read.format('delta').load({path!r}) or deltalake.DeltaTable({path!r}).to_pandas()",
+    "Iceberg": "spark.read.format('iceberg').load({path!r}) or pyiceberg's Table.scan().to_arrow()",
+    "Hudi": "spark.read.format('hudi').load({path!r})",
+    "Lance": "lance.dataset({path!r}).to_table()",
+}
+#: A folder of this name directly in a table's folder -> the table's format.
+_TABLE_FOLDERS = {"_delta_log": "Delta", ".hoodie": "Hudi", "_versions": "Lance"}
+#: An Iceberg table has files with these ends in a folder of this name.
+_ICEBERG_FOLDER = "metadata"
+_ICEBERG_SUFFIXES = (".metadata.json", ".avro")
+
+
+def require_plain(filesystem: Any, path: str, found: Iterable[Any] = (), checked: set[str] | None = None) -> None:
+    """Refuse Parquet files that belong to a Delta, Iceberg, Hudi or Lance table.
+
+    Such a table lists its current files elsewhere: its folder also holds files whose rows were deleted or replaced.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the path.
+        path: what is to be read: the table's folder, a folder or file in it, a folder that holds tables, or a pattern.
+        found: ``pyarrow.fs.FileInfo`` of all that is below the path.
+        checked: folders that need no second look; those that are looked at now are added.
+
+    Raises:
+        DataError: the table, and how to read it.
+    """
+    for root, table_format in _tables_in(found):
+        raise DataError(_table_text(path, root, table_format))
+    folders = list(_with_folders_above(filesystem, path, set() if checked is None else checked))
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # object stores are far away
+        for folder, formats in zip(folders, pool.map(lambda one: _formats_of(filesystem, one), folders), strict=True):
+            for table_format in formats:
+                raise DataError(_table_text(path, folder or "/", table_format))
+
+
+def _table_text(path: str, root: str, table_format: str) -> str:
+    how = _TABLE_READERS[table_format].format(path=root)
+    return (
+        f"{path!r} belongs to the {table_format} table in {root!r}: its files also hold rows that were deleted or "
+        f"replaced, so they cannot be read as plain Parquet. Read the table, for example with {how}, and give the "
+        "result to fit() or materialize()"
+    )
+
+
+def _tables_in(found: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Folder and format of the tables in a listing."""
+    for info in found:
+        *above, last = info.path.split("/")
+        for depth, part in enumerate((*above, last)):
+            if part in _TABLE_FOLDERS and (depth < len(above) or info.type.name == "Directory"):
+                yield "/".join(above[:depth]), _TABLE_FOLDERS[part]
+        if above and above[-1] == _ICEBERG_FOLDER and last.endswith(_ICEBERG_SUFFIXES):
+            yield "/".join(above[:-1]), "Iceberg"
+
+
+def _with_folders_above(filesystem: Any, path: str, checked: set[str]) -> Iterator[str]:
+    """The path and every folder above it, nearest first, as it is written and with its links resolved."""
+    for spelling in [path, os.path.realpath(path)] if is_local(filesystem) else [path]:
+        folder = spelling.rstrip("/")
+        while folder not in checked:
+            checked.add(folder)
+            yield folder
+            folder = folder.rpartition("/")[0]
+
+
+def _formats_of(filesystem: Any, folder: str) -> list[str]:
+    """The format of the table whose folder this is, if it is one.
+
+    A folder above the data may be closed to the user, or its filesystem may fail for missing names: it counts as none.
+    """
+    fs = load_pyarrow("pyarrow.fs")
+    prefix = f"{folder}/" if folder else "/" if is_local(filesystem) else ""
+    with suppress(OSError, ValueError):
+        *markers, metadata = filesystem.get_file_info(
+            [f"{prefix}{name}" for name in (*_TABLE_FOLDERS, _ICEBERG_FOLDER)]
+        )
+        for name, info in zip(_TABLE_FOLDERS, markers, strict=True):
+            if info.type == fs.FileType.Directory:
+                return [_TABLE_FOLDERS[name]]
+        if metadata.type == fs.FileType.Directory:
+            inside = filesystem.get_file_info(fs.FileSelector(metadata.path))
+            if any(info.path.endswith(_ICEBERG_SUFFIXES) for info in inside):
+                return ["Iceberg"]
+    return []
+
+
+def files_at(filesystem: Any, path: str, checked: set[str]) -> tuple[list[tuple[str, str]], list[Any]]:
+    """The Parquet files at a path, and the listing that they are from.
+
+    Args:
+        filesystem: the ``pyarrow.fs.FileSystem`` that serves the path.
+        path: a file or folder inside it.
+        checked: as :func:`require_plain` takes it.
+
+    Returns:
+        Sorted (path inside the filesystem, path relative to the folder, "" for a file), and the
+        ``pyarrow.fs.FileInfo`` of all that is below the folder; both empty where nothing is there.
+
+    Raises:
+        DataError: the path belongs to a table of another format, or holds one.
+        OSError: what the filesystem says.
+    """
+    fs = load_pyarrow("pyarrow.fs")
+    kind = retried(lambda: filesystem.get_file_info(path), filesystem, f"looking at {path}").type
+    if kind == fs.FileType.File:
+        require_plain(filesystem, path.rpartition("/")[0], (), checked)
+        return [(path, "")], []
+    selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
+    found = retried(lambda: filesystem.get_file_info(selector), filesystem, f"listing {path}")
+    require_plain(filesystem, path, found, checked)
+    return among(found, path), found
 
 
 def among(found: Iterable[Any], folder: str) -> list[tuple[str, str]]:

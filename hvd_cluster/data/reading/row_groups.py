@@ -6,7 +6,7 @@ What cannot be read is named by file and row group.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.cache import source_of
@@ -14,6 +14,7 @@ from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.common_schema import as_type
 from hvd_cluster.data.reading.footers import Footers
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.errors import DataError
@@ -37,6 +38,7 @@ class RowGroupTables:
         cache: keeps what was read.
         texts: columns of text or bytes that are read from Parquet as dictionaries: distinct values, and an index for
             each row. They take no more memory than in the file.
+        types: column -> the Arrow type that tables of every file get; others stay as they are stored.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class RowGroupTables:
         row_filter: RowFilter | None = None,
         cache: RowGroupCache | None = None,
         texts: Collection[str] = (),
+        types: Mapping[str, Any] | None = None,
     ) -> None:
         self._filesystem = filesystem
         self._names = list(names)
         self._filter = row_filter
         self._cache = cache
         self._texts = frozenset(texts)
+        self._types = dict(types or {})
         self._footers = Footers()
         self._sources: dict[str, str] = {}
 
@@ -87,7 +91,9 @@ class RowGroupTables:
         if self._cache is None:
             return self._filtered(group)
         texts = tuple(name for name in self._names if name in self._texts)
-        key = (self._source(group), group.index, tuple(self._names), texts, self._filter)
+        # Files that come later may give a column another type.
+        names = tuple(f"{name}: {self._types[name]}" if name in self._types else name for name in self._names)
+        key = (self._source(group), group.index, names, texts, self._filter)
         return self._cache.get(key, lambda: self._filtered(group))
 
     def _source(self, group: RowGroup) -> str:
@@ -129,6 +135,10 @@ class RowGroupTables:
         for name in names:
             if name in constants:
                 table = table.append_column(name, _constant(constants[name], table.num_rows))
+            if name in self._types:
+                place = table.column_names.index(name)
+                typed = as_type(table.column(place), self._types[name], name, path)
+                table = table.set_column(place, name, typed)
         return (table if table.column_names == list(names) else table.select(names)), rows
 
     def _parquet(self, path: str, indices: Sequence[int], names: Sequence[str]) -> tuple[pa.Table, list[int]]:
@@ -165,4 +175,4 @@ def _place(group: RowGroup) -> str:
 def _constant(value: int | str | None, rows: int) -> Any:
     """A column that has one value; of Arrow's null type where that is null."""
     pyarrow = load_pyarrow()
-    return pyarrow.repeat(pyarrow.scalar(value), rows)
+    return pyarrow.chunked_array([pyarrow.repeat(pyarrow.scalar(value), rows)])

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvd_cluster.data import filters as row_filters
 from hvd_cluster.data.columns.column_rules import ColumnRules
-from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize
 from hvd_cluster.data.reading import footers
 from hvd_cluster.data.reading.parquet import ParquetFolder
@@ -30,6 +30,8 @@ class Source:
     split: Split
     #: Columns of text or bytes.
     texts: frozenset[str]
+    #: Column -> Arrow type that tables of every file get, where files differ.
+    types: dict[str, Any]
     #: Bytes that each file's footer takes in memory.
     footers: tuple[int, ...]
     #: Names it in messages.
@@ -80,6 +82,7 @@ def open_source(
             schema=rules.applied(columns),
             split=split,
             texts=texts,
+            types={},
             footers=tuple(footers.estimated(split.row_groups, len(columns))),
             name=repr(name),
         )
@@ -93,16 +96,45 @@ def open_source(
         valid = folder.schema.names if drop_nulls is True else drop_nulls or ()
         row_filter = row_filters.parse(filters, valid)
         groups = folder.row_groups if row_filter is None else folder.filtered(row_filter)
+        _require_filled(groups, [name for name in folder.schema.names if name not in rules.fill])
         schema = folder.with_lengths(rules.applied(folder.schema))
         rows = sum(group.rows for group in groups)
         split = Split(groups, rows, size if lanes is None else lanes, row_filter)
         found = Source(
-            filesystem=opened, schema=schema, split=split, texts=folder.texts, footers=folder.footers_bytes, name=name
+            filesystem=opened,
+            schema=schema,
+            split=split,
+            texts=folder.texts,
+            types=folder.types,
+            footers=folder.footers_bytes,
+            name=name,
         )
     if not found.split.rows:
         what = " that the filters let through" if found.split.row_filter is not None else ""
         raise DataError(f"there are no rows to read in {found.name}{what}")
     return found
+
+
+def _require_filled(groups: Sequence[RowGroup], names: Sequence[str]) -> None:
+    """Refuse columns that whole files lack, or that a folder names null, and that no rule fills.
+
+    Raises:
+        DataError: all such columns, with their numbers of nulls.
+    """
+    nulls: dict[str, int] = {}
+    places: dict[str, str] = {}
+    for group in groups:
+        for name, value in group.partition:
+            if value is None and name in names:
+                nulls[name] = nulls.get(name, 0) + group.rows
+                places.setdefault(name, group.path)
+    if nulls:
+        raise DataError("\n".join(_unfilled_text(name, count, places[name]) for name, count in nulls.items()))
+
+
+def _unfilled_text(name: str, count: int, path: str) -> str:
+    remedy = f"fill_nulls={{{name!r}: ...}} says what stands for them, drop_nulls=[{name!r}] leaves the rows out"
+    return f"column {name!r} holds {count} null{'s' if count != 1 else ''}, as {path} has no values of it: {remedy}"
 
 
 def _names(columns: Sequence[str] | Schema | None) -> Sequence[str] | None:

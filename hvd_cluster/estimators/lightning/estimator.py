@@ -137,7 +137,16 @@ class LightningEstimator(ModuleEstimator):
             if is_own:
                 batch = {}
                 batch = self._first_rows(dataset, seed, transformed=False)
-            return probe(model, inputs, objective, metrics, batch, dataset.schema, custom_step=is_own)
+            return probe(
+                model,
+                inputs,
+                objective,
+                metrics,
+                batch,
+                dataset.schema,
+                custom_step=is_own,
+                as_stored=is_own,  # what training_step gets
+            )
         except DataError as error:
             if not is_own:
                 raise

@@ -1,7 +1,8 @@
 """The model, the loss and the metrics tried on the driver, on a few rows, before any worker starts.
 
 The trial also settles what dtype each column has at the model's edge: the model's own floating dtype, as Horovod had
-it for every column, unless that does not work there and int64 (bool for bools) does: embeddings, class labels.
+it for every column, unless that does not work there and int64 (bool for bools) does: embeddings, class labels. A
+feature with a whole number that the floating dtype cannot hold stays int64 where the model takes that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.exactness import lost
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_row
 
@@ -52,6 +54,7 @@ def probe(
     schema: Schema,
     custom_step: bool = False,
     weighted: bool = False,
+    as_stored: bool = False,
 ) -> Findings:
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
@@ -59,6 +62,7 @@ def probe(
         batch: columns of a few rows, as the reader yields them.
         custom_step: a step of the user's own computes the loss; only the model's input is tried.
         weighted: rows will be weighted, also where no column has their weights.
+        as_stored: training hands whole numbers to the model as they are: the model is first tried with these.
 
     Raises:
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
@@ -66,20 +70,24 @@ def probe(
     """
     trial = copy.deepcopy(model).to(_CPU)
     refusals: list[_Refused] = []
-    for feature_dtypes, label_dtypes in _choices(trial, inputs, batch):
+    exact = list(_exact_choices(trial, inputs, batch, as_stored))
+    choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]
+    for feature_dtypes, label_dtypes in (*exact, *choices):
         candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
         try:
             with torch.random.fork_rng(devices=[]):
                 shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, 5), custom_step, weighted)
-                if custom_step or all(5 not in shape for shape in shapes):
-                    return Findings(candidate, shapes)
-                # An output of 5 values meets 5 rows: a wrong shape might fit by chance. Once more with another number.
-                again = _repeat(batch, 7)
-                return Findings(
-                    candidate, _try(trial, candidate, make_objective, metrics, again, custom_step, weighted)
-                )
+                if not custom_step and any(5 in shape for shape in shapes):
+                    # An output of 5 values meets 5 rows: a wrong shape might fit by chance. Once more with another
+                    # number.
+                    again = _repeat(batch, 7)
+                    shapes = _try(trial, candidate, make_objective, metrics, again, custom_step, weighted)
         except _Refused as refusal:
             refusals.append(refusal)
+        else:
+            candidate.warn_of_lost(batch)
+            return Findings(candidate, shapes)
+    refusals = refusals[len(exact) :] + refusals[: len(exact)]  # what most models are wrong about comes first
     raise DataError(f"{_told(refusals)}\n{shapes_text(inputs, batch, schema)}")
 
 
@@ -114,6 +122,22 @@ def _choices(
         if choice not in seen:
             seen.add(choice)
             yield choice
+
+
+def _exact_choices(
+    model: torch.nn.Module, inputs: Inputs, batch: Mapping[str, Tensor], as_stored: bool
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Those that keep whole numbers of which the model's floating dtype would lose some (or all, ``as_stored``)."""
+    floating = floating_dtype(model)
+    dtypes = []
+    for name in inputs.feature_cols:
+        whole = not batch[name].is_floating_point()
+        keeps = whole and (as_stored or lost(batch[name], floating) is not None)
+        dtypes.append(_name(_whole(batch[name].dtype)) if keeps else floating)
+    if set(dtypes) == {floating}:
+        return
+    for labels in dict.fromkeys(labels for _, labels in _choices(model, inputs, batch)):
+        yield tuple(dtypes), labels
 
 
 def _try(

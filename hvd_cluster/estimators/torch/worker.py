@@ -84,6 +84,7 @@ class Worker:
 
     def _take(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         columns = self.spec.inputs
+        columns.warn_of_lost(batch)
         labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
         if self.class_weights is not None:
             weights = self.class_weights.row_weights(labels[0], weights)

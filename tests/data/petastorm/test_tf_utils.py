@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib.util
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from hvd_cluster.data.petastorm import make_reader
+from hvd_cluster.data.petastorm import make_batch_reader, make_reader
 from hvd_cluster.data.petastorm.tf_utils import converted, described, make_petastorm_dataset
 from hvd_cluster.data.petastorm.unischema import UnischemaField
 from hvd_cluster.errors import MissingExtraError
@@ -54,6 +57,53 @@ def test_values_are_converted_and_nulls_named() -> None:
     for value in (None, np.array([1, None], dtype=object)):
         with pytest.raises(TypeError, match="'x' holds None"):
             converted("x", value)
+
+
+DAY_NS = 86400 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        (pa.array([dt.date(1970, 1, 2), dt.date(1969, 12, 31)]), [DAY_NS, -DAY_NS]),
+        (pa.array([dt.date(1970, 1, 2)], pa.date64()), [DAY_NS]),
+        (pa.array([1], pa.timestamp("s")), [10**9]),
+        (pa.array([5000], pa.timestamp("ns")), [5000]),
+        (pa.array([1], pa.timestamp("us", "Europe/Berlin")), [1000]),
+        (pa.array([Decimal("1.50")]), ["1.50"]),
+        (pa.array([b"a\0", b""]), [b"a\0", b""]),
+        (pa.array(["a", ""]), ["a", ""]),
+        (pa.array([1], pa.uint16()), [1]),
+        (pa.array([1], pa.uint32()), [1]),
+        (pa.array([2**63], pa.uint64()), [2**63]),
+        (pa.array([True]), [True]),
+        (pa.array([0.5], pa.float32()), [0.5]),
+        (pa.array(["b"]).dictionary_encode(), ["b"]),
+        (pa.array([[1, 2]]), [[1, 2]]),
+        (pa.array([[dt.date(1970, 1, 2)]]), [[DAY_NS]]),
+        (pa.array([["a", "b"]]), [["a", "b"]]),
+    ],
+)
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_values_are_of_the_dtype_that_is_described(tmp_path: Path, make: Any, column: Any, wanted: list[Any]) -> None:
+    pq.write_table(pa.table({"x": column}), tmp_path / "0.parquet")
+    with make(tmp_path.as_uri(), shuffle_row_groups=False) as reader:
+        dtype, shape = described(reader.schema.fields["x"], batched=reader.batched_output)
+        found = [converted("x", item.x, dtype) for item in reader]
+    assert all(array.ndim == len(shape) for array in found)
+    assert all("string" if array.dtype.kind in "SUO" else array.dtype.name == dtype for array in found)
+    values = [array.tolist() for array in found]
+    assert (values[0] if reader.batched_output else values) == wanted
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.int64(), pa.bool_(), pa.string()])
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_nulls_of_every_type_are_named(tmp_path: Path, make: Any, kind: Any) -> None:
+    pq.write_table(pa.table({"x": pa.array([None, None], kind)}), tmp_path / "0.parquet")
+    with make(tmp_path.as_uri()) as reader:
+        dtype, _ = described(reader.schema.fields["x"], batched=reader.batched_output)
+        with pytest.raises(TypeError, match="'x' holds None"):
+            converted("x", next(reader).x, dtype)
 
 
 def test_without_tensorflow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,3 +136,51 @@ def test_a_label_of_one_number_meets_an_output_of_one_column():
 
 def test_with_a_step_of_the_users_own_only_the_input_is_tried():
     assert run(torch.nn.Linear(4, 2), None, custom_step=True).output_shapes == ((2,),)
+
+
+class Difference(torch.nn.Module):
+    """Takes ids of any dtype: one from the other, before anything is rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(4, 1)
+
+    def forward(self, ids):
+        return self.line((ids - ids[:, :1]).float())
+
+
+LARGE = torch.arange(12).reshape(ROWS, 4) + 2**40
+
+
+def test_whole_numbers_that_a_float_cannot_hold_stay_int64_where_the_model_takes_them(caplog):
+    assert run(Difference(), F.mse_loss, features=LARGE).inputs.feature_dtypes == ("int64",)
+    assert run(Difference(), F.mse_loss, features=LARGE - 2**40).inputs.feature_dtypes == ("float32",)
+    doubled = run(torch.nn.Linear(4, 1).double(), F.mse_loss, features=LARGE)
+    assert doubled.inputs.feature_dtypes == ("float64",)
+    assert not caplog.records
+
+
+def test_a_model_that_takes_floats_alone_is_warned_of_what_they_cannot_hold(caplog):
+    found = run(torch.nn.Linear(4, 1), F.mse_loss, features=LARGE)
+    assert found.inputs.feature_dtypes == ("float32",)
+    (record,) = caplog.records
+    assert "column 'x' holds 1099511627777, which becomes 1099511627776.0 in the model's float32" in record.message
+    found.inputs.warn_of_lost({"x": LARGE, "y": torch.zeros(ROWS)})  # once for each fit
+    assert len(caplog.records) == 1
+
+
+def test_a_model_that_takes_neither_is_told_of_its_floats_first():
+    with pytest.raises(DataError) as raised:
+        run(torch.nn.Linear(5, 1), F.mse_loss, features=LARGE)
+    assert "mat1 and mat2 shapes cannot be multiplied" in str(raised.value)
+
+
+def test_labels_and_doubles_that_are_rounded_to_other_whole_numbers_are_named(caplog):
+    run(torch.nn.Linear(4, 1), F.mse_loss, label=torch.arange(ROWS)[:, None] + 2**25)
+    assert "column 'y' holds 33554433" in caplog.text
+    caplog.clear()
+    run(torch.nn.Linear(4, 1), F.mse_loss, features=torch.full((ROWS, 4), 1_700_000_001.0, dtype=torch.float64))
+    assert "column 'x' holds 1700000001.0" in caplog.text
+    caplog.clear()
+    run(torch.nn.Linear(4, 1), F.mse_loss, features=torch.full((ROWS, 4), 0.1, dtype=torch.float64))
+    assert not caplog.records  # fractions are rounded by every float

@@ -1,0 +1,63 @@
+"""Which values of a column another dtype cannot hold.
+
+Every floating dtype rounds fractions, and that is what training in float32 means. What counts as lost is a whole number
+that becomes another one (ids, epoch seconds, times as counts), a number beyond the range, and a fraction that becomes a
+whole number.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def lost(tensor: torch.Tensor, dtype: str) -> int | float | bool | None:
+    """A value of a column that is lost in another dtype; None where there is none.
+
+    Args:
+        tensor: the column, of any shape.
+        dtype: torch's name of the other dtype.
+    """
+    wanted: torch.dtype = getattr(torch, dtype)
+    if not tensor.numel() or torch.bool in {tensor.dtype, wanted} or tensor.dtype == wanted:
+        return None
+    if tensor.dtype.is_floating_point and wanted.is_floating_point:
+        if torch.finfo(tensor.dtype).bits <= torch.finfo(wanted).bits:
+            return None
+        largest = tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()
+        if largest <= _exact_up_to(wanted):
+            return None
+        after = tensor.to(wanted).to(tensor.dtype)
+        changed = torch.isfinite(tensor) & (after != tensor) & ((tensor == tensor.round()) | torch.isinf(after))
+    elif wanted.is_floating_point:
+        if max(abs(int(tensor.max())), abs(int(tensor.min()))) <= _exact_up_to(wanted):
+            return None
+        # Compared as float64, and the way back for what that cannot hold itself.
+        after = tensor.to(wanted)
+        changed = after.double() != tensor.double()
+        if tensor.dtype == torch.int64:
+            inside = after.double().abs() < 2.0**63
+            back = torch.where(inside, after.double(), torch.zeros_like(after, dtype=torch.float64)).to(torch.int64)
+            changed = changed | ~inside | (back != tensor)
+    elif tensor.dtype.is_floating_point:
+        limits = torch.iinfo(wanted)
+        outside = (tensor < limits.min) | (tensor > limits.max) | ~torch.isfinite(tensor)
+        changed = outside | (tensor != tensor.round())
+    else:
+        limits = torch.iinfo(wanted)
+        changed = (tensor < limits.min) | (tensor > limits.max)
+    return tensor[changed][0].item() if bool(changed.any()) else None
+
+
+def lost_text(name: str, value: float, dtype: str) -> str:
+    """What to say of a lost value of a column."""
+    becomes = torch.tensor(value).to(getattr(torch, dtype)).item()
+    return (
+        f"column {name!r} holds {value}, which becomes {becomes} in the model's {dtype}: different values may become "
+        "equal. Make the numbers smaller (subtract an offset, encode ids as 0, 1, 2, ...), or let the model take a "
+        "wider dtype: model.double() in PyTorch, keras.Input(..., dtype='int64') in Keras, an embedding"
+    )
+
+
+def _exact_up_to(floating: torch.dtype) -> int:
+    """The largest number up to which the dtype holds every whole one."""
+    return round(2 / torch.finfo(floating).eps)
