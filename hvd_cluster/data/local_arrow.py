@@ -37,6 +37,8 @@ def write_arrow(
     lanes: int = 1,
     allow_ragged: bool = False,
     float32: bool = False,
+    tensors_only: bool = False,
+    first_rows: int | None = None,
 ) -> Dataset:
     """Write batches to the local disk as they come; a few of them are in memory at a time.
 
@@ -54,6 +56,8 @@ def write_arrow(
         lanes: streams that the order is woven from; 1 where each worker reads a data set of its own.
         allow_ragged: lists in a column may differ in length.
         float32: write float64 as float32.
+        tensors_only: refuse columns of text and bytes too.
+        first_rows: the batches are the first rows of larger data, that many at most; for messages.
 
     Returns:
         The data set; ``validation`` is None only where none was asked for, and may be empty.
@@ -73,7 +77,10 @@ def write_arrow(
         raise DataError("the data has no rows: check the filters and joins that made it")
     if columns is None:
         columns = [name for name in first.schema.names if name != validation]
-    schema = infer(first.schema, columns)
+    wrong: list[str] = []
+    schema = infer(first.schema, columns, wrong=wrong)
+    if tensors_only and (text := schema.no_tensors_text()):
+        wrong.append(text)
     if float32:
         schema = Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in schema))
     plan = PartPlan(
@@ -85,11 +92,13 @@ def write_arrow(
         seed=seed,
         group_rows=group_rows,
         allow_ragged=allow_ragged,
+        wrong=tuple(wrong),
         format="arrow",
     )
     try:
         report = write_part(plan, part, _from(first, rows))
-        census.require(report.census.problems(allow_ragged=allow_ragged))
+        seen = None if first_rows is None or report.rows < first_rows else first_rows  # all rows, if they are fewer
+        census.require([*wrong, *report.census.problems(allow_ragged=allow_ragged, first_rows=seen)])
     except OSError as error:
         store.delete(store.prefix)
         raise DataError(unwritable_text(store.prefix, error)) from error

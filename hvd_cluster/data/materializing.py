@@ -71,6 +71,7 @@ def materialize(
     reuse: bool = False,
     own_folders: bool = False,
     in_place: bool = True,
+    tensors_only: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
     """Make data ready to train on.
@@ -105,6 +106,7 @@ def materialize(
             is used in place only where it is a folder of which nothing is held out.
         in_place: whether Parquet may be used where it is; False copies it to the folders that ``dataset_id`` names, for
             those who know only that name.
+        tensors_only: refuse columns of text and bytes, together with what else is wrong.
         progress: told the rows that are written, e.g. a :class:`hvd_cluster.data.writing.progress.ProgressBar`.
 
     Returns:
@@ -134,6 +136,7 @@ def materialize(
         float32=float32,
         own_folders=own_folders,
         in_place=in_place,
+        tensors_only=tensors_only,
         progress=progress,
     )
     writer = _Materializer(Store.create(store), options, dataset_id, reuse=reuse)
@@ -169,6 +172,7 @@ class _Options:
     float32: bool
     own_folders: bool
     in_place: bool
+    tensors_only: bool
     progress: Progress | None
 
     @property
@@ -198,12 +202,14 @@ class _Materializer:
         self.options = options
         self.dataset_id = dataset_id or uuid.uuid4().hex
         self.reuse = reuse and dataset_id is None
+        #: What is wrong with the columns, as far as their types tell.
+        self.wrong: list[str] = []
 
     def from_spark(self, frame: Any) -> Dataset:
         """Executors write Parquet with the same writer as everybody; a line of JSON for each partition comes back."""
         schema = self._schema_and_validation_column(frame.schema)
-        selected = frame.select(*map(quoted, self.options.read_columns))
-        if self.reuse:
+        selected = frame.select(*map(quoted, self._countable(frame.columns)))
+        if self.reuse and not self.wrong:
             written = self._named(PLANS.address(selected, self.store, self.options.of_address))
             if written is not None:
                 return written
@@ -241,8 +247,8 @@ class _Materializer:
         if not table.num_rows:
             raise DataError(NO_ROWS_TEXT)
         schema = self._arrow_schema(table.schema)
-        table = table.select(self.options.read_columns)
-        if self.reuse:
+        table = table.select(self._countable(table.column_names))
+        if self.reuse and not self.wrong:
             written = self._named(content_address.of_table(table, self.options.of_address))
             if written is not None:
                 return written
@@ -255,14 +261,17 @@ class _Materializer:
         """Row groups where they are; through a copy where a validation column mixes the parts, or files do."""
         within = path == self.store.prefix or path.startswith(f"{self.store.prefix}/")
         store = self.store if within else Store.create(path)
-        folder = parquet.ParquetFolder(store.fs, [store.get_localized_path(path)], self.options.columns)
+        folder = parquet.ParquetFolder(
+            store.fs, [store.get_localized_path(path)], self.options.columns, wrong=self.wrong
+        )
         if not folder.rows:
             raise DataError(f"the Parquet data in {path!r} has no rows")
         mixed = self.options.own_folders and (self.options.validation is not None or store.is_file(path))
         if isinstance(self.options.validation, str) or mixed or not self.options.in_place:
             return self._copied(folder, store)
         seen = folder.census()
-        census.require(seen.problems(allow_ragged=self.options.allow_ragged))
+        self._usable(folder.schema)
+        census.require([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
         train: Sequence[RowGroup] = folder.row_groups
         held_out: Sequence[RowGroup] = []
         if self.options.validation is not None:
@@ -272,14 +281,15 @@ class _Materializer:
 
     def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
         schema = self._arrow_schema(folder.arrow_schema)
-        if self.reuse:
+        columns = self._countable(folder.arrow_schema.names)
+        if self.reuse and not self.wrong:
             written = self._named(content_address.of_files(source, folder.paths, self.options.of_address))
             if written is not None:
                 return written
         batches = (
             batch
             for group in folder.row_groups
-            for batch in folder.read(group, self.options.read_columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
+            for batch in folder.read(group, columns).to_batches(max_chunksize=MAX_GROUP_ROWS)
         )
         with self._folders(schema, MAX_GROUP_ROWS) as (plan, folders):
             return self._dataset(plan, [self._written(plan, batches, folder.rows)], folders)
@@ -317,23 +327,35 @@ class _Materializer:
             raise DataError(unwritable_text(plan.train_folder, error)) from error
 
     def _schema_and_validation_column(self, spark_schema: Any) -> Schema:
-        schema = schema_spark.infer(spark_schema, self.options.read_columns)
-        if isinstance(self.options.validation, str):
+        schema = schema_spark.infer(spark_schema, self.options.read_columns, self.wrong)
+        if isinstance(self.options.validation, str) and self.options.validation in schema:
             kind = schema[self.options.validation].kind
             if kind not in {Kind.NUMERIC, Kind.BOOL}:
                 raise DataError(
                     f"the validation column {self.options.validation!r} holds {kind.value}: it must be bool, or "
                     "numeric with > 0 for validation"
                 )
-        return schema.select(self.options.columns)
+        return self._usable(Schema(tuple(column for column in schema if column.name in self.options.columns)))
 
     def _arrow_schema(self, arrow_schema: pa.Schema) -> Schema:
-        missing = [name for name in self.options.read_columns if name not in arrow_schema.names]
-        if missing:
-            raise DataError(missing_columns_text(missing, arrow_schema.names))
         if isinstance(self.options.validation, str):
+            if self.options.validation not in arrow_schema.names:
+                missing = [name for name in self.options.read_columns if name not in arrow_schema.names]
+                raise DataError(missing_columns_text(missing, arrow_schema.names))
             validation_rule.check_column(self.options.validation, arrow_schema.field(self.options.validation).type)
-        return infer(arrow_schema, self.options.columns)
+        return self._usable(infer(arrow_schema, self.options.columns, wrong=self.wrong))
+
+    def _countable(self, existing: Sequence[str]) -> list[str]:
+        """The columns to take from data that has ``existing`` ones: all, where nothing is wrong."""
+        if isinstance(self.options.validation, str) and list(existing).count(self.options.validation) != 1:
+            census.require(self.wrong)
+        return [name for name in self.options.read_columns if not self.wrong or list(existing).count(name) == 1]
+
+    def _usable(self, schema: Schema) -> Schema:
+        """The schema; what is wrong with it is kept until the nulls of its columns have been counted."""
+        if self.options.tensors_only and (text := schema.no_tensors_text()):
+            self.wrong.append(text)
+        return schema
 
     def _plan(self, schema: Schema, group_rows: int) -> PartPlan:
         return PartPlan(
@@ -345,6 +367,7 @@ class _Materializer:
             seed=self.options.seed,
             group_rows=min(MAX_GROUP_ROWS, group_rows),
             allow_ragged=self.options.allow_ragged,
+            wrong=tuple(self.wrong),
             makes_folders=False,
         )
 
@@ -355,7 +378,7 @@ class _Materializer:
             seen.merge(report.census)
         if not any(report.rows for report in reports):
             raise DataError(NO_ROWS_TEXT)
-        census.require(seen.problems(allow_ragged=self.options.allow_ragged))
+        census.require([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
         train = self._split([group for report in reports for group in report.train])
         held_out = self._split([group for report in reports for group in report.validation])
         own = () if self.reuse else plan.folders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import weakref
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
@@ -318,7 +319,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         The reader may be used further: the next iteration continues at :attr:`position`.
         """
         for batches in list(self._open):
-            if not batches.gi_running:  # closed by the code that it runs: it ends with that
+            if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:  # else its own code closes us, and ends it
                 batches.close()
         self._course.close()
         self._times_closed += 1

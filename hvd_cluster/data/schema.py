@@ -123,13 +123,19 @@ class Schema:
         Raises:
             DataError: there are string or binary columns; all are named.
         """
+        if text := self.no_tensors_text():
+            raise DataError(text)
+
+    def no_tensors_text(self) -> str:
+        """What to say of the columns that cannot become tensors as they are; empty if there are none."""
         texts = [f"{column.name!r} ({column.kind.value})" for column in self.columns if not column.has_tensor]
-        if texts:
-            them = "them" if len(texts) > 1 else "it"
-            raise DataError(
-                f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn "
-                f"{them} into numbers with a decode function or a transformation_fn"
-            )
+        if not texts:
+            return ""
+        them = "them" if len(texts) > 1 else "it"
+        return (
+            f"no tensor can be made of {_columns(texts)}: leave {them} out, encode {them} as numbers, or turn "
+            f"{them} into numbers with a decode function or a transformation_fn"
+        )
 
 
 def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str:
@@ -148,13 +154,19 @@ def missing_columns_text(missing: Sequence[str], existing: Sequence[str]) -> str
     return "\n".join([*lines, f"the columns are: {listed}"])
 
 
-def infer(arrow_schema: pa.Schema, columns: Sequence[str] | None = None, decoded: Collection[str] = ()) -> Schema:
+def infer(
+    arrow_schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    decoded: Collection[str] = (),
+    wrong: list[str] | None = None,
+) -> Schema:
     """The schema that an Arrow schema tells; list and vector lengths that it leaves open are UNKNOWN.
 
     Args:
         arrow_schema: a ``pyarrow.Schema``.
         columns: the columns to take, in that order; None for all.
         decoded: columns that may hold anything, because a function makes tensors of them.
+        wrong: takes the problems, for a caller that has more of them; the schema is that of the other columns then.
 
     Raises:
         DataError: columns are missing or of a type that no tensor can hold; all problems are named at once.
@@ -177,7 +189,9 @@ def infer(arrow_schema: pa.Schema, columns: Sequence[str] | None = None, decoded
                     found.append(Column(name, Kind.OTHER, "object"))
                 else:
                     problems.append(str(error))
-    if problems:
+    if wrong is not None:
+        wrong += problems
+    elif problems:
         raise DataError("\n".join(problems))
     return Schema(tuple(found))
 

@@ -25,12 +25,13 @@ _TIMES = {"date": "D", "timestamp": "us", "timestamp_ntz": "us"}
 _VECTORS = {"org.apache.spark.ml.linalg.VectorUDT", "org.apache.spark.mllib.linalg.VectorUDT"}
 
 
-def infer(spark_schema: StructType, columns: Sequence[str] | None = None) -> Schema:
+def infer(spark_schema: StructType, columns: Sequence[str] | None = None, wrong: list[str] | None = None) -> Schema:
     """The schema of a DataFrame's columns; lengths of arrays and vectors are UNKNOWN until rows are seen.
 
     Args:
         spark_schema: ``df.schema``.
         columns: the columns to take, in that order; None for all.
+        wrong: takes the problems, as that of :func:`hvd_cluster.data.schema.infer`.
 
     Raises:
         DataError: columns are missing, ambiguous or of a type that no tensor can hold; all problems are named at once.
@@ -48,7 +49,9 @@ def infer(spark_schema: StructType, columns: Sequence[str] | None = None) -> Sch
                 found.append(column_of(name, spark_schema[name].dataType))
             except DataError as error:
                 problems.append(str(error))
-    if problems:
+    if wrong is not None:
+        wrong += problems
+    elif problems:
         raise DataError("\n".join(problems))
     return Schema(tuple(found))
 

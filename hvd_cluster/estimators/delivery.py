@@ -88,7 +88,7 @@ class Delivery:
             store: where to write what has to be written.
             given: arguments of ``materialize``.
         """
-        given = {**given, "validation": self.validation}
+        given = {**given, "validation": self.validation, "tensors_only": not given["allow_ragged"]}
         if self.kind is Frame.SPARK and not self.has_store:
             from hvd_cluster.estimators.spark.feed import feed
 

@@ -16,6 +16,7 @@ import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.local_arrow import write_arrow
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind
@@ -426,3 +427,52 @@ def test_without_pyarrow_the_extra_to_install_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError pyarrow is not installed")
     assert "extra [data]" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["table", "Parquet in place", "Parquet copied"])
+def test_everything_that_is_wrong_with_the_columns_is_told_at_once(tmp_path: Path, kind: str) -> None:
+    table = pa.table(
+        {
+            "many": pa.array([None] * 7 + [1.0] * 5),
+            "one": pa.array([*range(11), None]),
+            "text": ["a"] * 12,
+            "struct": [{"q": 1}] * 12,
+            "ragged": [[1.0]] * 11 + [[1.0, 2.0]],
+            "fine": range(12),
+        }
+    )
+    data: Any = table
+    if kind != "table":
+        data = tmp_path / "in"
+        data.mkdir()
+        pq.write_table(table, data / "0.parquet", row_group_size=5)
+    with pytest.raises(DataError) as raised:
+        materialize(
+            data,
+            tmp_path / "work",
+            columns=[*table.column_names, "absent"],
+            tensors_only=True,
+            in_place=kind != "Parquet copied",
+        )
+    lines = str(raised.value).splitlines()
+    for wanted in (
+        "there is no column 'absent'",
+        "column 'struct' has the type struct",
+        "no tensor can be made of column 'text'",
+        "column 'many' holds 7 nulls",
+        "column 'one' holds 1 null",
+        "column 'ragged' holds lists of different lengths",
+    ):
+        assert sum(line.startswith(wanted) for line in lines) == 1, lines
+    assert "'fine' holds" not in str(raised.value)
+    assert not list(tmp_path.glob("work/**/*.parquet"))
+
+
+def test_nulls_of_a_sample_are_told_as_those_of_the_first_rows(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": pa.array([None, 1.0]), "s": ["a", "b"]})
+    with pytest.raises(DataError) as raised:
+        write_arrow([batch], tmp_path, tensors_only=True, first_rows=2)
+    assert "column 'x' holds 1 null in the first 2 rows" in str(raised.value)
+    assert "no tensor can be made of column 's'" in str(raised.value)
+    with pytest.raises(DataError, match="column 'x' holds 1 null: "):  # these are all rows
+        write_arrow([batch], tmp_path, first_rows=32)

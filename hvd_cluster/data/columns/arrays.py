@@ -62,19 +62,19 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     return values.reshape((n, *shape))
 
 
-def nulls_text(name: str, count: int) -> str:
-    """What to say about nulls in a column."""
+def nulls_text(name: str, count: int, where: str = "") -> str:
+    """What to say about nulls in a column; ``where``: in which rows they were counted, if not in all."""
     return (
-        f"column {name!r} holds {count} null{'s' if count != 1 else ''}: fill them (df.fillna) or drop those rows "
-        "(df.dropna)"
+        f"column {name!r} holds {count} null{'s' if count != 1 else ''}{where}: fill them (df.fillna) or drop those "
+        "rows (df.dropna)"
     )
 
 
-def inner_nulls_text(name: str, count: int) -> str:
+def inner_nulls_text(name: str, count: int, where: str = "") -> str:
     """What to say about nulls inside the lists of a column."""
     return (
-        f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists (in pandas, NaN is one): put "
-        "numbers in their places, or drop those rows"
+        f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists{where} (in pandas, NaN is "
+        "one): put numbers in their places, or drop those rows"
     )
 
 

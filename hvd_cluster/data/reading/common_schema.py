@@ -18,8 +18,8 @@ class CommonSchema:
 
     #: ``pyarrow.Schema`` of all columns, in the order in which files have them first.
     schema: Any
-    #: Column -> what keeps its types from having a common one.
-    conflicts: dict[str, str]
+    #: Column without a common type -> a file, another that has it in another type, and the two types as text.
+    conflicts: dict[str, tuple[str, str, str]]
     #: For each file, the columns that it lacks; their rows there are nulls.
     lacking: tuple[tuple[str, ...], ...]
     #: Column -> its Arrow type, for those that some file has in another type or lacks.
@@ -37,7 +37,7 @@ class CommonSchema:
         fields = list(schemas[0])
         places = {field.name: index for index, field in enumerate(fields)}
         sources = dict.fromkeys(places, files[0])
-        conflicts: dict[str, str] = {}
+        conflicts: dict[str, tuple[str, str, str]] = {}
         # Most files have one of a few schemas.
         seen = {schemas[0]: frozenset(schemas[0].names)}
         for schema, file in zip(schemas[1:], files[1:], strict=True):
@@ -53,10 +53,8 @@ class CommonSchema:
                 index = places[field.name]
                 common = common_type(fields[index].type, field.type)
                 if common is None:
-                    conflicts.setdefault(
-                        field.name,
-                        f"{field.name!r} is {field.type} in {file} and {fields[index].type} in {sources[field.name]}",
-                    )
+                    was = f"{field.name!r} is {field.type} and was {fields[index].type}"
+                    conflicts.setdefault(field.name, (file, sources[field.name], was))
                 elif common != fields[index].type:
                     fields[index] = field.with_type(common)
         names = list(places)
@@ -75,12 +73,17 @@ class CommonSchema:
         Raises:
             DataError: some have several; all are named.
         """
-        wrong = [self.conflicts[name] for name in dict.fromkeys(names) if name in self.conflicts]
+        wrong: dict[tuple[str, str], list[str]] = {}
+        for name in dict.fromkeys(names):
+            if name in self.conflicts:
+                file, other, types = self.conflicts[name]
+                wrong.setdefault((file, other), []).append(types)
         if wrong:
-            raise DataError(
-                f"files have columns of other types than others, with none that holds both: {'; '.join(wrong)}. Write "
-                "the files with one schema, or leave these columns out"
-            )
+            lines = [
+                f"columns of {file} have other types than those of {other}: {'; '.join(types)}"
+                for (file, other), types in wrong.items()
+            ]
+            raise DataError(f"{'; '.join(lines)}. Write the files with one schema, or leave these columns out")
 
 
 def common_type(one: Any, other: Any) -> Any:

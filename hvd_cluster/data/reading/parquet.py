@@ -43,6 +43,7 @@ class ParquetFolder:
         decoded: columns that may hold anything, because a function makes tensors of them.
         listed: the paths are some of the files and folders of a data set: ``key=value`` folders that they lie in, one
             directly below the other, count too.
+        wrong: takes what is wrong with columns, as that of :func:`hvd_cluster.data.schema.infer`.
 
     Raises:
         DataError: there is no Parquet, it is half-written or damaged, or columns are missing or of an impossible type.
@@ -56,6 +57,7 @@ class ParquetFolder:
         decoded: Collection[str] = (),
         *,
         listed: bool = False,
+        wrong: list[str] | None = None,
     ) -> None:
         self._filesystem = filesystem
         checked: set[str] = set()
@@ -85,7 +87,7 @@ class ParquetFolder:
         }
         self.arrow_schema = self._common.schema
         #: Lengths of lists and vectors that the types leave open are UNKNOWN.
-        self.schema = infer(self.arrow_schema, columns, decoded)
+        self.schema = infer(self.arrow_schema, columns, decoded, wrong)
         self._common.require(self.schema.names)
         self.row_groups = tuple(self._row_groups())
 

@@ -69,14 +69,20 @@ class Census:
             for level, lengths in enumerate(theirs.lengths):
                 ours.add_lengths(level, lengths)
 
-    def problems(self, *, allow_ragged: bool = False) -> list[str]:
-        """What is wrong with the columns, a sentence each that names the column and the remedy."""
+    def problems(self, *, allow_ragged: bool = False, first_rows: int | None = None) -> list[str]:
+        """What is wrong with the columns, a sentence each that names the column and the remedy.
+
+        Args:
+            allow_ragged: lists may differ in length.
+            first_rows: only so many rows of the data were counted; None for all.
+        """
+        where = "" if first_rows is None else f" in the first {first_rows} rows"
         texts: list[str] = []
         for name, seen in self.columns.items():
             if seen.nulls:
-                texts.append(nulls_text(name, seen.nulls))
+                texts.append(nulls_text(name, seen.nulls, where))
             if seen.inner_nulls:
-                texts.append(inner_nulls_text(name, seen.inner_nulls))
+                texts.append(inner_nulls_text(name, seen.inner_nulls, where))
             if allow_ragged:
                 continue
             texts.extend(ragged_text(name, lengths[0], lengths[1]) for lengths in seen.lengths if len(lengths) > 1)
@@ -131,4 +137,4 @@ def _count(array: pa.Array, column: Column, seen: ColumnCensus) -> None:
 def require(problems: list[str]) -> None:
     """Raise a DataError with all problems, one a line, if there are any."""
     if problems:
-        raise DataError("\n".join(problems))
+        raise DataError("\n".join(dict.fromkeys(problems)))

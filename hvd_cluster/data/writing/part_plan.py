@@ -37,6 +37,8 @@ class PartPlan:
     group_rows: int = MAX_GROUP_ROWS
     #: Lists may differ in length; they are then written as they are.
     allow_ragged: bool = False
+    #: What is wrong with the columns already: nothing is written then, but nulls are counted, to name all at once.
+    wrong: tuple[str, ...] = ()
     #: "parquet", or "arrow" for files that are mapped into memory, on a local disk.
     format: Literal["parquet", "arrow"] = "parquet"
     #: Whether the writers make the folders; False where somebody has made them, and takes them away when nobody wants

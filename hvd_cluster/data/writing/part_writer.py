@@ -84,7 +84,7 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
                 continue
             mask = _validation_mask(plan, part, report, batch)
             report.rows += batch.num_rows
-            if report.census.problems(allow_ragged=plan.allow_ragged):
+            if plan.wrong or report.census.problems(allow_ragged=plan.allow_ragged):
                 continue
             if mask is None or not mask.any():
                 train.add(batch)
@@ -94,7 +94,7 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
                 pyarrow = load_pyarrow()
                 train.add(batch.filter(pyarrow.array(~mask)))
                 held_out.add(batch.filter(pyarrow.array(mask)))
-        if not report.census.problems(allow_ragged=plan.allow_ragged):
+        if not plan.wrong and not report.census.problems(allow_ragged=plan.allow_ragged):
             report.train, report.validation = train.close(), held_out.close()
     finally:
         train.abandon()

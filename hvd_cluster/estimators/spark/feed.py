@@ -38,6 +38,7 @@ def feed(
     partitions_per_process: int,
     seed: int,
     allow_ragged: bool,
+    tensors_only: bool,
 ) -> tuple[Dataset, Arriving]:
     """A few rows of ``frame`` as a data set in the driver's ``store``, and all of them for the workers.
 
@@ -47,8 +48,15 @@ def feed(
         DataError: columns are missing or of an impossible type, or there are no rows.
     """
     selected = frame.select(*map(quoted, [*columns, *([validation] if isinstance(validation, str) else [])]))
+    sample = write_arrow(
+        _first_batches(selected),
+        f"{store.prefix}/sample",
+        columns=columns,
+        allow_ragged=allow_ragged,
+        tensors_only=tensors_only,
+        first_rows=_SAMPLE_ROWS,
+    )
     schema = schema_spark.infer(frame.schema, columns)
-    sample = write_arrow(_first_batches(selected), f"{store.prefix}/sample", columns=columns, allow_ragged=allow_ragged)
     plan = PartPlan(
         store=store,
         schema=schema,
