@@ -40,7 +40,7 @@ class Inputs:
         """Log a warning for each column with a value that its dtype at the model's edge cannot hold, once a column."""
         wanted = (*zip(self.feature_cols, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
         for name, dtype in wanted:
-            if name not in self.reported and (value := exactness.lost(batch[name], dtype)) is not None:
+            if name in batch and name not in self.reported and (value := exactness.lost(batch[name], dtype)) is not None:
                 self.reported.add(name)
                 logger.warning("%s", exactness.lost_text(name, value, dtype))
 
