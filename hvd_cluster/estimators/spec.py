@@ -40,7 +40,9 @@ class Inputs:
         """Log a warning for each column with a value that its dtype at the model's edge cannot hold, once a column."""
         wanted = (*zip(self.feature_cols, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
         for name, dtype in wanted:
-            if name in batch and name not in self.reported and (value := exactness.lost(batch[name], dtype)) is not None:
+            if name not in batch or name in self.reported:
+                continue
+            if (value := exactness.lost(batch[name], dtype)) is not None:
                 self.reported.add(name)
                 logger.warning("%s", exactness.lost_text(name, value, dtype))
 
