@@ -19,6 +19,7 @@ import cloudpickle
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.origin import is_users
+from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
@@ -27,15 +28,17 @@ _MAX_SHOWN = 80
 
 
 @dataclass(frozen=True)
-class _Packed:
+class PackedCall:
     """What travels; readable before any of the user's classes is imported."""
 
     #: Name of the function, for messages.
     name: str
-    #: ``cloudpickle`` of (function, args, kwargs).
+    #: The pickled (function, args, kwargs).
     body: bytes
     #: Source text of the file or notebook cell that defines the function, for tracebacks where that file is not.
     source: tuple[str, str] | None
+    #: What ``body`` refers to; the launcher that packed it carries them.
+    references: References = ()
 
 
 def pack(
@@ -45,6 +48,18 @@ def pack(
     *,
     shared_path: bool = True,
 ) -> bytes:
+    """Pickle a call: :func:`pack_call` for a launcher that sends bytes."""
+    return pickle.dumps(pack_call(fn, args, kwargs, shared_path=shared_path))
+
+
+def pack_call(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    shared_path: bool = True,
+    dumps: Dumps = dumps,
+) -> PackedCall:
     """Pickle a call. Functions of a script, a notebook, lambdas and closures travel by value.
 
     Args:
@@ -53,6 +68,7 @@ def pack(
         kwargs: its keyword arguments.
         shared_path: the workers find modules where this process does. If not, everything from the module of ``fn``
             travels by value, unless that is an installed one; so it does in any case when no import could find it.
+        dumps: pickles it; that of a cluster which has objects of its own.
 
     Raises:
         TypeError: ``fn`` is not callable, ``args`` are no sequence of arguments, or ``kwargs`` no mapping.
@@ -67,25 +83,27 @@ def pack(
     call = (fn, tuple(args), dict(kwargs or {}))
     with _by_value(_travelling_module(fn, shared_path)):
         try:
-            body: bytes = cloudpickle.dumps(call)
+            body, references = dumps(call)
         except Exception as error:  # pickling runs user code, which may raise anything
-            raise LaunchError(_unpicklable_text(*call, error)) from error
-    return pickle.dumps(_Packed(_name_of(fn), body, _source_of(fn)))
+            raise LaunchError(_unpicklable_text(*call, error, dumps)) from error
+    return PackedCall(_name_of(fn), body, _source_of(fn), references)
 
 
-def unpack(packed: bytes) -> Callable[..., Any]:
-    """What :func:`pack` packed, as a function that needs no arguments. Trusts the bytes: check who sent them first.
+def unpack(packed: bytes | PackedCall) -> Callable[..., Any]:
+    """What :func:`pack` or :func:`pack_call` packed, as a function that needs no arguments.
+
+    Trusts the bytes: check who sent them first.
 
     Raises:
         LaunchError: the function cannot be rebuilt here, for instance because a module is missing.
     """
-    parcel: _Packed = pickle.loads(packed)
+    parcel: PackedCall = packed if isinstance(packed, PackedCall) else pickle.loads(packed)
     if parcel.source is not None:
         file, text = parcel.source
         if not Path(file).exists():
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        fn, args, kwargs = cloudpickle.loads(parcel.body)
+        fn, args, kwargs = loads(parcel.body, parcel.references)
     except Exception as error:  # unpickling imports the user's modules and runs their code
         raise LaunchError(
             f"{parcel.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): every module that it "
@@ -155,11 +173,14 @@ def _by_value(module: ModuleType | None) -> Iterator[None]:
 
 
 def _unpicklable_text(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception, dumps: Dumps
 ) -> str:
-    culprits = list(_culprits(_parts_of(fn), set(), _MAX_DEPTH))
-    culprits += _culprits([(f"argument {index}", value) for index, value in enumerate(args)], set(), _MAX_DEPTH)
-    culprits += _culprits([(f"argument {name!r}", value) for name, value in kwargs.items()], set(), _MAX_DEPTH)
+    parts = [
+        _parts_of(fn),
+        [(f"argument {index}", value) for index, value in enumerate(args)],
+        [(f"argument {name!r}", value) for name, value in kwargs.items()],
+    ]
+    culprits = [culprit for each in parts for culprit in _culprits(each, set(), _MAX_DEPTH, dumps)]
     listed = "\n".join(f"  - {where}: {_type_name(value)}" for where, value in culprits)
     found = f"; this cannot be pickled:\n{listed}\n" if listed else ": "
     return (
@@ -187,13 +208,13 @@ def _parts_of(fn: Any) -> list[tuple[str, Any]]:
     return names + [("a default argument", value) for value in defaults]
 
 
-def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int, dumps: Dumps) -> Iterator[tuple[str, Any]]:
     """Those of ``parts`` that cannot be pickled, each followed down to the innermost thing that is to blame."""
     for where, value in parts:
-        if id(value) in seen or _picklable(value):
+        if id(value) in seen or _picklable(value, dumps):
             continue
         seen.add(id(value))
-        inner = list(_culprits(_inside(where, value), seen, depth - 1)) if depth else []
+        inner = list(_culprits(_inside(where, value), seen, depth - 1, dumps)) if depth else []
         yield from inner or [(where, value)]
 
 
@@ -210,9 +231,9 @@ def _inside(where: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{where}, attribute {name!r} of {_type_name(value)}", item) for name, item in attributes.items()]
 
 
-def _picklable(value: Any) -> bool:
+def _picklable(value: Any, dumps: Dumps) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:  # noqa: BLE001 - reducing runs user code, which may raise anything; here any failure is the answer
         return False
     return True

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from hvd_cluster import errors
 from hvd_cluster.errors import (
     HorovodInternalError,
@@ -26,6 +24,7 @@ from hvd_cluster.errors import (
     WorldEndedError,
 )
 from hvd_cluster.launch.origin import is_ours, is_users
+from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 logger = logging.getLogger(__name__)
 
@@ -47,31 +46,35 @@ class ErrorReport:
     message: str
     #: As Python prints it, from the user's first own frame on.
     traceback_text: str
-    #: The exception, cloudpickled; None if it cannot be.
+    #: The exception, pickled; None if it cannot be.
     pickled: bytes | None = None
     #: The worker only noticed that another one had ended the world.
     is_echo: bool = False
+    #: What ``pickled`` refers to.
+    references: References = ()
 
     @classmethod
-    def of(cls, error: BaseException) -> ErrorReport:
-        """Describe ``error``, whatever state it is in."""
+    def of(cls, error: BaseException, dumps: Dumps = dumps) -> ErrorReport:
+        """Describe ``error``, whatever state it is in; ``dumps`` pickles it."""
+        pickled: bytes | None = None
+        references: References = ()
         try:
-            pickled = cloudpickle.dumps(error)
+            pickled, references = dumps(error)
         except Exception:  # noqa: BLE001 - reducing it runs user code, which may raise anything
-            pickled = None
+            logger.debug("%s cannot be pickled", type(error).__name__)
         try:
             message = str(error)
         except Exception as broken:  # noqa: BLE001 - so does __str__
             message = f"<its __str__ raised {type(broken).__name__}>"
         is_echo = isinstance(error, HorovodInternalError) and not isinstance(error, _CAUSES)
-        return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_echo)
+        return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_echo, references)
 
     def exception(self) -> BaseException | None:
         """The exception itself, or None where its class or its arguments do not survive the journey."""
         if self.pickled is None:
             return None
         try:
-            error = cloudpickle.loads(self.pickled)
+            error = loads(self.pickled, self.references)
         except Exception as why:  # noqa: BLE001 - rebuilding it runs user code, which may raise anything
             logger.debug("the worker's %s cannot be rebuilt here: %s", self.type_name, why)
             return None
@@ -84,7 +87,7 @@ class Outcome:
 
     rank: int
     host: str
-    #: What the function returned, cloudpickled; None unless it returned.
+    #: What the function returned, pickled; None unless it returned.
     value: bytes | None = None
     #: What the function raised, if it did.
     error: ErrorReport | None = None
@@ -98,6 +101,8 @@ class Outcome:
     stopped: bool = False
     #: How it ended, as the end of a sentence about the rank, where the launcher sees no exit code; else empty.
     fate: str = ""
+    #: What ``value`` refers to.
+    references: References = ()
 
     @property
     def ok(self) -> bool:
@@ -210,8 +215,9 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def _value(outcome: Outcome) -> Any:
+    assert outcome.value is not None
     try:
-        return cloudpickle.loads(outcome.value)
+        return loads(outcome.value, outcome.references)
     except Exception as why:  # unpickling runs user code and imports, which may raise anything
         raise LaunchError(
             f"the result of rank {outcome.rank} cannot be unpickled here ({type(why).__name__}: {why}): return plain "

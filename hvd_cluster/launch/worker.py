@@ -19,15 +19,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch import progress
-from hvd_cluster.launch.call import unpack
+from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.launch.leash import tie_to
 from hvd_cluster.launch.message import END, Event, Order, Ready
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.output import flush_prints
+from hvd_cluster.launch.pickling import Dumps, References, dumps
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -58,7 +57,13 @@ def main() -> int:
     return 0
 
 
-def perform(call: bytes, topology: Topology, *more: Any, keep: Callable[[Any], None] | None = None) -> Outcome:
+def perform(
+    call: bytes | PackedCall,
+    topology: Topology,
+    *more: Any,
+    keep: Callable[[Any], None] | None = None,
+    dumps: Dumps = dumps,
+) -> Outcome:
     """Run a packed call here and say how it ended. Nothing that the function raises gets out.
 
     Args:
@@ -66,8 +71,10 @@ def perform(call: bytes, topology: Topology, *more: Any, keep: Callable[[Any], N
         topology: whose outcome it is.
         more: further positional arguments.
         keep: gets the result, which then stays in this process; None is returned in its place.
+        dumps: pickles what the call returns or raises.
     """
     value: bytes | None = None
+    references: References = ()
     error: ErrorReport | None = None
     exit_code: int | None = None
     try:
@@ -75,24 +82,34 @@ def perform(call: bytes, topology: Topology, *more: Any, keep: Callable[[Any], N
         if keep is not None:
             keep(result)
             result = None
-        value = _pickled_result(result, topology.rank)
+        value, references = _pickled_result(result, topology.rank, dumps)
     except SystemExit as request:
         exit_code = _exit_code_of(request)
-        value, error = (cloudpickle.dumps(None), None) if exit_code == 0 else (None, ErrorReport.of(request))
+        if exit_code == 0:
+            value, references = dumps(None)
+        else:
+            error = ErrorReport.of(request, dumps)
     except BaseException as raised:  # noqa: BLE001 - also KeyboardInterrupt and the like: all of it is the driver's to judge
-        error = ErrorReport.of(raised)
-    return Outcome(topology.rank, topology.host, value, error, exit_code or None, finished_at=time.time())
+        error = ErrorReport.of(raised, dumps)
+    return Outcome(
+        topology.rank,
+        topology.host,
+        value,
+        error,
+        exit_code or None,
+        finished_at=time.time(),
+        references=references,
+    )
 
 
-def _pickled_result(result: Any, rank: int) -> bytes:
+def _pickled_result(result: Any, rank: int, dumps: Dumps) -> tuple[bytes, References]:
     try:
-        pickled: bytes = cloudpickle.dumps(result)
+        return dumps(result)
     except Exception as why:  # pickling runs user code, which may raise anything
         raise LaunchError(
             f"the result of rank {rank}, of type {type(result).__qualname__}, cannot be pickled ({why}): "
             "return plain data"
         ) from why
-    return pickled
 
 
 def _exit_code_of(request: SystemExit) -> int:

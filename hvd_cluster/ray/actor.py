@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
-
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.launch.pickling import loads
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.connection import FATE, Connection
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
+from hvd_cluster.ray.pickling import dumps, outliving
 from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import Settlement
 from hvd_cluster.rendezvous.channel import Channel
@@ -136,6 +136,10 @@ class ActorWorker:
         with self._lock:
             self.reported = None
 
+    def outliving(self, outcome: Outcome) -> Outcome:
+        """``outcome``, good for after this worker's end."""
+        return outcome if self.greeting is None else outliving(outcome, self.greeting.worker_id)
+
     def terminate(self) -> None:
         """End it. Ray knows no gentler way that would reach a worker that computes."""
         self.kill()
@@ -246,7 +250,7 @@ class ActorWorker:
             elif isinstance(message, Event):
                 self.ears.on_event(self.rank, json.loads(message.json))
             elif isinstance(message, Logged):
-                self.ears.on_log(cloudpickle.loads(message.info))
+                self.ears.on_log(loads(message.info))
         except Exception:  # a caller's broken sink must not cost the job
             logger.exception("what rank %d said could not be passed on", self.rank)
 
@@ -259,6 +263,8 @@ class ActorWorker:
                 self._report(self._result(pending))
 
     def _report(self, outcome: Outcome) -> None:
+        if self._only_order is not None:
+            outcome = self.outliving(outcome)
         with self._lock:
             self._pending = None
             self.reported = replace(outcome, output_tail=self.output_tail)
@@ -351,7 +357,7 @@ class ActorWorker:
 
     def _failure(self, error: BaseException) -> Outcome:
         cause = getattr(error, "cause", None)
-        report = ErrorReport.of(cause if isinstance(cause, BaseException) else error)
+        report = ErrorReport.of(cause if isinstance(cause, BaseException) else error, dumps)
         return replace(self._ended(), error=report)
 
     def _ended(self) -> Outcome:

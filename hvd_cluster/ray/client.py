@@ -10,12 +10,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
-from hvd_cluster.launch.call import unpack
+from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import in_bundle
 from hvd_cluster.ray.connection import ENDED, Connection, ConnectionEndedError
@@ -23,6 +21,9 @@ from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.strategy import Reservation
+
+if TYPE_CHECKING:
+    from hvd_cluster.ray.executor import RayExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class ClientAdapter(Adapter):
     ) -> None:
         self.shutdown()
         executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
+        from hvd_cluster.ray.executor import RayExecutor
+
         arguments = {field.name: getattr(self._spec, field.name) for field in fields(self._spec)}
         options: dict[str, Any] = {}
         self._connection = Connection.current()
@@ -66,7 +69,7 @@ class ClientAdapter(Adapter):
             actor_class = load_ray().remote(_Elsewhere)
             # A thread for the call, and one to ask meanwhile what workers have logged.
             self._actor = actor_class.options(num_cpus=0, max_concurrency=2, **options).remote(
-                cloudpickle.dumps(arguments)
+                packed(RayExecutor, kwargs=arguments)
             )
             self._result(self._actor.start.remote(executable, extra_env_vars))
         except BaseException:  # an interrupt as well: what it has started ends with it
@@ -123,7 +126,7 @@ class ClientAdapter(Adapter):
             raise LaunchError(f"the executor has no workers: {ENDED}. Call start() first.")
         return self._actor
 
-    def _call(self, method: str, call: bytes, callbacks: Sequence[Callback] | None) -> Any:
+    def _call(self, method: str, call: PackedCall, callbacks: Sequence[Callback] | None) -> Any:
         ray, actor = load_ray(), self._started()
         ref = getattr(actor, method).remote(call, bool(callbacks))
         try:
@@ -157,26 +160,24 @@ class ClientAdapter(Adapter):
 class _Elsewhere:
     """In the cluster: the executor, and what its workers have logged."""
 
-    def __init__(self, arguments: bytes) -> None:
-        from hvd_cluster.ray.executor import RayExecutor
-
-        self._executor = RayExecutor(**cloudpickle.loads(arguments))
+    def __init__(self, make: PackedCall) -> None:
+        self._executor: RayExecutor = unpack(make)()
         self._logged: collections.deque[dict[str, Any]] = collections.deque()
 
-    def start(self, executable: bytes | None, env: Mapping[str, Any] | None) -> None:
+    def start(self, executable: PackedCall | None, env: Mapping[str, Any] | None) -> None:
         make: Any = None if executable is None else unpack(executable)
         self._executor.start(executable_cls=make, extra_env_vars=env)
 
-    def execute(self, call: bytes, logs: bool) -> list[Any]:
+    def execute(self, call: PackedCall, logs: bool) -> list[Any]:
         return self._executor.execute(unpack(call), [self._logged.append] if logs else None)
 
-    def run(self, call: bytes, logs: bool) -> list[Any]:
+    def run(self, call: PackedCall, logs: bool) -> list[Any]:
         return self._executor.run(unpack(call), callbacks=[self._logged.append] if logs else None)
 
-    def run_remote(self, call: bytes) -> list[Any]:
+    def run_remote(self, call: PackedCall) -> list[Any]:
         return self._executor.run_remote(unpack(call))
 
-    def execute_single(self, call: bytes, logs: bool) -> Any:
+    def execute_single(self, call: PackedCall, logs: bool) -> Any:
         return self._executor.execute_single(unpack(call))
 
     def logged(self) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutError
+from hvd_cluster.launch.call import PackedCall
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
@@ -49,7 +50,7 @@ class ElasticAdapter(Adapter):
         self._settings = settings
         self._resources = resources
         self._use_current_group = use_current_group
-        self._executable: bytes | None = None
+        self._executable: PackedCall | None = None
         self._env: dict[str, str | None] = {}
         #: The one that the program is in; Ray tells it to the program's own thread only.
         self._group: Any = None

@@ -28,7 +28,7 @@ class RayExecutor:
         settings: of :meth:`create_settings`; those defaults where it is None.
         num_workers: number of workers, packed onto as few nodes as possible.
         num_hosts: number of nodes, with equally many workers on each.
-        num_workers_per_host: that number.
+        num_workers_per_host: that number; one if not given.
         cpus_per_worker: CPUs that each worker takes.
         use_gpu: each worker takes a GPU, and sees it at its local rank.
         gpus_per_worker: GPUs that each takes; 1 by default with ``use_gpu``.
@@ -51,7 +51,7 @@ class RayExecutor:
         settings: Any = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
-        num_workers_per_host: int = 1,
+        num_workers_per_host: int | None = None,
         cpus_per_worker: float = 1,
         use_gpu: bool = False,
         gpus_per_worker: float | None = None,

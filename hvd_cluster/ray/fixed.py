@@ -11,6 +11,7 @@ from typing import Any
 
 import hvd_cluster
 from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.call import PackedCall
 from hvd_cluster.launch.group import Group
 from hvd_cluster.launch.hosts import LOOPBACK
 from hvd_cluster.launch.outcome import Outcome, collect
@@ -66,7 +67,7 @@ class FixedCrew:
         self._group: Group[ActorWorker] = Group()
         self._why_closed = "start() has not been called"
 
-    def start(self, executable: bytes | None) -> None:
+    def start(self, executable: PackedCall | None) -> None:
         """Start the workers, and let each make its executable (a packed call).
 
         Raises:
@@ -85,8 +86,13 @@ class FixedCrew:
             self.close("it did not start")
             raise
 
-    def call(self, order: Order, callbacks: CallbackLoop | None = None) -> list[Any]:
+    def call(self, order: Order, callbacks: CallbackLoop | None = None, *, is_last: bool = False) -> list[Any]:
         """Give ``order`` to every worker; the results by rank.
+
+        Args:
+            order: what to do.
+            callbacks: called with what workers log.
+            is_last: the workers end with this call: objects in their results that they own are stored here.
 
         Raises:
             WorkerFailedError: a worker raised or died; the text begins with the user's traceback. Where one died, or
@@ -109,6 +115,8 @@ class FixedCrew:
             raise
         for worker in workers:
             worker.forget_report()
+        if is_last:
+            outcomes = [worker.outliving(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
         if not self._group.all_live:
             self.close("a worker died or hung in an earlier call")
         return collect(outcomes)
@@ -238,13 +246,15 @@ def shared(order: Order) -> Order:
 
 
 def _put(argument: Any) -> Any:
-    if not isinstance(argument, bytes) or len(argument) <= _SHARED_BYTES:
+    if not isinstance(argument, PackedCall) or len(argument.body) <= _SHARED_BYTES:
         return argument
     ray = load_ray()
     try:
         return ray.put(argument)
     except ray.exceptions.RayError as error:
-        raise (full_store(f"the call with its arguments ({len(argument) / 1e6:.0f} MB)", error) or error) from error
+        raise (
+            full_store(f"the call with its arguments ({len(argument.body) / 1e6:.0f} MB)", error) or error
+        ) from error
 
 
 def seated(greetings: Sequence[Greeting], alone: bool) -> list[Placement]:

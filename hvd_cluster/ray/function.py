@@ -83,6 +83,6 @@ def run(
     )
     try:
         crew.start(None)
-        return crew.call(Order("perform", (call, False)))
+        return crew.call(Order("perform", (call, False)), is_last=True)
     finally:
         crew.close()

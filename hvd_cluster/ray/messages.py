@@ -15,6 +15,8 @@ class Greeting:
     address: str
     hostname: str
     pid: int
+    #: Ray's id of its process.
+    worker_id: str
     #: The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES spells them.
     gpus: tuple[str, ...]
     #: Where it waits for the driver to call.
@@ -42,7 +44,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Logged:
-    """What ``ray_logger.log`` was given, cloudpickled."""
+    """What ``ray_logger.log`` was given, pickled."""
 
     info: bytes
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+from hvd_cluster.launch.pickling import loads
+from hvd_cluster.ray.pickling import dumps_out_of_band
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def log(info: dict[str, Any]) -> None:
     if not isinstance(info, dict):
         raise TypeError(f"ray_logger.log takes a dict, such as {{'loss': 0.1}}, not {type(info).__name__}")
     if _send is not None and os.getpid() == _owner_pid:
-        _send(cloudpickle.dumps(info))
+        _send(dumps_out_of_band(info))
     elif not _has_warned:
         _has_warned = True
         logger.warning("ray_logger.log has no effect here: this process is no worker of a RayExecutor")
@@ -37,10 +38,10 @@ def log(info: dict[str, Any]) -> None:
 
 def configure(queue: Any) -> None:
     """From now on put what is logged into ``queue``, anything with a ``put``; None stops that."""
-    attach(None if queue is None else lambda blob: queue.put(cloudpickle.loads(blob)))
+    attach(None if queue is None else lambda blob: queue.put(loads(blob)))
 
 
 def attach(send: Callable[[bytes], None] | None) -> None:
-    """From now on pass what is logged, cloudpickled, to ``send``; None detaches."""
+    """From now on pass what is logged, pickled, to ``send``; None detaches."""
     global _send, _owner_pid
     _send, _owner_pid = send, os.getpid()

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.call import PackedCall, pack_call
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.ray.actor import Ears, Order
 from hvd_cluster.ray.adapter import Adapter, Callback, checked_variables
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.fixed import FixedCrew
+from hvd_cluster.ray.pickling import dumps
 from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.strategy import Strategy
 
@@ -78,7 +79,9 @@ class StaticAdapter(Adapter):
         return self._crew
 
 
-def packed(fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None) -> bytes:
+def packed(
+    fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> PackedCall:
     """A call for workers on other machines: what they could not import travels by value.
 
     Raises:
@@ -89,4 +92,4 @@ def packed(fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Ma
         raise TypeError(f"the arguments of a function are a list or a tuple, such as [3], not {args!r}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"the keyword arguments of a function are a dict, such as {{'epochs': 3}}, not {kwargs!r}")
-    return pack(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False)
+    return pack_call(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False, dumps=dumps)

@@ -10,7 +10,7 @@ from typing import Any
 
 import hvd_cluster
 from hvd_cluster.launch import progress
-from hvd_cluster.launch.call import unpack
+from hvd_cluster.launch.call import PackedCall, unpack
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.worker import perform
@@ -18,6 +18,7 @@ from hvd_cluster.oldpaths.carry import carry
 from hvd_cluster.ray import ray_logger
 from hvd_cluster.ray.line import DriverLine
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Logged
+from hvd_cluster.ray.pickling import dumps
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
@@ -108,6 +109,7 @@ class BaseHorovodWorker:
             address=address,
             hostname=self.hostname(),
             pid=os.getpid(),
+            worker_id=str(ray.get_runtime_context().get_worker_id()),
             gpus=tuple(self.get_gpu_ids()),
             line_port=self._line.port,
             master_port=self._master.port,
@@ -127,11 +129,11 @@ class BaseHorovodWorker:
         progress.attach(lambda event: line.tell(Event(event)))
         ray_logger.attach(lambda info: line.tell(Logged(info)))
 
-    def prepare(self, executable: bytes) -> Outcome:
+    def prepare(self, executable: PackedCall) -> Outcome:
         """Make the executable: a packed call of its class."""
         return self._finished(self._make(executable))
 
-    def perform(self, call: bytes, with_executable: bool, executable: bytes | None = None) -> Outcome:
+    def perform(self, call: PackedCall, with_executable: bool, executable: PackedCall | None = None) -> Outcome:
         """Run a packed call and say how it ended.
 
         Args:
@@ -142,9 +144,9 @@ class BaseHorovodWorker:
         if executable is not None and not (made := self._make(executable)).ok:
             return self._finished(made)
         more = (self.executable,) if with_executable else ()
-        return self._finished(perform(call, self._place(), *more))
+        return self._finished(perform(call, self._place(), *more, dumps=dumps))
 
-    def call(self, call: bytes) -> Any:
+    def call(self, call: PackedCall) -> Any:
         """Run a packed call; what it returns and raises is Ray's to bring."""
         try:
             return unpack(call)()
@@ -152,11 +154,11 @@ class BaseHorovodWorker:
             if self._line is not None:
                 self._line.catch_up()
 
-    def _make(self, executable: bytes) -> Outcome:
+    def _make(self, executable: PackedCall) -> Outcome:
         def keep(made: Any) -> None:
             self.executable = made
 
-        return perform(executable, self._place(), keep=keep)
+        return perform(executable, self._place(), keep=keep, dumps=dumps)
 
     def _place(self) -> Topology:
         topology = self._topology

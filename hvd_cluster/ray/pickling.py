@@ -1,0 +1,113 @@
+"""Values on their way between the driver and actors, with Ray's own objects in them.
+
+Ray counts who holds an ``ObjectRef`` or the handle of an actor, and finds its owner, only where it travels in an
+argument or a result of Ray's. So these are taken out of the bytes and travel beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.pickling import References
+from hvd_cluster.ray.session import load_ray
+
+
+def dumps(value: Any) -> tuple[bytes, References]:
+    """Pickle ``value`` as Ray does, with its own serializers (``ray.util.register_serializer``).
+
+    Returns:
+        The bytes, and the objects of Ray's in ``value``, which have to travel in an argument or a result of Ray's.
+    """
+    file = io.BytesIO()
+    pickler = _pickler_class()(file)
+    with _by_value_in_ray():
+        pickler.dump(value)
+    return file.getvalue(), tuple(pickler.references)
+
+
+def dumps_out_of_band(value: Any) -> bytes:
+    """Pickle ``value`` for a connection that is not Ray's. Ray keeps the objects in it until this process ends."""
+    with _by_value_in_ray():
+        data: bytes = load_ray().cloudpickle.dumps(value)
+    return data
+
+
+def outliving(outcome: Outcome, worker_id: str) -> Outcome:
+    """``outcome`` of a worker that ends with its call: what it has stored is stored here, since Ray drops the rest.
+
+    Args:
+        outcome: how the call ended.
+        worker_id: Ray's id of the worker's process.
+    """
+    error = outcome.error
+    if error is not None and error.references:
+        error = replace(error, references=_taken_over(error.references, worker_id))
+    return replace(outcome, references=_taken_over(outcome.references, worker_id), error=error)
+
+
+def _taken_over(references: References, worker_id: str) -> References:
+    ray = load_ray()
+
+    def is_its_own(each: Any) -> bool:
+        if not isinstance(each, ray.ObjectRef):
+            return False
+        owner: bytes = ray._private.worker.global_worker.core_worker.get_owner_address(each)
+        return bytes.fromhex(worker_id) in owner
+
+    return tuple(ray.put(ray.get(each)) if is_its_own(each) else each for each in references)
+
+
+@functools.cache
+def _pickler_class() -> Any:
+    ray = load_ray()
+    of_ray = (ray.ObjectRef, ray.actor.ActorHandle, *_of_a_client())
+
+    class Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc, name-defined, unused-ignore]
+        def __init__(self, file: io.BytesIO) -> None:
+            super().__init__(file)
+            self.references: list[Any] = []
+            self._numbers: dict[int, int] = {}
+
+        def persistent_id(self, obj: Any) -> int | None:
+            if not isinstance(obj, of_ray):
+                return None
+            if id(obj) not in self._numbers:
+                self._numbers[id(obj)] = len(self.references)
+                self.references.append(obj)
+            return self._numbers[id(obj)]
+
+    return Pickler
+
+
+def _of_a_client() -> tuple[type, ...]:
+    """What a process has of Ray's that is only a Ray Client."""
+    try:
+        from ray.util.client import common
+    except ImportError:  # without the extra ray[client]
+        return ()
+    names = ("ClientObjectRef", "ClientActorHandle", "ClientActorClass", "ClientRemoteFunc", "ClientRemoteMethod")
+    return tuple(getattr(common, name) for name in names)
+
+
+@contextlib.contextmanager
+def _by_value_in_ray() -> Iterator[None]:
+    """Have Ray's copy of cloudpickle take by value what is registered with cloudpickle itself."""
+    rays = load_ray().cloudpickle
+    missing = cloudpickle.list_registry_pickle_by_value() - rays.list_registry_pickle_by_value()
+    modules = [sys.modules[name] for name in missing if name in sys.modules]
+    for module in modules:
+        rays.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            rays.unregister_pickle_by_value(module)
