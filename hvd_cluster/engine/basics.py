@@ -22,7 +22,7 @@ from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 from hvd_cluster.rendezvous.communicator import is_communicator, meet_through, some_of
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
-from hvd_cluster.topology import Topology, export
+from hvd_cluster.topology import Topology, export, inherited
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
         export(topology.to_env())  # scripts and their children read it there
         if member.interface:
             settings = replace(settings, gloo_interface=member.interface)
-            export({"NCCL_SOCKET_IFNAME": member.interface})
+            export({"NCCL_SOCKET_IFNAME": inherited().get("NCCL_SOCKET_IFNAME") or member.interface})
         if member.devices:
             export({"CUDA_VISIBLE_DEVICES": member.devices})
         try:

@@ -1,15 +1,24 @@
-"""The environment that a worker starts with."""
+"""The environment that a worker starts with: the rules that all launchers share.
+
+What the user sets wins: a variable given to the launcher beats everything, an argument such as ``nics`` beats what the
+launcher finds by itself, and a thread count or NCCL_SOCKET_IFNAME that is in the environment already stays.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import hvd_cluster
 from hvd_cluster.oldpaths.carry import carry
 from hvd_cluster.topology import Topology, inherited, is_of_one_job
+
+logger = logging.getLogger(__name__)
 
 #: Variables that say something about the launcher's own host, shell or login.
 _OF_THIS_HOST = frozenset(
@@ -34,7 +43,7 @@ def worker_environment(
         as_horovod: whether ``import horovod`` resolves in the worker; None does as this process does.
     """
     variables = {name: value for name, value in inherited().items() if not is_of_one_job(name)}
-    variables.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // topology.local_size)))
+    variables.update(thread_variables(variables, topology.local_size))
     variables["PYTHONUNBUFFERED"] = "1"
     variables.update(topology.to_env())
     for name, value in env.items():
@@ -45,6 +54,86 @@ def worker_environment(
     # Last: on another host ``env`` brings the launcher's PYTHONPATH, which need not lead to the package there.
     variables.update(python_path(variables.get("PYTHONPATH", "")))
     return {**variables, **carry(variables, wanted=as_horovod)}
+
+
+def wrong_variables(env: Mapping[str, Any] | None) -> list[str]:
+    """What is wrong with variables for the workers, a sentence each."""
+    given: Any = env
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        return [f"variables for the workers are a dict, such as {{'NCCL_DEBUG': 'INFO'}}, not {given!r}"]
+    names = [name for name in given if not isinstance(name, str)]
+    wrong = [
+        f"variables for the workers have names that are texts, such as 'NCCL_DEBUG', not {name!r}" for name in names
+    ]
+    return wrong + [
+        f"the variable {name}={value!r} for the workers must be a text, a number or a path, or None to remove it"
+        for name, value in given.items()
+        if not (value is None or isinstance(value, (str, Real, os.PathLike)))
+    ]
+
+
+def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
+    """Variables for workers as texts; None removes one.
+
+    Args:
+        env: values may be texts, numbers and paths: ``1`` becomes "1", ``True`` "True".
+
+    Raises:
+        TypeError: they are not a dict, a name is not a text, or a value is something else; the text names all of them.
+    """
+    if wrong := wrong_variables(env):
+        raise TypeError("; ".join(wrong))
+    return {
+        name: None if value is None else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        for name, value in (env or {}).items()
+    }
+
+
+def interface_names(nics: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The network interfaces that ``nics`` names: one, several, or several in one text with commas between."""
+    texts = [nics] if isinstance(nics, str) else list(nics or ())
+    if isinstance(nics, (set, frozenset)):
+        texts = sorted(texts)  # the same first one on every host
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+
+
+def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:
+    """The variables by which workers take a network interface of ``nics``; none for None.
+
+    Gloo takes the first one, NCCL any of them.
+    """
+    names = interface_names(nics)
+    if len(names) > 1:
+        logger.warning("of nics=%s Gloo uses only %s", ",".join(names), names[0])
+    return {"HOROVOD_GLOO_IFACE": names[0], "NCCL_SOCKET_IFNAME": ",".join(names)} if names else {}
+
+
+def found_interface_variables(
+    interface: str, environ: Mapping[str, str], env: Mapping[str, str | None]
+) -> dict[str, str]:
+    """The variables for an interface that the launcher has found by itself: they give way to the user's own.
+
+    Args:
+        interface: its name; empty where none was found.
+        environ: the environment that workers inherit, whose NCCL_SOCKET_IFNAME stays.
+        env: the user's variables for the workers.
+    """
+    kept = {*env, *(["NCCL_SOCKET_IFNAME"] if environ.get("NCCL_SOCKET_IFNAME") else [])}
+    return {name: value for name, value in interface_variables(interface).items() if name not in kept}
+
+
+def thread_variables(environ: Mapping[str, str], local_size: int) -> dict[str, str]:
+    """The number of threads of a worker's numeric libraries: an equal share of the CPUs, unless ``environ`` has one.
+
+    Args:
+        environ: the environment that the worker would get otherwise.
+        local_size: workers of the job on this host.
+    """
+    if environ.get("OMP_NUM_THREADS"):
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // local_size))}
 
 
 def exportable(environ: Mapping[str, str]) -> dict[str, str]:

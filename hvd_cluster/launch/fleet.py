@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch import reach
-from hvd_cluster.launch.environment import exportable
+from hvd_cluster.launch.environment import exportable, found_interface_variables
 from hvd_cluster.launch.group import Worker
 from hvd_cluster.launch.hosts import LOOPBACK, Host, is_local
 from hvd_cluster.launch.interfaces import named, outward_interfaces
@@ -233,10 +233,9 @@ class Fleet:
         """The GPUs that were assigned to the worker of that name in its topology; none where nobody assigns any."""
         return ()
 
-    def environment(self, name: str) -> dict[str, str | None]:
+    def environment(self, name: str, task: Task) -> dict[str, str]:
         """The variables by which a worker on that host takes the interface that the others reach."""
-        interface = self.interface(name)
-        return {"HOROVOD_GLOO_IFACE": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+        return found_interface_variables(self.interface(name), inherited(), task.env)
 
     def start(
         self,
@@ -255,7 +254,7 @@ class Fleet:
             OSError: the program cannot be started (on this host; elsewhere the worker's outcome says so).
         """
         site = self._sites[name]
-        env = {**self.environment(name), **env}
+        env = {**self.environment(name, task), **env}
         if site.remote is None:
             return start_worker(task, topology, env, on_change, on_line=on_line, on_event=on_event)
         # What the agent's greeting has told goes over no connection that is only signed.

@@ -11,6 +11,7 @@ from typing import Any
 from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.environment import checked_variables, interface_names
 from hvd_cluster.launch.hosts import fill, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host, run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles, printer
@@ -100,7 +101,9 @@ def run(
     num_proc = _renamed("np", np, "num_proc", num_proc)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    interfaces = _names(_renamed("network_interface", network_interface, "network_interfaces", network_interfaces))
+    interfaces = interface_names(
+        _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    )
     wrong = wrong_num_proc(num_proc) + wrong_controllers(use_gloo, use_mpi)
     if sum(source is not None for source in (hosts, hostfile, host_discovery_script)) > 1:
         wrong.append("hosts, hostfile and host_discovery_script exclude each other: give one of them")
@@ -110,7 +113,7 @@ def run(
     if mpi_args:
         logger.warning("mpi_args has no effect: MPI is not used")
     settings = Settings.from_env(start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
-    interfaces = interfaces or _names(settings.gloo_interface)
+    interfaces = interfaces or interface_names(settings.gloo_interface)
     named = (
         parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile, slots) if hostfile is not None else None
     )
@@ -119,7 +122,7 @@ def run(
     least = min_num_proc if min_num_proc is not None else num_proc if num_proc is not None else 1
     count = num_proc if num_proc is not None else least if elastic else 1
     # Said outright: on another host the agent starts the worker, and it does not answer for horovod itself.
-    task = Task(call=pack(func, args, kwargs), env=dict(env or {}), executable=executable, as_horovod=carries())
+    task = Task(call=pack(func, args, kwargs), env=checked_variables(env), executable=executable, as_horovod=carries())
     with contextlib.ExitStack() as stack:
         show = printer(
             None, None, with_timestamp=prefix_output_with_timestamp, verbose=1 if verbose is None else verbose
@@ -171,11 +174,6 @@ def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
         return value
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
     return given
-
-
-def _names(interfaces: str | Sequence[str] | None) -> tuple[str, ...]:
-    texts = interfaces.split(",") if isinstance(interfaces, str) else list(interfaces or ())
-    return tuple(name.strip() for name in texts if name.strip())
 
 
 def _also_kept(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import wrong_num_proc
 from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.group import Group
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
@@ -110,7 +111,7 @@ class Executor:
         if wrong := wrong_num_proc(num_proc):
             raise ValueError("; ".join(wrong))
         self._num_proc = num_proc
-        self._env = dict(env or {})
+        self._env = checked_variables(env)
         self._executable = executable
         self._start_timeout_s = Settings.from_env(start_timeout_s=start_timeout).start_timeout_s
         self._on_line = printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose)

@@ -43,17 +43,3 @@ class Adapter(ABC):
 
     @abstractmethod
     def shutdown(self) -> None: ...
-
-
-def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
-    """Variables for workers: numbers become text, None removes one.
-
-    Raises:
-        TypeError: they are no dict, or a name in it is no text.
-    """
-    if env is not None and not isinstance(env, Mapping):
-        raise TypeError(f"variables for the workers are a dict, such as {{'NCCL_DEBUG': 'INFO'}}, not {env!r}")
-    names: list[Any] = list(env or ())
-    if wrong := [name for name in names if not isinstance(name, str)]:
-        raise TypeError(f"variables for the workers have names that are texts, such as 'NCCL_DEBUG', not {wrong[0]!r}")
-    return {name: None if value is None else str(value) for name, value in (env or {}).items()}

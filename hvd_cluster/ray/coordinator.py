@@ -20,7 +20,7 @@ _OF_ONE_WORKER = [
 
 
 class Coordinator:
-    """Collects where workers are, and tells each its place. Ranks of one node must follow each other.
+    """Collects where workers are, and tells each its place. The ranks of a node may be any.
 
     Args:
         settings: of ``RayExecutor.create_settings``.
@@ -56,19 +56,19 @@ class Coordinator:
         """Rank -> the variables of its place on its node and over the nodes.
 
         Raises:
-            ValueError: nobody has registered, or the ranks of a node do not follow each other.
+            ValueError: no worker has registered, or the ranks are not 0, 1, 2, ...
         """
+        if not self._nodes or sorted(self._nodes) != list(range(len(self._nodes))):
+            raise ValueError(f"workers must register with the ranks 0, 1, 2, ...: {sorted(self._nodes)} have")
         placements = place([Seat(rank, node, self._hostnames[rank]) for rank, node in self._nodes.items()])
-        if [placement.seat.index for placement in placements] != list(range(len(placements))):
-            raise ValueError(f"the ranks of one node must follow each other, from 0 on: {self._nodes}")
         return {
-            placement.rank: {
+            placement.seat.index: {
                 "HOROVOD_CROSS_RANK": placement.cross_rank,
                 "HOROVOD_CROSS_SIZE": placement.cross_size,
                 "HOROVOD_LOCAL_RANK": placement.local_rank,
                 "HOROVOD_LOCAL_SIZE": placement.local_size,
             }
-            for placement in placements
+            for placement in sorted(placements, key=lambda placement: placement.seat.index)
         }
 
     def establish_rendezvous(self) -> dict[str, str]:

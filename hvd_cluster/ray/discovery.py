@@ -63,6 +63,11 @@ class BundleDiscovery(HostDiscovery):
         return {node: number for node, number in slots.items() if number}
 
 
+def _first(*values: float | None) -> float:
+    """The first of ``values`` that was given."""
+    return next(value for value in values if value is not None)
+
+
 class RayHostDiscovery(HostDiscovery):
     """The nodes by their addresses, with all that they have, used or not.
 
@@ -81,8 +86,8 @@ class RayHostDiscovery(HostDiscovery):
         gpus_per_worker: float | None = None,
     ) -> None:
         self.use_gpu = use_gpu
-        self.cpus_per_slot = cpus_per_slot if cpus_per_worker is None else cpus_per_worker
-        self.gpus_per_slot = gpus_per_slot if gpus_per_worker is None else gpus_per_worker
+        self.cpus_per_slot = _first(cpus_per_worker, cpus_per_slot, 1)
+        self.gpus_per_slot = _first(gpus_per_worker, gpus_per_slot, 1)
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
         """Address -> workers that find room there. Nodes that share an address go by their ids."""

@@ -13,13 +13,14 @@ from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.ray.actor import Order
-from hvd_cluster.ray.adapter import Adapter, Callback, checked_variables
+from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.connection import ENDED, Connection

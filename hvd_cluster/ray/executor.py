@@ -10,7 +10,7 @@ from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
 from hvd_cluster.ray.session import connect, is_client
-from hvd_cluster.ray.settings import MiniSettings, refuse_unknown, store_key
+from hvd_cluster.ray.settings import MiniSettings, given, refuse_unknown, store_key
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import StaticAdapter
 
@@ -68,27 +68,29 @@ class RayExecutor:
         self.settings = self.create_settings() if settings is None else settings
         self.num_workers = num_workers
         self._spec = ExecutorSpec(
-            settings=self.settings,
-            num_workers=num_workers,
-            num_hosts=num_hosts,
-            num_workers_per_host=num_workers_per_host,
-            cpus_per_worker=cpus_per_worker,
-            use_gpu=use_gpu,
-            gpus_per_worker=gpus_per_worker,
-            use_current_placement_group=use_current_placement_group,
-            min_workers=min_workers,
-            max_workers=max_workers,
-            reset_limit=reset_limit,
-            cooldown_range=cooldown_range,
-            elastic_timeout=elastic_timeout,
-            override_discovery=override_discovery,
+            **given(
+                settings=self.settings,
+                num_workers=num_workers,
+                num_hosts=num_hosts,
+                num_workers_per_host=num_workers_per_host,
+                cpus_per_worker=cpus_per_worker,
+                use_gpu=use_gpu,
+                gpus_per_worker=gpus_per_worker,
+                use_current_placement_group=use_current_placement_group,
+                min_workers=min_workers,
+                max_workers=max_workers,
+                reset_limit=reset_limit,
+                cooldown_range=cooldown_range,
+                elastic_timeout=elastic_timeout,
+                override_discovery=override_discovery,
+            )
         )
         self.adapter: Adapter
         if min_workers is None:
             self.adapter = StaticAdapter(self.settings, self._spec.strategy)
         else:
             self.adapter = ElasticAdapter(
-                self._spec.elastic_settings(), self._spec.resources, use_current_placement_group
+                self._spec.elastic_settings(), self._spec.resources, self._spec.use_current_placement_group
             )
 
     @classmethod
@@ -116,11 +118,13 @@ class RayExecutor:
         refuse_unknown("RayExecutor.create_settings", unknown, known)
         store_key(ssh_str, ssh_identity_file)
         return MiniSettings(
-            ssh_identity_file=ssh_identity_file,
-            timeout_s=timeout_s,
-            placement_group_timeout_s=placement_group_timeout_s,
-            nics=nics,
-            verbose=verbose,
+            **given(
+                ssh_identity_file=ssh_identity_file,
+                timeout_s=30 if timeout_s is None else timeout_s,
+                placement_group_timeout_s=placement_group_timeout_s,
+                nics=nics,
+                verbose=verbose,
+            )
         )
 
     def start(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.actor import Ears, Order
-from hvd_cluster.ray.adapter import checked_variables
 from hvd_cluster.ray.fixed import FixedCrew
 from hvd_cluster.ray.numbers import wrong_whole
 from hvd_cluster.ray.session import connect, refuse_client

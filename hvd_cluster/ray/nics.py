@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.environment import interface_names
 from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.ray.session import load_ray
-from hvd_cluster.ray.settings import MiniSettings, nic_names
+from hvd_cluster.ray.settings import MiniSettings
 
 
 def detect_nics(
@@ -33,7 +34,7 @@ def detect_nics(
         LaunchError: there is none; the text lists what each node has.
     """
     workers = list(node_workers or ())
-    wanted = nic_names(settings.nics)
+    wanted = list(interface_names(settings.nics))
     if workers:
         found = map_blocking(lambda worker: worker.execute.remote(lambda _: outward_interfaces()), workers)
     else:

@@ -34,7 +34,12 @@ class Node:
 
 def living() -> list[Node]:
     """Those that Ray holds for alive. It notices a death after some 14 s."""
-    return [Node.of(entry) for entry in load_ray().nodes() if entry["Alive"]]
+    return [Node.of(entry) for entry in load_ray().nodes() if is_alive(entry)]
+
+
+def is_alive(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of ``ray.nodes()`` says so; releases of Ray spell the key differently."""
+    return bool(entry.get("Alive", entry.get("alive", False)))
 
 
 def own_address() -> str:

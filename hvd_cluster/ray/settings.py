@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.ray.numbers import wrong_amount, wrong_whole
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -54,7 +52,7 @@ class MiniSettings:
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which workers take the interface that the user wants."""
-        return nics_to_env_var(self.nics)
+        return interface_variables(self.nics)
 
 
 @dataclass
@@ -83,21 +81,9 @@ class ElasticSettings(MiniSettings):
         return super()._wrong_values() + counts
 
 
-def nic_names(nics: str | Iterable[str] | None) -> list[str]:
-    """The interfaces that ``nics`` names: one, several, or several in one text with commas between."""
-    names = [nics] if isinstance(nics, str) else sorted(nics or ())
-    return [name for text in names for name in text.split(",") if name]
-
-
 def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:
-    """The variables by which workers take a network interface of ``nics``; none for None.
-
-    Gloo takes the first one, NCCL any of them.
-    """
-    names = nic_names(nics)
-    if len(names) > 1:
-        logger.warning("of nics=%s Gloo uses only %s", ",".join(names), names[0])
-    return {"HOROVOD_GLOO_IFACE": names[0], "NCCL_SOCKET_IFNAME": ",".join(names)} if names else {}
+    """Horovod's name for :func:`hvd_cluster.launch.environment.interface_variables`."""
+    return interface_variables(nics)
 
 
 def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
@@ -109,6 +95,11 @@ def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
         path.touch(mode=0o600)
         path.write_text(ssh_str, encoding="utf-8")
     path.chmod(0o600)
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those of ``arguments`` that are not None, which stands for "not given" as it does with Horovod."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def refuse_unknown(callee: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:

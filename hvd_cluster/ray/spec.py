@@ -24,7 +24,7 @@ class ExecutorSpec:
     settings: Any
     num_workers: int | None = None
     num_hosts: int | None = None
-    num_workers_per_host: int | None = None
+    num_workers_per_host: int = 1
     cpus_per_worker: float = 1
     use_gpu: bool = False
     gpus_per_worker: float | None = None
@@ -51,7 +51,7 @@ class ExecutorSpec:
         """The plan of the workers of a job that is not elastic; asks Ray in which placement group this program is."""
         if self.num_hosts is not None:
             group = group_to_use(self.use_current_placement_group)
-            return ColocatedStrategy(self.num_hosts, self.num_workers_per_host or 1, self.resources, group)
+            return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources, group)
         return packed_strategy(self.num_workers, self.resources, self.use_current_placement_group)
 
     def elastic_settings(self) -> ElasticSettings:
@@ -107,7 +107,7 @@ class ExecutorSpec:
             )
         if self.num_workers is not None and self.num_hosts is not None:
             wrong.append("num_workers and num_hosts exclude each other: give num_hosts with num_workers_per_host")
-        if self.num_hosts is None and self.num_workers_per_host not in (None, 1):
+        if self.num_hosts is None and self.num_workers_per_host != 1:
             wrong.append(f"num_workers_per_host={self.num_workers_per_host} counts with num_hosts only: give that too")
         if least is None:
             wrong += [

@@ -7,9 +7,10 @@ from typing import Any
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import PackedCall, pack_call
+from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.ray.actor import Ears, Order
-from hvd_cluster.ray.adapter import Adapter, Callback, checked_variables
+from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.fixed import FixedCrew
 from hvd_cluster.ray.pickling import dumps

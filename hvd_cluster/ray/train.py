@@ -20,11 +20,11 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
+from hvd_cluster.launch.environment import interface_variables, thread_variables
 from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.oldpaths.carry import carries, carry
 from hvd_cluster.ray.resources import device_env
-from hvd_cluster.ray.settings import nics_to_env_var
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
@@ -138,8 +138,17 @@ def _settle(topology: Topology, devices: dict[str, str], config: HorovodConfig) 
         import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
     here = inherited()
     carried = carry(here, wanted=config.as_horovod)
-    nics = nics_to_env_var(config.nics)
-    export({**topology.to_env(), **devices, **nics, **config.timeout(here), **carried})
+    nics = interface_variables(config.nics)
+    export(
+        {
+            **thread_variables(here, topology.local_size),
+            **topology.to_env(),
+            **devices,
+            **nics,
+            **config.timeout(here),
+            **carried,
+        }
+    )
 
 
 class HorovodTrainer(_DataParallelTrainer):

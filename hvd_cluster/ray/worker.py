@@ -11,6 +11,7 @@ from typing import Any
 import hvd_cluster
 from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
+from hvd_cluster.launch.environment import checked_variables, thread_variables
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.worker import perform
@@ -77,7 +78,7 @@ class BaseHorovodWorker:
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
         """Set variables in the worker's environment."""
-        export({name: str(value) for name, value in env_vars.items()})
+        export(checked_variables(env_vars))
 
     def env_vars(self) -> dict[str, str]:
         """The worker's environment."""
@@ -120,7 +121,8 @@ class BaseHorovodWorker:
         """Become the worker that ``settlement`` describes. It has greeted before."""
         foreign = {name: None for name in inherited() if is_of_one_job(name)}
         self._topology = settlement.topology  # not read back later: the environment is the user's too
-        export({**foreign, **settlement.topology.to_env(), **settlement.env})
+        threads = thread_variables(inherited(), settlement.topology.local_size)
+        export({**foreign, **threads, **settlement.topology.to_env(), **settlement.env})
         if settlement.as_horovod:
             import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
         export(carry(inherited(), wanted=settlement.as_horovod))

@@ -9,16 +9,14 @@ from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.environment import checked_variables, interface_variables, wrong_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.arguments import (
     check_profile,
-    interface_names,
-    interface_variables,
     wrong_seconds,
-    wrong_variables,
 )
 from hvd_cluster.spark.job import Job
 from hvd_cluster.spark.rows import Rows
@@ -119,7 +117,7 @@ def run(
         num_tasks,
         workers_per_task=workers_per_task,
         profile=resource_profile,
-        env={**interface_variables(interface_names(nics)), **(env or {})},
+        env={**interface_variables(nics), **checked_variables(env)},
         executable=executable,
         print_line=printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
         on_event=on_event,

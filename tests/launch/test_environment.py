@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 import hvd_cluster
-from hvd_cluster.launch.environment import agent_environment, exportable, worker_environment
+from hvd_cluster.launch.environment import (
+    agent_environment,
+    checked_variables,
+    exportable,
+    found_interface_variables,
+    interface_variables,
+    thread_variables,
+    worker_environment,
+)
 from hvd_cluster.topology import Topology
 
 
@@ -84,3 +92,26 @@ def test_other_hosts_get_what_is_not_about_this_one() -> None:
         "PWD": "/",
     }
     assert exportable(environ) == {"PATH": "/bin", "LR": "0.1", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": "/code"}
+
+
+def test_values_of_variables_become_texts_and_others_are_named() -> None:
+    given = {"A": 1, "B": 0.5, "C": None, "D": Path("/x"), "E": "e", "F": True}
+    assert checked_variables(given) == {"A": "1", "B": "0.5", "C": None, "D": "/x", "E": "e", "F": "True"}
+    with pytest.raises(TypeError, match=r"(?s)not 2; .*L=\[1\] for the workers must be a text, a number or a path"):
+        checked_variables({2: "x", "L": [1]})
+
+
+def test_interfaces_are_the_first_for_gloo_and_all_for_nccl() -> None:
+    both = {"HOROVOD_GLOO_IFACE": "ib1", "NCCL_SOCKET_IFNAME": "ib1,ib0"}
+    assert interface_variables("ib1, ib0") == interface_variables(["ib1", "ib0"]) == both
+    assert interface_variables({"ib1", "ib0"})["NCCL_SOCKET_IFNAME"] == "ib0,ib1"
+    assert interface_variables(None) == interface_variables("") == {}
+
+
+def test_a_setting_of_the_users_beats_what_the_launcher_finds() -> None:
+    assert found_interface_variables("eth0", {}, {}) == interface_variables("eth0")
+    assert found_interface_variables("eth0", {"NCCL_SOCKET_IFNAME": "ib0"}, {}) == {"HOROVOD_GLOO_IFACE": "eth0"}
+    assert found_interface_variables("eth0", {}, {"HOROVOD_GLOO_IFACE": "x", "NCCL_SOCKET_IFNAME": None}) == {}
+    assert found_interface_variables("", {}, {}) == {}
+    assert thread_variables({"OMP_NUM_THREADS": "7"}, 2) == {}
+    assert int(thread_variables({}, 10_000)["OMP_NUM_THREADS"]) == 1

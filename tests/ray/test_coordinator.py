@@ -24,9 +24,29 @@ def test_workers_are_placed_by_the_nodes_that_they_are_on() -> None:
     ]
 
 
-def test_ranks_that_alternate_between_nodes_are_refused() -> None:
+def test_the_ranks_of_a_node_need_not_follow_each_other() -> None:
     coordinator = Coordinator(MiniSettings())
-    for rank, node in enumerate(["a", "b", "a"]):
-        coordinator.register(node, node, rank)
-    with pytest.raises(ValueError, match="follow each other"):
+    for node, ranks in {"a": [0, 3, 6], "b": [1, 4, 7], "c": [5, 2]}.items():
+        for rank in ranks:
+            coordinator.register(node, node, rank)
+    found = coordinator.finalize_registration()
+    names = ["HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"]
+    assert [[found[rank][name] for name in names] for rank in range(8)] == [
+        [0, 3, 0, 3],
+        [0, 3, 1, 3],
+        [0, 2, 2, 3],
+        [1, 3, 0, 3],
+        [1, 3, 1, 3],
+        [1, 2, 2, 3],
+        [2, 3, 0, 2],
+        [2, 3, 1, 2],
+    ]
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 2]])
+def test_ranks_with_a_gap_are_refused(ranks: list[int]) -> None:
+    coordinator = Coordinator(MiniSettings())
+    for rank in ranks:
+        coordinator.register("a", "a", rank)
+    with pytest.raises(ValueError, match="0, 1, 2"):
         coordinator.finalize_registration()

@@ -93,7 +93,8 @@ def test_a_reference_in_an_exception_and_in_a_log_reaches_the_driver(two: RayExe
     assert [ray.get([info["ref"], info["old"]]) for info in heard] == [[8, 7], [8, 7]]
 
 
-def test_what_workers_stored_outlives_those_that_end_with_their_call(_ray_cluster: TestCluster) -> None:
+@pytest.mark.usefixtures("_ray_cluster")
+def test_what_workers_stored_outlives_those_that_end_with_their_call() -> None:
     import ray
 
     ref = ray.put("mine")
@@ -102,7 +103,8 @@ def test_what_workers_stored_outlives_those_that_end_with_their_call(_ray_cluste
     assert ray.get([result[1] for result in results]) == [[0], [1]]
 
 
-def test_an_elastic_job_takes_and_returns_references(_ray_cluster: TestCluster) -> None:
+@pytest.mark.usefixtures("_ray_cluster")
+def test_an_elastic_job_takes_and_returns_references() -> None:
     import ray
 
     ref = ray.put(5)

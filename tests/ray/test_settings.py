@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import stat
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.ray import ElasticRayExecutor, RayExecutor
-from hvd_cluster.ray.adapter import checked_variables
+from hvd_cluster.launch.environment import checked_variables
+from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, nodes
+from hvd_cluster.ray.discovery import RayHostDiscovery
 from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var
 from hvd_cluster.ray.static import packed
 
@@ -55,7 +57,10 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
         ({"max_workers": 2}, ["min_workers is not"]),
         ({"min_workers": 0}, ["min_workers=0 must be >= 1"]),
         ({"min_workers": 1, "override_discovery": False}, ["override_discovery=False takes settings that have a"]),
-        ({"min_workers": 1, "num_workers": 1}, ["min_workers makes the job elastic"]),
+        (
+            {"min_workers": 1, "num_workers": 1},
+            ["Both `min_workers` and `num_workers` provided.", "min_workers makes the job elastic"],
+        ),
         ({"num_workers": 1, "gpus_per_worker": 1}, ["use_gpu is not"]),
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0.5}, ["cannot share a GPU"]),
         ({"num_workers": 2, "num_hosts": 2}, ["exclude each other"]),
@@ -69,8 +74,8 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
         ({"num_workers": 2.5, "cpus_per_worker": "1"}, ["num_workers=2.5", "cpus_per_worker='1' must be a number"]),
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 1.5}, ["a whole number >= 1"]),
         (
-            {"min_workers": 1, "cooldown_range": 5, "elastic_timeout": None},
-            ["cooldown_range=5", "elastic_timeout=None"],
+            {"min_workers": 1, "cooldown_range": 5, "elastic_timeout": "9"},
+            ["cooldown_range=5", "elastic_timeout='9'"],
         ),
         ({"min_workers": 3, "max_workers": 2, "gpus_per_worker": 2}, ["less than min_workers", "use_gpu is not"]),
     ],
@@ -126,3 +131,20 @@ def test_arguments_of_the_wrong_type_are_named(args: Any, kwargs: Any, text: str
 def test_wrong_numbers_of_an_elastic_job_are_told_by_the_names_of_the_settings(wrong: Any, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{text}$"):
         ElasticRayExecutor.create_settings(**wrong)
+
+
+def test_none_is_not_given_in_every_argument_of_an_executor() -> None:
+    settings = RayExecutor.create_settings()
+    assert RayExecutor(settings, num_workers=4, num_hosts=None, num_workers_per_host=None).num_workers == 4
+    names = set(inspect.signature(RayExecutor).parameters) - {"settings", "num_workers", "unknown"}
+    RayExecutor(settings, num_workers=4, **dict.fromkeys(names))
+    assert RayExecutor.create_settings(timeout_s=None, verbose=None) == settings  # type: ignore[arg-type]
+    discovery = RayHostDiscovery(cpus_per_slot=None, gpus_per_slot=None)  # type: ignore[arg-type]
+    assert (discovery.cpus_per_slot, discovery.gpus_per_slot) == (1, 1)
+
+
+def test_a_node_is_alive_by_either_spelling_and_not_without_one() -> None:
+    assert nodes.is_alive({"Alive": True})
+    assert nodes.is_alive({"alive": True})
+    assert not nodes.is_alive({"Alive": False})
+    assert not nodes.is_alive({"NodeID": "a"})

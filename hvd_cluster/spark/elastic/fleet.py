@@ -81,7 +81,7 @@ class TaskFleet(Fleet):
                 self._roster.release(name)
             on_change()
 
-        env = {**self.environment(name), **env}
+        env = {**self.environment(name, task), **env}
         worker = remote.start(next(self._keys), task, topology, env, on_end, on_line=on_line, on_event=on_event)
         started.append(worker)
         on_end()  # what happened before the worker was in the list

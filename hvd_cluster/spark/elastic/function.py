@@ -14,6 +14,7 @@ from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.environment import checked_variables, interface_names, interface_variables, wrong_variables
 from hvd_cluster.launch.logs import OnLine, printer
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
@@ -24,10 +25,7 @@ from hvd_cluster.settings import Settings
 from hvd_cluster.spark import encryption, preflight, slots
 from hvd_cluster.spark.arguments import (
     check_profile,
-    interface_names,
-    interface_variables,
     wrong_seconds,
-    wrong_variables,
 )
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
@@ -113,7 +111,7 @@ def run_elastic(
     slots.check(num_proc, session.slots(resource_profile), barrier=False)
     interfaces = interface_names(nics)
     spec = ElasticSpec(
-        task=Task(call=call, env={**interface_variables(interfaces), **(env or {})}, as_horovod=carries()),
+        task=Task(call=call, env={**interface_variables(interfaces), **checked_variables(env)}, as_horovod=carries()),
         num_proc=num_proc,
         min_num_proc=num_proc if min_num_proc is None else min_num_proc,
         max_num_proc=num_proc if max_num_proc is None else max_num_proc,
