@@ -96,7 +96,7 @@ class RayExecutor:
     @classmethod
     def create_settings(
         cls,
-        timeout_s: float = 30,
+        timeout_s: float | None = 30,
         ssh_identity_file: str | None = None,
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
