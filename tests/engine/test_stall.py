@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from hvd_cluster.engine.stall import Overdue, StallInspector
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.launch import local
+from hvd_cluster.settings import Settings
 
 ENV = {"OMP_NUM_THREADS": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
 
@@ -93,3 +96,13 @@ def test_it_can_be_switched_off() -> None:
     errors = io.StringIO()
     local.run(fn, num_proc=2, env={**ENV, "HOROVOD_STALL_CHECK_DISABLE": "1"}, stderr=errors)
     assert "One or more tensors" not in errors.getvalue()
+
+
+def test_what_was_warned_of_is_forgotten_when_it_may_be_warned_of_again() -> None:
+    settings = replace(Settings.from_env(), stall_warning_s=1e-6)
+    nothing = lambda *_: None  # noqa: E731
+    inspector = StallInspector(0, ["a", "b"], {0: (0, 1)}, settings, send_up=nothing, send_down=nothing, abort=nothing)
+    for number in range(100):
+        inspector.hear(Overdue(((0, f"allreduce.noname.{number}"),), is_final=False), {})
+        time.sleep(1e-4)
+    assert len(inspector._warned) == 1

@@ -626,6 +626,15 @@ def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(two: Any) -> N
     assert two(fn) == [[[False] * 2, 1, [0, 1]], [[True] * 2, 1, [0, 1]]]
 
 
+def test_a_reducescatter_with_adasum_is_the_error_of_horovod_and_a_value_error(two: Any) -> None:
+    def fn(hvd: Any) -> None:
+        for kind in (RuntimeError, ValueError):
+            with pytest.raises(kind, match="reducescatter supports op=hvd.Average and op=hvd.Sum, not ADASUM"):
+                hvd.reducescatter(torch.ones(2), op=hvd.Adasum)
+
+    two(fn)
+
+
 def test_an_allgather_while_a_rank_has_joined_is_an_error(two: Any) -> None:
     def fn(hvd: Any) -> None:
         if hvd.rank() == 0:

@@ -13,7 +13,8 @@ from hvd_cluster.torch.submission import submit, synchronize
 def join(device: int = -1) -> int:
     """Say that this rank has run out of data; blocks until all ranks have.
 
-    Until then the others' allreduces take zeros from this rank, and an average still divides by all ranks.
+    Until then this rank changes no sum, minimum, maximum or product of the others' allreduces; an average still divides
+    by all ranks. Unnamed operations are numbered from 0 again afterwards.
 
     Args:
         device: the GPU for the zeros that stand in for GPU tensors; -1 for the current one.

@@ -72,3 +72,28 @@ def test_the_rank_that_is_late_is_found(tmp_path: Path) -> None:
     assert summary.lateness[0].rank == 1
     assert summary.lateness[0].num_last == 5
     assert summary.lateness[0].late_s > 0.2
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_running_program_finds_what_has_ended_in_the_file(tmp_path: Path, num_ranks: int) -> None:
+    path = tmp_path / "timeline.json"
+
+    def fn() -> bool:
+        import hvd_cluster.torch as hvd
+
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+        hvd.init()
+        hvd.start_timeline(str(path))
+        hvd.barrier()
+        hvd.allreduce(torch.ones(8), name="seen")
+        limit_s = time.monotonic() + 20
+        is_found = num_ranks > 1 and hvd.rank() > 0
+        while not is_found and time.monotonic() < limit_s:
+            is_found = path.exists() and "allreduce.seen" in {span.lane for span in read(path).spans}
+            if num_ranks == 1:
+                break  # no thread writes it later
+            time.sleep(0.01)
+        hvd.shutdown()
+        return is_found
+
+    assert local.run(fn, num_proc=num_ranks, env={"OMP_NUM_THREADS": "1"}) == [True] * num_ranks
