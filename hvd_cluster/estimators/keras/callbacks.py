@@ -11,7 +11,7 @@ from hvd_cluster.estimators.keras import rank_state
 from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.callback_states import CallbackStates
 from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
-from hvd_cluster.estimators.keras.logs import means, part, spread, values
+from hvd_cluster.estimators.keras.logs import means, over_all_rows, part, spread, values
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
@@ -108,9 +108,11 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         model, course = self.model, self._course
         complete_passes(model)
         _share_buffers(model)
-        logs.update(means([(1, numbers) for numbers in self._gathered(values(logs))]))
+        own = over_all_rows(model, course.hvd, values(logs))
+        logs.update(means([(1, numbers) for numbers in self._gathered(own)]))
         if course.spec.validation_is_there:
-            found = means(self._gathered(self._validated()))
+            rows, own = self._validated()
+            found = means(self._gathered((rows, over_all_rows(model, course.hvd, own))))
             logs.update({f"val_{name}": value for name, value in found.items()})
         if course.best is not None:
             course.best.take_up()
@@ -131,6 +133,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         given = items()
         first = next(given, None)
         if first is None:
+            self.model.reset_metrics()
             return 0, {}
         data = as_taken(self._course.spec.model.backend, first, given, self._course.spec.prefetch)
         numbers = self.model.evaluate(data, verbose=0, return_dict=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hvd_cluster.estimators.keras.state import as_array
 
 
@@ -30,6 +32,44 @@ def means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
     rows = sum(count for count, _ in parts)
     names = dict.fromkeys(name for _, numbers in parts for name in numbers)
     return {name: sum(count * numbers[name] for count, numbers in parts if count) / rows for name in names}
+
+
+def over_all_rows(model: Any, hvd: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's numbers, with those of metrics whose states add up computed over the rows of all ranks.
+
+    The mean of the ranks' AUCs, say, is no AUC. Every rank takes part; the metrics hold the common state afterwards.
+
+    Args:
+        model: has just computed ``own`` with its metrics; without rows on this rank their states are those of no row.
+        hvd: ``hvd_cluster.torch``.
+        own: numbers by name; empty without rows.
+    """
+    before = values(model.get_metrics_result())
+    variables = [variable for metric in _leaves(model.metrics) if _adds_up(metric) for variable in metric.variables]
+    states = hvd.allgather_object([as_array(variable) for variable in variables], name="hvd_cluster.keras.metrics")
+    if len({tuple(array.shape for array in state) for state in states}) == 1:
+        for variable, parts in zip(variables, zip(*states, strict=True), strict=True):
+            variable.assign(sum(parts).astype(parts[0].dtype))
+    after = values(model.get_metrics_result())
+
+    def is_of_metric(name: str, value: Any) -> bool:  # and not of a step of the user's own, under the same name
+        return name in before and np.array_equal(before[name], value, equal_nan=True)
+
+    return {name: after[name] if is_of_metric(name, value) else value for name, value in own.items()}
+
+
+def _leaves(metrics: Sequence[Any]) -> list[Any]:
+    """The metrics themselves, without the lists that ``compile`` makes of them."""
+    return [
+        leaf for metric in metrics for leaf in (_leaves(metric.metrics) if hasattr(metric, "metrics") else [metric])
+    ]
+
+
+def _adds_up(metric: Any) -> bool:
+    """Whether the state over all rows is the sum of the ranks' states: so it is with Keras's own metrics."""
+    return type(metric).update_state.__module__.startswith("keras.") and all(
+        getattr(variable, "aggregation", "sum") == "sum" for variable in metric.variables
+    )
 
 
 def part(numbers: Mapping[str, float]) -> dict[str, Any]:

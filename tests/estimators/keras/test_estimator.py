@@ -665,3 +665,26 @@ def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(dr
         return Path(folder, "died").exists(), apart(disturbed, fitted("b")), len(disturbed.getHistory()["loss"])
 
     assert driver(fn, frame, str(tmp_path), ENVIRONMENT) == (True, 0, 4)
+
+
+def test_metrics_that_no_mean_over_ranks_gives_are_those_of_all_rows(driver, frame):
+    fit = estimator
+
+    def fn(workers, frame):
+        import keras
+        import numpy as np
+
+        keras.utils.set_random_seed(0)
+        net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+        metrics = [keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
+        net.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=metrics)
+        model = fit(workers(2), net, feature_cols=["x"], label_cols=["c"], validation="v", epochs=1).fit(frame)
+        rows = frame[frame["v"]]
+        x, y = np.stack(rows["x"]), rows["c"].to_numpy("float32")[:, None]
+        numbers = model.getModel().evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+        recorded = model.getHistory()
+        return {name: (numbers[name], recorded[f"val_{name}"][0]) for name in ("loss", "auc", "precision")}
+
+    given = frame.assign(c=(frame["y"] > 0).astype("float32"), v=range(len(frame)))
+    for name, (alone, recorded) in driver(fn, given.assign(v=given["v"] < 69)).items():
+        assert recorded == pytest.approx(alone, rel=1e-5), name
