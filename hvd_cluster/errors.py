@@ -17,6 +17,7 @@
     ├── NotInitializedError         an operation before ``hvd.init()``
     ├── UnsupportedReductionError   an operation does not take this ``op``; a RuntimeError too
     └── DataError                   the data, its schema or its store does not fit the job
+        └── RunInUseError           another program fits the same run of a store
     ImportError
     ├── HorovodVersionMismatchError kept for programs that catch it; never raised here
     └── MissingExtraError           an optional dependency is not installed
@@ -101,6 +102,10 @@ class UnsupportedReductionError(ValueError, RuntimeError):
 
 class DataError(ValueError):
     """The data, its schema or its store does not fit the job; the text names the column or path."""
+
+
+class RunInUseError(DataError):
+    """Another program fits the same ``run_id`` of a store at this moment; the text names its host and process."""
 
 
 class LaunchError(RuntimeError):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hvd_cluster.estimators.ray.backend import RayBackend as RayBackend
     from hvd_cluster.estimators.run.data_module import DataModule as DataModule
     from hvd_cluster.estimators.run.early_stopping import EarlyStopping as EarlyStopping
+    from hvd_cluster.estimators.run.epochs import StopFit as StopFit
     from hvd_cluster.estimators.torch.estimator import TorchEstimator as TorchEstimator
     from hvd_cluster.estimators.torch.model import TorchModel as TorchModel
 
@@ -38,6 +39,7 @@ _HOMES = {
     "LocalBackend": "backend",
     "RayBackend": "ray.backend",
     "SparkBackend": "backend",
+    "StopFit": "run.epochs",
     "TorchEstimator": "torch.estimator",
     "TorchModel": "torch.model",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "LocalBackend",
     "RayBackend",
     "SparkBackend",
+    "StopFit",
     "TorchEstimator",
     "TorchModel",
 ]

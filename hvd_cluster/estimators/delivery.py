@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,12 +79,13 @@ class Delivery:
         return isinstance(self.validation, str) or (self.has_module and self.validation is not None)
 
     @contextlib.contextmanager
-    def prepared(self, data: Any, store: Store, **given: Any) -> Iterator[Prepared]:
+    def prepared(self, data: Any, store: Store, name: str, **given: Any) -> Iterator[Prepared]:
         """The rows of ``data``, for as long as the context lasts.
 
         Args:
             data: of this ``kind``; for a Ray Dataset its parts.
             store: where to write what has to be written.
+            name: id of the data set that is written there.
             given: arguments of ``materialize``.
         """
         given = {**given, "validation": self.validation, "tensors_only": not given["allow_ragged"]}
@@ -98,7 +98,6 @@ class Delivery:
             finally:
                 arriving.release()
             return
-        name = uuid.uuid4().hex
         written = materialize(data, store, dataset_id=name, own_folders=self.has_module, **given)
         try:
             yield Prepared(written, part_dirs=self._part_dirs(data, written, store, name))

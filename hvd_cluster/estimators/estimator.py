@@ -29,6 +29,7 @@ from hvd_cluster.estimators.params import EstimatorParams
 from hvd_cluster.estimators.run.edited_rows import EditedRows
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.metadata import Metadata
 from hvd_cluster.estimators.stages.stage import Estimator
 from hvd_cluster.estimators.view import tracking
@@ -100,7 +101,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         delivery.require_store()
 
         @contextlib.contextmanager
-        def prepared(store: Store, seed: int) -> Iterator[Prepared]:
+        def prepared(store: Store, name: str, seed: int) -> Iterator[Prepared]:
             data = dataset
             if kind is Frame.RAY:
                 from hvd_cluster.estimators.ray import data as ray_data
@@ -110,6 +111,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             with delivery.prepared(
                 data,
                 store,
+                name,
                 columns=self._columns(names),
                 num_proc=backend.num_processes(),
                 partitions_per_process=self._value("partitions_per_process"),
@@ -145,7 +147,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         names = parquet_folders.column_names(store, dataset_idx)
 
         @contextlib.contextmanager
-        def prepared(store: Store, _seed: int) -> Iterator[Prepared]:
+        def prepared(store: Store, _name: str, _seed: int) -> Iterator[Prepared]:
             columns, num_proc = self._columns(names), backend.num_processes()
             yield Prepared(
                 parquet_folders.dataset(store, dataset_idx, columns, num_proc),
@@ -159,7 +161,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _fit_prepared(
         self,
         backend: Backend,
-        prepared: Callable[[Store, int], contextlib.AbstractContextManager[Prepared]],
+        prepared: Callable[[Store, str, int], contextlib.AbstractContextManager[Prepared]],
         keeps_with_driver: bool,
     ) -> Any:
         """Fit the data; ``keeps_with_driver``: workers do not see where the driver keeps the run."""
@@ -171,14 +173,16 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         # By the name of the run, so that resuming it splits and shuffles as before.
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
         out_of_reach = getattr(backend, "driver_is_out_of_reach", False)
-        with self._opened_store(save_runs=not (keeps_with_driver and out_of_reach)) as store:
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(self._opened_store(save_runs=not (keeps_with_driver and out_of_reach)))
             if not store.saving_runs and self._value("store") is None:
                 logger.warning("%s", _NO_CHECKPOINTS_TEXT)
             store.check_writable()
+            lease = stack.enter_context(self._leased(store, run_id))
             found = self._checkpoint(store, run_id)
             check(backend)
             try:
-                with prepared(store, seed) as data, tracking.tracked(self, run_id) as tracker:
+                with prepared(store, lease.token, seed) as data, tracking.tracked(self, run_id) as tracker:
                     spec = dataclasses.replace(
                         self._train_spec(data.dataset, store, run_id, seed),
                         part_dirs=data.part_dirs,
@@ -191,8 +195,11 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                         logger.warning("%s", _resumed_text(found, spec))
                         if kept := found.kept_text(spec, backend.num_processes()):
                             logger.warning("%s", kept)
-                    callbacks = [LossWatch(run_id), *self._value("driver_callbacks"), *tracker.callbacks]
-                    epochs = EpochListener(callbacks, found.epochs if found is not None else 0)
+                    epochs = EpochListener(
+                        self._value("driver_callbacks"),
+                        finished=found.epochs if found is not None else 0,
+                        views=[LossWatch(run_id), *tracker.callbacks],
+                    )
                     with ProgressBar(run_id, enabled=self._value("verbose") > 0) as bar:
                         train_fn = self._train_fn()
                         run = DriverRun(
@@ -202,16 +209,28 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                             max_restarts=self._value("max_restarts"),
                             bar=bar,
                             epochs=epochs,
+                            require_held=lease.require_held,
                             rows=None if data.rows is None else data.rows.rows,
                         )
                         results = run.results(spec)
-                    epochs.hear(results[0].history)
                     model = self._create_model(results, spec)
                     tracker.finish(model)
                     return model
             except WorkerFailedError as error:
                 error.args = (str(error) + self._left_text(store, run_id),)
                 raise
+            except KeyboardInterrupt:
+                logger.warning("run %r was interrupted.%s", run_id, self._left_text(store, run_id))
+                raise
+
+    def _leased(self, store: Store, run_id: str) -> RunLease:
+        """The run as this fit's own, where the store is one that others see."""
+        return RunLease(
+            store,
+            run_id,
+            exclusive=store.saving_runs,
+            is_shared=self._value("store") is not None,
+        )
 
     def _fit_fields(self, dataset: Dataset, store: Store, run_id: str, seed: int) -> dict[str, Any]:
         """The fields of a ``FitSpec`` that the shared params decide; ``inputs`` and ``output_shapes`` are missing."""
@@ -220,7 +239,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             "batch_size", "epochs", "shuffle", "train_steps_per_epoch", "validation_steps_per_epoch",
             "reader_pool_type", "inmemory_cache_all", "data_module", "gradient_compression",
             "backward_passes_per_step", "scale_lr", "use_gpu", "mp_start_method", "verbose",
-            "checkpoint_every_epochs", "checkpoint_every_steps",
+            "checkpoint_every_epochs", "checkpoint_every_steps", "terminate_on_nan",
         )  # fmt: skip
         names = ("continuous_cols", "categorical_cols")
         return {

@@ -202,6 +202,13 @@ ESTIMATOR_ROWS = (
     ),
     Row("scale_lr", True, "multiply the learning rate by the number of workers", values.flag, optional=False),
     Row("data_module", None, "a DataModule class of the user's own, which reads the data", values.function),
+    Row(
+        "terminate_on_nan",
+        True,
+        "end the fit with an error when the loss or the weights are not finite numbers",
+        values.flag,
+        optional=False,
+    ),
     Row("max_restarts", 3, "how often workers start again after one of them died", whole(0), optional=False),
     Row("checkpoint_every_epochs", 1, "epochs from one checkpoint to the next", whole(1), optional=False),
     Row("checkpoint_every_steps", None, "steps from one checkpoint to the next within an epoch; None: none", whole(1)),

@@ -19,6 +19,7 @@ from hvd_cluster.data.writing import validation as validation_rule
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.frames import column_names
+from hvd_cluster.estimators.run_lease import RunLease
 
 #: Indices are drawn: other processes, and earlier ones that died, have theirs at the same store.
 _NUM_INDICES = 2**31
@@ -65,22 +66,24 @@ def prepare_data(
         feature_columns = [name for name in column_names(df) if name not in others]
     columns = [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]
     index = secrets.randbelow(_NUM_INDICES)
-    dataset = materialize(
-        df,
-        opened,
-        columns=columns,
-        validation=validation,
-        num_proc=num_processes,
-        partitions_per_process=partitions_per_process,
-        dataset_id=str(index),
-        in_place=False,  # the index says nothing of another place
-    )
-    _prepared[index] = dataset
-    try:
-        yield index
-    finally:
-        _prepared.pop(index, None)
-        dataset.remove()
+    opened.check_writable()
+    with RunLease(opened, f"prepare_data {index}", exclusive=False, token=str(index)):
+        dataset = materialize(
+            df,
+            opened,
+            columns=columns,
+            validation=validation,
+            num_proc=num_processes,
+            partitions_per_process=partitions_per_process,
+            dataset_id=str(index),
+            in_place=False,  # the index says nothing of another place
+        )
+        _prepared[index] = dataset
+        try:
+            yield index
+        finally:
+            _prepared.pop(index, None)
+            dataset.remove()
 
 
 def get_dataset_properties(dataset_idx: int) -> tuple[int, int, dict[str, Any], float]:

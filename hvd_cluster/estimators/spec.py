@@ -128,6 +128,8 @@ class FitSpec:
     use_gpu: bool = True
     mp_start_method: str | None = None
     verbose: int = 1
+    #: End the fit when the loss or the weights are not finite.
+    terminate_on_nan: bool = True
     #: A checkpoint after every so many epochs, and within them after every so many steps (None: not).
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None

@@ -94,7 +94,11 @@ class Group(Generic[W]):
             raise StartTimeoutError(_late_text(late, len(self.workers), timeout_s))
 
     def reports(self) -> list[Outcome]:
-        """The outcome of the present call on every rank; the workers stay, unless one died or hangs after a failure."""
+        """The outcome of the present call on every rank; the workers stay, unless one died or hangs after a failure.
+
+        Raises:
+            StopCall: an ``on_event`` raised it.
+        """
         self._wait_for_all()
         return self._outcomes()
 
@@ -155,7 +159,15 @@ class Group(Generic[W]):
         def has_cause() -> bool:
             return any(not outcome.is_echo for outcome in self._outcomes())
 
-        self._wait_until(lambda: complete() or any(not outcome.ok for outcome in self._outcomes()), None)
+        def stop_call() -> BaseException | None:
+            return next((stop for worker in self.workers if (stop := getattr(worker, "stop_call", None))), None)
+
+        def failed_or_stopped() -> bool:
+            return bool(stop_call()) or any(not outcome.ok for outcome in self._outcomes())
+
+        self._wait_until(lambda: complete() or failed_or_stopped(), None)
+        if (stop := stop_call()) is not None:
+            raise stop
         # A rank that noticed a death may end before the launcher hears of the death itself.
         self._wait_until(lambda: complete() or has_cause(), time.monotonic() + ECHO_GRACE_S)
         failed = first_failure(self._outcomes())

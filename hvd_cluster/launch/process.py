@@ -33,6 +33,10 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 _HANDSHAKE_TIMEOUT_S = 3600.0  # how long a worker may take to start is for the group to decide
 
 
+class StopCall(BaseException):
+    """An ``on_event`` raises this to stop all workers; the call then raises it in its caller's thread."""
+
+
 def ignore_event(rank: int, event: dict[str, Any]) -> None:
     """An ``on_event`` that drops everything."""
 
@@ -81,6 +85,8 @@ class WorkerProcess:
         self.reported: Outcome | None = None
         #: How the process ended; None while it lives.
         self.outcome: Outcome | None = None
+        #: What its ``on_event`` raised to stop the call.
+        self.stop_call: StopCall | None = None
         self._on_event = on_event
         self._on_change = on_change
         self._changed = threading.Condition()
@@ -195,6 +201,9 @@ class WorkerProcess:
         if isinstance(message, Event):
             try:
                 self._on_event(self.rank, json.loads(message.json))
+            except StopCall as stop:
+                self.stop_call = stop
+                self._notify()
             except Exception:  # a caller's broken callback must not cost the job
                 logger.exception("a progress report of rank %d could not be passed on", self.rank)
             return

@@ -18,7 +18,7 @@ from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
-from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.process import OnEvent, StopCall, ignore_event
 from hvd_cluster.ray.connection import FATE, Connection
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
 from hvd_cluster.ray.pickling import dumps, outliving
@@ -98,6 +98,8 @@ class ActorWorker:
         self.ready = False
         self.reported: Outcome | None = None
         self.outcome: Outcome | None = None
+        #: What ``ears.on_event`` raised to stop the call.
+        self.stop_call: StopCall | None = None
         #: Where it runs; None before it has greeted.
         self.greeting: Greeting | None = None
         #: Who hears it now; a call may bring ears of its own.

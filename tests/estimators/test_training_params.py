@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import time
 from typing import Any
 
 import cloudpickle
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
-from hvd_cluster.estimators import DataModule, EarlyStopping, TorchEstimator
+from hvd_cluster.estimators import DataModule, EarlyStopping, LocalBackend, StopFit, TorchEstimator
 from hvd_cluster.estimators.run.data_module import PetastormDataModule
+from hvd_cluster.estimators.run.epochs import EpochListener
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -41,6 +43,11 @@ def fit(frame, backend, model=None, lr=0.05, **params):
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     return TorchEstimator(model=model, optimizer=optimizer, backend=backend, **given).fit(frame)
+
+
+def slowly(record, model):
+    """A callback that leaves the driver the time to hear of the epoch."""
+    time.sleep(0.05)
 
 
 def weights(model):
@@ -281,18 +288,51 @@ def test_parquet_that_is_there_already_is_fitted(frame, two_workers, tmp_path):
         estimator.fit_on_parquet(dataset_idx=7)
 
 
-def test_driver_callbacks_hear_of_every_epoch_once_and_cannot_end_the_fit(frame, two_workers, caplog):
+def test_driver_callbacks_hear_of_every_epoch_once(frame, two_workers):
     heard = []
-
-    def broken(record):
-        raise KeyError("the user's mistake")
-
     told: queue.Queue[dict[str, Any]] = queue.Queue()  # what never travels need not be picklable
-    model = fit(frame, two_workers, driver_callbacks=[heard.append, broken, told.put], epochs=3)
+    model = fit(frame, two_workers, driver_callbacks=[heard.append, told.put], epochs=3)
     assert told.qsize() == 3
     assert [record["epoch"] for record in heard] == [0, 1, 2]
     assert heard == model.getHistory()
-    assert sum("a driver callback failed at epoch 0" in text for text in caplog.messages) == 1
+
+
+def test_what_a_driver_callback_raises_reaches_the_caller_unchanged_while_workers_train(frame):
+    class TrialPruned(Exception): ...
+
+    raised = []
+
+    def prune(record):
+        raised.append(TrialPruned(record["epoch"]))
+        raise raised[-1]
+
+    with pytest.raises(TrialPruned) as caught:
+        fit(frame, LocalBackend(1, verbose=0), driver_callbacks=[prune], callbacks=[slowly], epochs=1000)
+    assert caught.value is raised[0]
+    assert len(raised) == 1
+
+
+@pytest.mark.slow  # workers start twice
+def test_a_driver_callback_can_stop_a_fit_which_returns_the_model_so_far(frame):
+    def stop(record):
+        if record["epoch"] == 2:
+            raise StopFit
+
+    model = fit(frame, LocalBackend(1, verbose=0), driver_callbacks=[stop], callbacks=[slowly], epochs=1000)
+    assert 3 <= len(model.getHistory()) < 1000
+    assert "y__output" in model.transform(frame)
+
+
+def test_a_failure_of_a_view_does_not_end_a_fit(caplog):
+    heard = []
+
+    def broken(record):
+        raise KeyError("no tracking server")
+
+    listener = EpochListener([heard.append], views=[broken])
+    listener.hear([{"epoch": 0}, {"epoch": 1}])
+    assert [record["epoch"] for record in heard] == [0, 1]
+    assert sum("a view of the fit failed at epoch 0" in text for text in caplog.messages) == 1
 
 
 def test_spark_ml_spellings_mean_the_same(frame, one_worker):

@@ -15,6 +15,7 @@ from hvd_cluster.estimators.keras.logs import means, over_all_rows, part, spread
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.finite_losses import FiniteLosses
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
@@ -38,6 +39,7 @@ class Course:
     states: CallbackStates
     #: One for all callbacks: each would write a file of its own over the other's.
     reports: Reports
+    losses: FiniteLosses
     watch: Watch = field(default_factory=Watch)
     #: The best epoch's file, on rank 0; None where none is wanted.
     best: BestFile | None = None
@@ -89,6 +91,11 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         steps = course.batches.readers.train_steps
         # Several steps may be executed at once, and then ``batch`` is the last of them.
         course.watch.rows = (batch + 1 - course.done) * spec.batch_size
+        # Keras gives the mean of the epoch so far: with a scaled loss, one that is infinite stays in it.
+        if "loss" in (logs or {}) and not isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            course.losses.add(batch, logs["loss"])
+        if course.losses.is_due(batch + 1):
+            course.losses.look(len(course.history))
         if self._course.reports.is_due(last=batch + 1 == steps):
             numbers = spread(logs)
             self._course.reports.step(
@@ -108,6 +115,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         model, course = self.model, self._course
         complete_passes(model)
         _share_buffers(model)
+        course.losses.look(len(course.history), lambda: _has_finite_weights(model))
         own = over_all_rows(model, course.hvd, values(logs))
         logs.update(means([(1, numbers) for numbers in self._gathered(own)]))
         if course.spec.validation_is_there:
@@ -176,6 +184,7 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             return
         self._is_due = False
         _share_buffers(model)
+        course.losses.look(len(course.history), lambda: _has_finite_weights(model))
         self._save(Running.after(done, spec, course.hvd, rank_state.capture(model)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -216,6 +225,11 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         body = capture(self.model, course.rate_factor, course.states.capture())
         snapshot = Snapshot(body, course.history, course.hvd.size(), self._trained_on, stopped_of, running)
         RunFiles.of(course.spec).save(snapshot.to_bytes())
+
+
+def _has_finite_weights(model: Any) -> bool:
+    floating = (weight for weight in model.trainable_weights if keras.backend.is_float_dtype(weight.dtype))
+    return all(bool(keras.ops.all(keras.ops.isfinite(weight))) for weight in floating)
 
 
 def _share_buffers(model: Any) -> None:

@@ -18,6 +18,7 @@ from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, rate_of, restore
 from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.finite_losses import FiniteLosses
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
@@ -78,7 +79,8 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         batches = KerasBatches(spec.columns, readers)
         states = CallbackStates(extras.callbacks, found.body if found is not None else None)
         history, reports = list(found.history) if found is not None else [], Reports(spec, hvd.rank())
-        course = Course(spec, hvd, batches, history, factor, states, reports)
+        losses = FiniteLosses(spec.terminate_on_nan and not _ends_at_nan(extras), hvd, spec.run_id)
+        course = Course(spec, hvd, batches, history, factor, states, reports, losses)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
         course.best = BestFile.of(spec, keeper, found, model)
         if found is not None and found.running is not None:
@@ -114,6 +116,13 @@ def _fit(model: Any, course: Any, callbacks: list[Any]) -> None:
         callbacks=StepsOfEpoch(callbacks, course, model),
         verbose=0,
     )
+
+
+def _ends_at_nan(extras: Extras) -> bool:
+    """Whether Keras's own callback ends the fit there, with the model as it is."""
+    import keras
+
+    return any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in extras.callbacks)
 
 
 def _distributing(spec: KerasSpec, extras: Extras) -> Any:

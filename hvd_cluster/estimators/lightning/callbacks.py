@@ -16,6 +16,7 @@ from hvd_cluster.estimators.lightning.best_file import BestFile
 from hvd_cluster.estimators.lightning.completion import hooks_for
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
@@ -63,6 +64,7 @@ class Epochs(_callbacks.Checkpoint):
         self._trainer: Any = None
         #: The number of ranks that an earlier start of the run had.
         self._size_before = found.size if found is not None else None
+        self._losses = FiniteLosses(False, hvd, spec.run_id)
         #: Where the first epoch stands, until it goes on there.
         self._running = found.running if found is not None else None
 
@@ -95,6 +97,8 @@ class Epochs(_callbacks.Checkpoint):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
         self._trainer = trainer
+        has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
+        self._losses = FiniteLosses(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler)
         if self._running is not None:
             # Of a number of steps that is given, a smaller number of ranks may have none left.
             self.done = min(self._running.steps(self._spec, self._hvd.size()), trainer.num_training_batches - 1)
@@ -140,6 +144,7 @@ class Epochs(_callbacks.Checkpoint):
         if batches.ready != done or done % trainer.accumulate_grad_batches:
             return  # amid a step
         if is_due_within(self._spec, done, trainer.num_training_batches):
+            self._losses.look(self.epoch, self._has_finite_weights)
             self._save(trainer, done)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -153,6 +158,9 @@ class Epochs(_callbacks.Checkpoint):
             if pl_module.automatic_optimization:  # Lightning divides it
                 loss = loss * trainer.accumulate_grad_batches
             self._means.add(loss, [], rows)
+            self._losses.add(batch_idx, loss)
+        if self._losses.is_due(batch_idx + 1):
+            self._losses.look(self.epoch)
         if self._reports.is_due(last=batch_idx + 1 == steps):
             self._reports.step(
                 epoch=self.epoch,
@@ -179,6 +187,7 @@ class Epochs(_callbacks.Checkpoint):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the record of the epoch, and save the run."""
+        self._losses.look(self.epoch, self._has_finite_weights)
         watch = self.watch
         speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
         gathered = self._hvd.allgather(speeds, name="hvd_cluster.speeds")
@@ -203,6 +212,9 @@ class Epochs(_callbacks.Checkpoint):
         if len(self.history) % self._spec.checkpoint_every_epochs == 0 or self._is_last(trainer):
             self._save(trainer)
         self._reports.epoch(record)
+
+    def _has_finite_weights(self) -> bool:
+        return all_finite(self._trainer.lightning_module.parameters())
 
     def _is_last(self, trainer: Any) -> bool:
         return self._is_stopped(trainer) or len(self.history) == self._spec.epochs
@@ -279,23 +291,6 @@ def _is_own(result: Any) -> bool:
     """Whether a logged number of an epoch is that of one rank: metrics of torchmetrics are of all."""
     sync = result.meta.sync
     return result.is_tensor and result.meta.on_epoch and not (sync.should or sync.rank_zero_only or result.has_reset)
-
-
-class TerminateOnNaN(_callbacks.Callback):
-    """Ends the fit when the loss is not a finite number."""
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the loss.
-
-        Raises:
-            ValueError: it is NaN or infinite.
-        """
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, torch.Tensor) and not torch.isfinite(loss).all():
-            raise ValueError(
-                f"the loss is {float(loss)} in step {batch_idx} of epoch {trainer.current_epoch}, and terminate_on_nan "
-                "is set: lower the learning rate, or look for extreme values in the data"
-            )
 
 
 def parted(logged: dict[str, float]) -> dict[str, dict[str, Any]]:

@@ -101,7 +101,7 @@ class LightningEstimator(ModuleEstimator):
         if value("num_gpus") == 0:
             shared["use_gpu"] = False
         model = module_on_cpu(value("model"))
-        same = ("logger", "log_every_n_steps", "profiler", "terminate_on_nan")
+        same = ("logger", "log_every_n_steps", "profiler")
         return LightningSpec(
             model=model,
             optimizer=None if is_own else OptimizerState.of(value("optimizer"), value("model")),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.lightning.installed import lightning
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class LossModule(_LightningModule):
 
     def __init__(self, spec: LightningSpec) -> None:
         super().__init__()
-        self.net = copy.deepcopy(spec.model)
+        self.net = copied(spec.model)
         self._spec = spec
         assert spec.objective is not None
         self._objective = spec.objective()

@@ -57,7 +57,6 @@ LIGHTNING_ROWS = (
     Row("logger", None, "a Lightning logger; None: TensorBoard's in the run's folder, where it is installed"),
     Row("log_every_n_steps", 50, "steps from one line of the logger to the next", whole(1), optional=False),
     Row("profiler", None, "a Lightning profiler, or its name"),
-    Row("terminate_on_nan", False, "end the fit when the loss is not a finite number", values.flag, optional=False),
     Row("trainer_args", None, "further arguments of the Trainer, over ours", arguments),
     Row("loader_num_epochs", None, "epochs of the loader; handed to data_module", whole(1)),
     Row("debug_data_loader", False, "have loaders say what they do; handed to data_module", values.flag),

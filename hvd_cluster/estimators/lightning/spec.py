@@ -31,7 +31,5 @@ class LightningSpec(FitSpec):
     logger: Any = None
     log_every_n_steps: int = 50
     profiler: Any = None
-    #: End with an error as soon as the loss is not a finite number.
-    terminate_on_nan: bool = False
     #: Further arguments of ``Trainer``, over ours.
     trainer_args: Mapping[str, Any] = field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.run.world import entered
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch.cpu_copies import on_cpu
+from hvd_cluster.estimators.torch.model_pickling import copied
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
     from hvd_cluster.estimators.lightning.callbacks import Epochs
     from hvd_cluster.estimators.lightning.module import LossModule
 
-    module: Any = copy.deepcopy(spec.model) if spec.objective is None else LossModule(spec)
+    module: Any = copied(spec.model) if spec.objective is None else LossModule(spec)
     found = Snapshot.shared(RunFiles.of(spec), hvd)
     if found is not None:
         found.require_data(spec.run_id, Fingerprint.of(spec.dataset, spec.inputs))
@@ -122,7 +122,7 @@ def _is_combined(loader: Any) -> bool:
 
 
 def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any) -> Any:
-    from hvd_cluster.estimators.lightning.callbacks import AgreeOnLogged, TerminateOnNaN
+    from hvd_cluster.estimators.lightning.callbacks import AgreeOnLogged
     from hvd_cluster.lightning import HorovodStrategy
     from hvd_cluster.lightning.installed import lightning
 
@@ -131,8 +131,6 @@ def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any)
     more.pop("enable_checkpointing", None)  # of the user's checkpoints: to Lightning, our own callback is one too
     callbacks = [*spec.callbacks, *_as_list(more.pop("callbacks", None))]
     best.place(callbacks)
-    if spec.terminate_on_nan:
-        callbacks.append(TerminateOnNaN())
     device = choose_device(spec.use_gpu, hvd)
     arguments = {
         "strategy": HorovodStrategy(

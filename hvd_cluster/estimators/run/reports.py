@@ -58,11 +58,20 @@ class Reports:
             return
         path = path_of(self._spec.store, self._spec.run_id)
         try:
+            is_stopped = self._spec.store.exists(stop_path_of(self._spec.store, self._spec.run_id))
             self._spec.store.write(path, json.dumps({"step": self._step, "records": self._records}))
         except OSError as error:  # progress is not worth a fit
             if not self._has_warned:
                 logger.warning("the progress of run %r cannot be written to %s: %s", self._spec.run_id, path, error)
             self._has_warned = True
+            return
+        if is_stopped:
+            raise RuntimeError("a driver callback has ended the fit")
+
+
+def stop_path_of(store: Store, run_id: str) -> str:
+    """The file by which the driver asks rank 0 to end, where it cannot stop the workers itself."""
+    return f"{store.get_run_path(run_id)}/stop"
 
 
 def path_of(store: Store, run_id: str) -> str:

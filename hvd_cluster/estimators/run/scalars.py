@@ -28,13 +28,33 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
         return
     sync = spec.store.sync_fn(spec.run_id)
     with spec.store.get_local_output_dir_fn(spec.run_id)() as folder, without_tensorflow():
-        writer = _writer(str(Path(folder, spec.store.get_logs_subdir())))
+        try:
+            writer = _writer(str(Path(folder, spec.store.get_logs_subdir())))
+        except OSError as error:
+            logger.warning("the scalars of run %r cannot be written to %s: %s", spec.run_id, folder, error)
+            writer = None
         # Not yielded while the import's failure is handled: every error of the training would carry it as its context.
         if writer is None:
             yield None
             return
 
-        def log(record: dict[str, Any]) -> None:
+        has_failed = False
+
+        def attempt(act: Callable[[], None]) -> None:
+            nonlocal has_failed
+            try:
+                if not has_failed:
+                    act()
+            except OSError as error:  # of a full disk: the curves are not worth a fit
+                has_failed = True
+                logger.warning(
+                    "the scalars of run %r cannot be written to %s, and are left out from now on: %s",
+                    spec.run_id,
+                    folder,
+                    error,
+                )
+
+        def write(record: dict[str, Any]) -> None:
             for part in ("train", "validation"):
                 for name, value in flat(record.get(part, {})).items():
                     writer.add_scalar(f"{name}/{part}", value, record["epoch"])
@@ -42,9 +62,9 @@ def scalar_log(spec: FitSpec) -> Iterator[Callable[[dict[str, Any]], None] | Non
             sync(folder)
 
         try:
-            yield log
+            yield lambda record: attempt(lambda: write(record))
         finally:
-            writer.close()
+            attempt(writer.close)
 
 
 @contextlib.contextmanager

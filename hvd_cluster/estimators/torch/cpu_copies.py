@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, TypeVar
 
 import torch
+
+from hvd_cluster.estimators.torch.model_pickling import copied
 
 T = TypeVar("T")
 
@@ -19,7 +20,7 @@ def module_on_cpu(value: T) -> T:
         return value
     if all(tensor.device.type == "cpu" for tensor in (*value.parameters(), *value.buffers())):
         return value
-    return copy.deepcopy(value).cpu()
+    return copied(value).cpu()
 
 
 def on_cpu(state: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch.checkpoint import Checkpoint
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
+from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import probe
@@ -114,7 +114,7 @@ class TorchEstimator(ModuleEstimator):
     def _checkpoint(self, store: Store, run_id: str) -> Checkpoint | None:
         found = Checkpoint.load(RunFiles(store, run_id))
         if found is not None:
-            trial = copy.deepcopy(self._value("model"))
+            trial = copied(self._value("model"))
             optimizer = OptimizerState.of(self._value("optimizer"), self._value("model")).build(trial)
             found.restore(run_id, trial, optimizer, size=1, scale=1.0)
         return found
@@ -124,7 +124,7 @@ class TorchEstimator(ModuleEstimator):
 
     def _create_model(self, results: list[TrainResult], spec: TrainSpec) -> Any:
         state = torch.load(io.BytesIO(results[0].state), map_location="cpu", weights_only=True)
-        model = copy.deepcopy(spec.model).cpu()
+        model = copied(spec.model).cpu()
         model.load_state_dict(state["model"])
         optimizer = spec.optimizer.build(model)
         optimizer.load_state_dict(state["optimizer"])

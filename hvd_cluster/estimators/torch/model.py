@@ -13,6 +13,7 @@ from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, TORCH_MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
+from hvd_cluster.estimators.torch.model_pickling import make_picklable
 from hvd_cluster.estimators.torch.objective import as_outputs
 
 
@@ -73,4 +74,9 @@ class TorchModel(FittedModel):
 
     def _portable_model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._value("model")
+        make_picklable(model)
         return module_on_cpu(model)
+
+    def _as_saved(self, name: str, value: Any) -> Any:
+        make_picklable(value)
+        return super()._as_saved(name, value)

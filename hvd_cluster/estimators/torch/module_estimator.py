@@ -6,16 +6,29 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators.column_roles import as_group, wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.spec import MakeObjective
 from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.model import TorchModel
+from hvd_cluster.estimators.torch.model_pickling import make_picklable, unpicklable_text
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 
 
 class ModuleEstimator(DistributedEstimator):
     """Base of TorchEstimator and LightningEstimator."""
+
+    def _check_picklable(self) -> None:
+        for name in ("model", "loss", "metrics"):
+            make_picklable(self._value(name))
+        if text := unpicklable_text("model", self._value("model")):
+            raise LaunchError(text)
+        super()._check_picklable()
+
+    def _as_saved(self, name: str, value: Any) -> Any:
+        make_picklable(value)
+        return super()._as_saved(name, value)
 
     def _objective_mistakes(self) -> list[str]:
         """What is wrong with optimizer, loss and metrics."""

@@ -7,7 +7,6 @@ feature with a whole number that the floating dtype cannot hold stays int64 wher
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from hvd_cluster.data.schema import Schema
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.exactness import lost
 from hvd_cluster.estimators.spec import Inputs
+from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_row
 
 #: What torch's own losses warn of when the label is broadcast against the output.
@@ -68,7 +68,7 @@ def probe(
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
             model or the loss complained of.
     """
-    trial = copy.deepcopy(model).to(_CPU)
+    trial = copied(model).to(_CPU)
     refusals: list[_Refused] = []
     exact = list(_exact_choices(trial, inputs, batch, as_stored))
     choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]

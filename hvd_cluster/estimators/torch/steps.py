@@ -67,9 +67,11 @@ class Steps:
             batches = min(group, steps - step // group * group)  # the last group of an epoch may be short
             scaled = loss / batches if self.scaler is None else self.scaler.scale(loss / batches)
             scaled.backward()
-            if (step + 1) % group == 0 or step + 1 == steps:
-                self._update()
-        if self.spec.lr_scheduler_interval == "step" and ((step + 1) % group == 0 or step + 1 == steps):
+        is_complete = (step + 1) % group == 0 or step + 1 == steps
+        has_moved = is_complete
+        if is_complete and self.spec.train_minibatch_fn is None:
+            has_moved = self._update()
+        if has_moved and self.spec.lr_scheduler_interval == "step":
             self.move_rates(self._over_ranks(loss) if self._goes_by_loss else loss)
         return outputs, loss.detach()
 
@@ -128,12 +130,16 @@ class Steps:
             )
         return self.objective.transform_outputs(outputs, labels)[0], loss
 
-    def _update(self) -> None:
-        """Average the gradients over the ranks, clip them, and move the weights."""
+    def _update(self) -> bool:
+        """Average the gradients over the ranks, clip them, and move the weights.
+
+        Returns:
+            Whether they have moved: the scaler skips a step whose gradients are not finite.
+        """
         norm, value = self.spec.gradient_clip_norm, self.spec.gradient_clip_value
         if self.scaler is None and norm is None and value is None:
             self.optimizer.step()
-            return
+            return True
         self.optimizer.synchronize()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -145,6 +151,8 @@ class Steps:
         with self.optimizer.skip_synchronize():
             if self.scaler is None:
                 self.optimizer.step()
-            else:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
+                return True
+            before = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return bool(self.scaler.get_scale() >= before)  # smaller after a step that was skipped, and only then

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.finite_losses import FiniteLosses
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.scalars import scalar_log
@@ -24,6 +24,7 @@ from hvd_cluster.estimators.torch.checkpointing import Checkpointing, share_buff
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.cpu_copies import on_cpu
 from hvd_cluster.estimators.torch.means import Means
+from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.objective import Objective
 from hvd_cluster.estimators.torch.optimizer_state import rates, scale_initial_rates, set_rates
 from hvd_cluster.estimators.torch.steps import Steps
@@ -39,7 +40,8 @@ def train(spec: TrainSpec) -> TrainResult:
 
     Raises:
         RuntimeError: some ranks have a GPU and some have none.
-        DataError: the run's checkpoint is of another model or of other data, or it cannot be written.
+        DataError: the run's checkpoint is of another model or of other data, or it cannot be written; or the loss is
+            not finite and ``terminate_on_nan`` is set.
         HorovodInternalError: another worker has died.
     """
     with entered(spec) as hvd:
@@ -48,7 +50,7 @@ def train(spec: TrainSpec) -> TrainResult:
 
 def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
     device = choose_device(spec.use_gpu, hvd)
-    model = copy.deepcopy(spec.model).to(device)  # a backend may run us in the process that made the spec
+    model = copied(spec.model).to(device)  # a backend may run us in the process that made the spec
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
     _start_equal(hvd, model, base, scale)
@@ -67,7 +69,8 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
     reports = Reports(spec, hvd.rank())
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
-        worker = Worker(spec, hvd, device, steps, readers, reports, ClassWeights.of(spec, hvd))
+        losses = FiniteLosses(spec.terminate_on_nan, hvd, spec.run_id, has_scaler=steps.scaler is not None)
+        worker = Worker(spec, hvd, device, steps, readers, reports, losses, ClassWeights.of(spec, hvd))
         history = _epochs(worker, saving, found)
     state = b""
     if hvd.rank() == 0:
@@ -88,8 +91,9 @@ def _epochs(worker: Worker, saving: Checkpointing, found: Checkpoint | None) -> 
             done, sums = (0, None) if running is None else _take_up(running, spec, hvd)
             running = None
 
-            def after_step(done: int, means: Means) -> None:
+            def after_step(done: int, means: Means, epoch: int = epoch) -> None:
                 if is_due_within(spec, done, worker.readers.train_steps):
+                    worker.losses.look(epoch, worker.has_finite_weights)
                     saving.save_within(history, done, means)
 
             record = {"epoch": epoch, **worker.train_epoch(epoch, done, sums, after_step)}

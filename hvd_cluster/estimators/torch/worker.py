@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.watch import Watch
@@ -32,6 +33,7 @@ class Worker:
     steps: Steps
     readers: Readers
     reports: Reports
+    losses: FiniteLosses
     class_weights: ClassWeights | None = None
 
     def train_epoch(
@@ -59,6 +61,11 @@ class Worker:
             means.add(loss, metrics, rows)
             if self.reports.is_due(last=step + 1 == steps):
                 self._report(epoch, step + 1, steps, loss, metrics, watch)
+            self.losses.add(step, loss)
+            if step + 1 == steps:
+                self.losses.look(epoch, self.has_finite_weights)
+            elif self.losses.is_due(step + 1):
+                self.losses.look(epoch)
             if after_step is not None:
                 after_step(step + 1, means)
         speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
@@ -70,6 +77,10 @@ class Worker:
             "seconds": watch.seconds,
             "padding_rows": self.readers.padding_rows,
         }
+
+    def has_finite_weights(self) -> bool:
+        """Whether all parameters are finite numbers."""
+        return all_finite(self.steps.model.parameters())
 
     def validate_epoch(self) -> dict[str, Any]:
         """The loss and the metrics over the validation rows, each row counted once, without training."""

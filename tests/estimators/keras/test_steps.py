@@ -255,6 +255,28 @@ def test_a_callback_that_stops_one_rank_stops_all_of_them(driver, frame, tmp_pat
         assert made[0] == [(0, batch) for batch in range(5)]
 
 
+def test_a_loss_that_is_not_finite_ends_the_fit_on_all_ranks(driver, frame, tmp_path):
+    fit, idle = fitted, nothing
+
+    def fn(workers, frame, folder):
+        import numpy as np
+
+        from hvd_cluster.errors import WorkerFailedError
+
+        rows = list(frame["x"])
+        rows[::10] = [np.full(4, np.inf, "float32")] * len(rows[::10])
+        try:
+            fit(frame.assign(x=rows), workers(2), folder, "one", idle, store=folder)
+        except WorkerFailedError as error:
+            return str(error)
+        return ""
+
+    text = driver(fn, frame, str(tmp_path))
+    assert "terminate_on_nan is set" in text
+    assert " of epoch 0" in text
+    assert "raised hvd_cluster.errors.DataError" in text.rpartition("Of the others")[2]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # workers start three times over
 def test_a_worker_that_is_killed_amid_an_epoch_costs_the_steps_behind_the_last_checkpoint(driver, frame, tmp_path):

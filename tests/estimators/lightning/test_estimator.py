@@ -329,9 +329,9 @@ def test_rows_are_transformed_and_columns_edited_and_removed(frame, two_workers,
     assert (tmp_path / "seen").read_text() == "['a', 'c', 'x', 'y'] (2, 2) torch.int16"
 
 
-def test_a_loss_that_is_not_finite_ends_the_fit_where_that_is_asked_for(frame, two_workers):
-    with pytest.raises(WorkerFailedError, match="terminate_on_nan is set"):
-        estimator(two_workers, Net(lr=1e30), terminate_on_nan=True, max_restarts=0).fit(frame)
+def test_a_loss_that_is_not_finite_ends_the_fit(frame, two_workers):
+    with pytest.raises(WorkerFailedError, match=r"on rank 0 in step \d of epoch 0, and terminate_on_nan is set"):
+        estimator(two_workers, Net(lr=1e30), max_restarts=0).fit(frame)
 
 
 def test_mistakes_are_named_before_anything_starts(frame, two_workers):

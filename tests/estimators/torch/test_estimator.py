@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import TorchEstimator, TorchModel
 from hvd_cluster.estimators.backend import LocalBackend
 
@@ -119,7 +120,12 @@ def test_two_fits_at_once_do_not_meet(frame, tmp_path):
 def test_a_fit_that_goes_astray_says_so_once(frame, two_workers, caplog):
     labels = frame["y"].to_numpy().copy()
     labels[5] = np.inf
-    model = estimator(two_workers).fit(frame.assign(y=labels))
+    with pytest.raises(
+        WorkerFailedError, match=r"the loss is inf on rank [01] in step \d+ of epoch 0, and term"
+    ) as caught:
+        estimator(two_workers).fit(frame.assign(y=labels))
+    assert "raised hvd_cluster.errors.DataError" in str(caught.value).rpartition("Of the others")[2]
+    model = estimator(two_workers, terminate_on_nan=False).fit(frame.assign(y=labels))
     assert not np.isfinite([record["train"]["loss"] for record in model.getHistory()]).any()
     (line,) = [record.getMessage() for record in caplog.records if "training loss" in record.getMessage()]
     assert f"run {model.getRunId()!r}: in epoch 0 the training loss is nan" in line

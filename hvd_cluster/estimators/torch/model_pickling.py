@@ -1,0 +1,140 @@
+"""Models as values: copied, and made picklable where PyTorch alone refuses.
+
+Parametrized modules (``torch.nn.utils.parametrizations``) have classes that are made at run time and refuse to be
+pickled; TorchScript has a file format of its own. After :func:`make_picklable` any pickler takes both, and what it
+rebuilds in another process can be pickled again.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import io
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import cloudpickle
+import torch
+from torch.nn.utils import parametrize
+
+from hvd_cluster.errors import DataError
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+_REMEDY = (
+    "set it to None before fit() and make it where it is used, or leave it out of the module's state with a "
+    "__getstate__ method"
+)
+
+
+def make_picklable(value: Any) -> None:
+    """Let every pickler take the modules in ``value``: a module, or a list or dict of such; anything else is fine."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            make_picklable(one)
+    elif isinstance(value, torch.jit.ScriptFunction):
+        copyreg.pickle(torch.jit.ScriptFunction, _reduce_script_function)
+    elif isinstance(value, torch.nn.Module):
+        for module in value.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                copyreg.pickle(type(module), _reduce_script)
+            elif parametrize.is_parametrized(module):
+                type(module).__reduce_ex__ = _reduce_parametrized  # type: ignore[method-assign, assignment]
+
+
+def copied(module: M) -> M:
+    """A copy of ``module`` that shares nothing with it: through pickle, where ``copy.deepcopy`` does not do.
+
+    It refuses a tensor that was computed and kept, such as an attention map of an earlier call or the weight of a
+    pruned module; and the parameters of its copies of TorchScript cannot be trained.
+
+    Raises:
+        DataError: pickle refuses too; the text names the attribute.
+    """
+    refusal: Exception | None = None
+    if not any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        try:
+            return copy.deepcopy(module)
+        except Exception as error:  # noqa: BLE001 - copying runs user code, which may raise anything
+            refusal = error
+    make_picklable(module)
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(module))  # type: ignore[no-any-return]
+    except Exception as error:  # noqa: BLE001 - so does pickling
+        raise DataError(unpicklable_text("model", module) or f"the model cannot be copied: {error}") from (
+            refusal or error
+        )
+
+
+def unpicklable_text(name: str, module: torch.nn.Module) -> str:
+    """Which attributes keep ``module`` from being pickled, with the remedy; empty where nothing does.
+
+    Args:
+        name: what the user calls the module.
+    """
+    make_picklable(module)
+    if _is_picklable(module):
+        return ""
+    found = list(_unpicklable(name, module)) or [f"{name} ({type(module).__qualname__})"]
+    return f"{', '.join(found)} cannot be copied or sent to the workers: {_REMEDY}"
+
+
+def _unpicklable(name: str, module: torch.nn.Module) -> Iterator[str]:
+    for inner, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            if attribute in {"_modules", "_parameters", "_buffers"} or _is_picklable(value):
+                continue
+            path = ".".join(text for text in (name, inner, attribute) if text)
+            values = value.items() if isinstance(value, Mapping) else []
+            culprits = [(f"{path}[{key!r}]", one) for key, one in values if not _is_picklable(one)]
+            for where, one in culprits or [(path, value)]:
+                yield f"{where} ({type(one).__qualname__})"
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - pickling runs user code; any failure is the answer
+        return False
+    return True
+
+
+def _reduce_parametrized(module: torch.nn.Module, _protocol: Any = None) -> tuple[Any, ...]:
+    names = tuple(module.parametrizations.keys())  # type: ignore[operator, union-attr]
+    return _rebuilt_parametrized, (parametrize.type_before_parametrizations(module), names, dict(vars(module)))
+
+
+def _rebuilt_parametrized(cls: type[torch.nn.Module], names: tuple[str, ...], state: dict[str, Any]) -> Any:
+    """The module, with a class of its own whose properties compute the parametrized tensors."""
+    module: Any = cls.__new__(cls)
+    torch.nn.Module.__init__(module)
+    for name in names:
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(0)))
+        parametrize.register_parametrization(module, name, torch.nn.Identity(), unsafe=True)
+    vars(module).clear()
+    vars(module).update(state)
+    make_picklable(module)
+    return module
+
+
+def _reduce_script(module: Any) -> tuple[Any, ...]:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of PyTorch call all of TorchScript deprecated
+        torch.jit.save(module, buffer)
+    return _loaded_script, (buffer.getvalue(), module.training)
+
+
+def _reduce_script_function(function: Any) -> tuple[Any, ...]:
+    return _loaded_script, (function.save_to_buffer(), True)
+
+
+def _loaded_script(content: bytes, training: bool) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.load(io.BytesIO(content))
+    make_picklable(module)
+    return module.train(training)

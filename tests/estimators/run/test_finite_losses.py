@@ -1,0 +1,57 @@
+"""When a fit ends because its loss is not a finite number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
+
+
+class OtherRank:
+    """Rank 0 of two ranks, of which the other has ``found`` what ``allgather_object`` brings."""
+
+    Max = "max"
+
+    def __init__(self, found=None):
+        self.found = found
+
+    def allreduce(self, flag, op, name):
+        return torch.tensor([max(int(flag), int(self.found is not None))])
+
+    def allgather_object(self, mine, name):
+        return [mine, self.found]
+
+
+def losses(found=None, **given):
+    return FiniteLosses(True, OtherRank(found), "run", **given)
+
+
+def test_the_first_of_all_ranks_is_named():
+    mine = losses((3, "the loss is inf"))
+    for step, loss in enumerate([1.0, 2.0, 3.0, 4.0, math.nan]):
+        mine.add(step, torch.tensor(loss))
+    with pytest.raises(DataError, match=r"the loss is inf on rank 1 in step 3 of epoch 2, and terminate_on_nan is set"):
+        mine.look(2)
+
+
+def test_weights_are_looked_at_where_the_loss_is_finite_still():
+    mine = losses()
+    mine.add(4, torch.tensor(1.0))
+    mine.look(0)
+    with pytest.raises(DataError, match="the weights are not finite, though the loss is, on rank 0 in step 4"):
+        mine.look(0, lambda: all_finite([torch.ones(2), torch.tensor([1.0, math.inf]), torch.tensor([1])]))
+
+
+def test_a_gradient_scaler_gets_over_a_few_losses_that_are_not_finite():
+    mine = losses(has_scaler=True)
+    for step, loss in enumerate([1.0, math.inf, 1.0, math.inf, math.inf]):
+        mine.add(step, torch.tensor(loss))
+    mine.look(0)
+    for step in range(5, 11):
+        mine.add(step, math.nan)
+    with pytest.raises(DataError, match="the loss is inf on rank 0 in step 3 of epoch 0"):
+        mine.look(0)

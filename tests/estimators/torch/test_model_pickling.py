@@ -1,0 +1,151 @@
+"""Models that PyTorch does not copy or pickle by itself: they train, come back, score, and are saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import warnings
+
+import cloudpickle
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from hvd_cluster.errors import DataError, LaunchError
+from hvd_cluster.estimators import TorchEstimator, TorchModel
+from hvd_cluster.estimators.torch.model_pickling import copied, make_picklable
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Attends(torch.nn.Module):
+    """Keeps a tensor of its last call's graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+        self.attention = None
+
+    def forward(self, x):
+        self.attention = torch.softmax(self.first(x), dim=1)
+        return self.last(self.attention * x)
+
+
+class Logs(torch.nn.Module):
+    """Has a file handle two levels down."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        self.encoder[0].log = file
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+def attends():
+    module = Attends()
+    module(torch.ones(2, 4))
+    return module
+
+
+def pruned():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    prune.l1_unstructured(module[0], "weight", amount=0.25)
+    module(torch.ones(2, 4))
+    return module
+
+
+def parametrized(register):
+    def make():
+        return torch.nn.Sequential(register(torch.nn.Linear(4, 4)), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+    return make
+
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)))
+
+
+def partly_traced():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nn.Sequential(torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(2, 4)), torch.nn.Linear(4, 1))
+
+
+MODELS = {
+    "attends": attends,
+    "pruned": pruned,
+    "spectral_norm": parametrized(parametrizations.spectral_norm),
+    "weight_norm": parametrized(parametrizations.weight_norm),
+    "orthogonal": parametrized(parametrizations.orthogonal),
+    "scripted": scripted,
+    "partly_traced": partly_traced,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_on_workers_comes_back_and_is_saved(frame, two_workers, tmp_path, name):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    given = {"loss": F.mse_loss, "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8, "verbose": 0}
+    estimator = TorchEstimator(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
+        epochs=4,
+        validation=0.2,
+        return_best=True,
+        store=tmp_path / "store",
+        run_id="run",
+        backend=two_workers,
+        **given,
+    )
+    fitted = estimator.fit(frame)
+    losses = [record["train"]["loss"] for record in fitted.getHistory()]
+    assert losses[-1] < losses[0]
+    scored = fitted.transform(frame)["y__output"]
+    fitted.save(str(tmp_path / "model"))
+    assert TorchModel.load(str(tmp_path / "model")).transform(frame)["y__output"].equals(scored)
+    again = estimator.copy({estimator.epochs: 5}).fit(frame)  # from its checkpoint
+    assert len(again.getHistory()) == 5
+
+
+@pytest.mark.parametrize("name", ["spectral_norm", "weight_norm", "orthogonal", "scripted", "partly_traced"])
+def test_pickle_takes_them_and_what_it_rebuilds_again(name):
+    model = MODELS[name]().eval()
+    x = torch.randn(3, 4)
+    make_picklable(model)
+    for _ in range(2):
+        # Of PyTorch's own functions, those of weight_norm are local ones, which plain pickle does not take.
+        dumps = cloudpickle.dumps if name == "weight_norm" else pickle.dumps
+        rebuilt = pickle.loads(dumps(model))
+        assert not rebuilt.training
+        assert torch.equal(rebuilt(x), model(x))
+        assert rebuilt.state_dict().keys() == model.state_dict().keys()
+        model = rebuilt
+    if name == "spectral_norm":
+        assert parametrize.is_parametrized(model[0], "weight")
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+def test_a_copy_shares_nothing():
+    model = attends()
+    twin = copied(model)
+    with torch.no_grad():
+        twin.first.weight.zero_()
+    assert model.first.weight.abs().sum() > 0
+
+
+def test_an_attribute_that_cannot_travel_is_named_with_its_path(frame, one_worker, tmp_path):
+    with (tmp_path / "log").open("w") as file:
+        model = Logs(file)
+        with pytest.raises(DataError, match=r"model\.encoder\.0\.log \(TextIOWrapper\) cannot be copied"):
+            copied(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        given = {"loss": F.mse_loss, "feature_cols": ["x"], "label_cols": ["y"], "backend": one_worker}
+        with pytest.raises(LaunchError, match=r"model\.encoder\.0\.log \(TextIOWrapper\) .* set it to None before fit"):
+            TorchEstimator(model=model, optimizer=optimizer, **given).fit(frame)
