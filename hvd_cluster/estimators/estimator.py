@@ -220,7 +220,11 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                 error.args = (str(error) + self._left_text(store, run_id),)
                 raise
             except KeyboardInterrupt:
-                logger.warning("run %r was interrupted.%s", run_id, self._left_text(store, run_id))
+                left = (
+                    self._left_text(store, run_id)
+                    or " It left no checkpoint to resume from: that takes a store (store=)."
+                )
+                logger.warning("run %r was interrupted.%s", run_id, left)
                 raise
 
     def _leased(self, store: Store, run_id: str) -> RunLease:

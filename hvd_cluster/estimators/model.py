@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,11 +17,13 @@ from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
-from hvd_cluster.estimators.scoring.output_columns import VECTOR
+from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.stages.stage import Model
 from hvd_cluster.estimators.view import history
+
+logger = logging.getLogger(__name__)
 
 
 class FittedModel(ModelParams, Model):
@@ -33,6 +36,7 @@ class FittedModel(ModelParams, Model):
 
     #: How models of this class are called.
     framework: ClassVar[Framework]
+    _has_warned_of_rounding = False
 
     @abstractmethod
     def _wrong_model(self) -> str:
@@ -115,6 +119,7 @@ class FittedModel(ModelParams, Model):
         if kind is Frame.PARQUET:
             raise ValueError("transform takes a DataFrame or a Table: read the Parquet first, for example with pandas")
         scorer = self._checked_scorer(column_names(dataset), on_spark=kind is Frame.SPARK)
+        self._warn_of_rounding(scorer)
         if kind is Frame.SPARK:
             return self._transform_spark(dataset, scorer)
         if kind is Frame.RAY:
@@ -128,6 +133,21 @@ class FittedModel(ModelParams, Model):
                 dataset = dataset.append_column(name, column)
             return dataset
         return dataset.assign(**{name: column.to_pandas().array for name, column in named})
+
+    def _warn_of_rounding(self, scorer: Scorer) -> None:
+        """Say once that a model's floats become whole numbers, as its label is."""
+        rounded = [
+            column.name
+            for column in scorer.columns
+            if column.kind == "plain" and column.type not in (VECTOR, ARRAY) and column.type[0] in "iub"
+        ]
+        if rounded and self._predicts_by_batch() and not self._has_warned_of_rounding:
+            self._has_warned_of_rounding = True
+            logger.warning(
+                "%s of transform: rounded to whole numbers, since the label holds such. Thresholds and metrics such as "
+                "AUC need the numbers themselves: setOutputKinds(['array']), or ['probability'] for a logit",
+                ", ".join(rounded),
+            )
 
     def _checked_scorer(self, names: list[str], on_spark: bool) -> Scorer:
         """The scorer for data of these columns, or one error for everything that keeps them from being scored."""

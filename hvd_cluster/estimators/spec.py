@@ -57,11 +57,30 @@ class Inputs:
         return [tensor.reshape(shape) for tensor, shape in zip(tensors, self.input_shapes, strict=True)]
 
     def labels(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """One tensor for each label column, in the column's shape."""
+        """One tensor for each label column, in the column's shape.
+
+        Raises:
+            DataError: a label of floats is to be int64, as the rows that were tried held whole numbers, and a value
+                is not whole.
+        """
+        for name in self.float_labels_as_int64(batch):
+            values = batch[name]
+            wrong = values[values != values.round()]
+            if len(wrong) or not torch.isfinite(values).all():
+                shown = float(wrong[0]) if len(wrong) else "infinite numbers"
+                raise DataError(
+                    f"label column {name!r} holds {shown}: the loss takes whole numbers only (int64), and the rows "
+                    "that it was tried on held nothing else. Correct the column, or use a loss that takes floats"
+                )
         return [
             batch[name].to(device=device, dtype=getattr(torch, dtype))
             for name, dtype in zip(self.label_cols, self.label_dtypes, strict=True)
         ]
+
+    def float_labels_as_int64(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
+        """The label columns that are stored as floats and given to the loss as int64."""
+        pairs = zip(self.label_cols, self.label_dtypes, strict=True)
+        return [name for name, dtype in pairs if dtype == "int64" and batch[name].is_floating_point()]
 
     def sample_weights(self, batch: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor | None:
         """(rows,) float32, or None.

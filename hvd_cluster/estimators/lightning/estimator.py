@@ -146,6 +146,7 @@ class LightningEstimator(ModuleEstimator):
                 dataset.schema,
                 custom_step=is_own,
                 as_stored=is_own,  # what training_step gets
+                batch_size=self._value("batch_size"),
             )
         except DataError as error:
             if not is_own:

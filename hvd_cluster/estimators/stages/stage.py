@@ -58,6 +58,18 @@ class Stage(Params, MLWritable, MLReadable):
         self._setDefault(**{name: row.default for name, row in self.param_rows.items()})
         self._set(**given)
 
+    def __repr__(self) -> str:
+        """The class with the params that were given; values that may hold secrets are left out."""
+        from hvd_cluster.estimators.view.params_text import given
+
+        shown = ", ".join(f"{name}={text}" for name, text in given(self).items())
+        return f"{type(self).__name__}({shown})"
+
+    def _repr_html_(self) -> str:
+        from hvd_cluster.estimators.view.params_text import html
+
+        return html(self)
+
     def setParams(self, **given: Any) -> Any:
         """Set several params at once; what is wrong is reported all at once. Returns self."""
         from hvd_cluster.estimators.params import check

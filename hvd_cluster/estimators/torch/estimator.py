@@ -91,6 +91,7 @@ class TorchEstimator(ModuleEstimator):
             dataset.schema,
             custom_step=value("train_minibatch_fn") is not None,
             weighted=value("class_weights") is not None,
+            batch_size=value("batch_size"),
         )
         if value("class_weights") is not None:
             name = findings.inputs.label_cols[0]

@@ -2,12 +2,14 @@
 
 The trial also settles what dtype each column has at the model's edge: the model's own floating dtype, as Horovod had
 it for every column, unless that does not work there and int64 (bool for bools) does: embeddings, class labels. A
-feature with a whole number that the floating dtype cannot hold stays int64 where the model takes that.
+feature with a whole number that the floating dtype cannot hold stays int64 where the model takes that. Labels that are
+whole numbers but stored as floats, as StringIndexer's are, are tried as int64 last.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from hvd_cluster.estimators.exactness import lost
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.model_pickling import copied
 from hvd_cluster.estimators.torch.objective import Objective, as_outputs, per_row
+
+logger = logging.getLogger(__name__)
 
 #: What torch's own losses warn of when the label is broadcast against the output.
 _BROADCAST_WARNING = "Using a target size"
@@ -55,6 +59,7 @@ def probe(
     custom_step: bool = False,
     weighted: bool = False,
     as_stored: bool = False,
+    batch_size: int = 32,
 ) -> Findings:
     """Run one small batch through a copy of ``model`` and through the loss and the metrics.
 
@@ -63,12 +68,15 @@ def probe(
         custom_step: a step of the user's own computes the loss; only the model's input is tried.
         weighted: rows will be weighted, also where no column has their weights.
         as_stored: training hands whole numbers to the model as they are: the model is first tried with these.
+        batch_size: rows of a training batch: no more are tried, and as many where ``input_shapes`` have no -1.
 
     Raises:
         DataError: the model or the loss does not fit the columns; the text names the columns' shapes, and what the
             model or the loss complained of.
     """
     trial = copied(model).to(_CPU)
+    is_fixed = any(-1 not in shape for shape in inputs.input_shapes or ())
+    first, second = (batch_size, batch_size) if is_fixed else (min(5, batch_size), min(7, batch_size))
     refusals: list[_Refused] = []
     exact = list(_exact_choices(trial, inputs, batch, as_stored))
     choices = [choice for choice in _choices(trial, inputs, batch) if choice not in exact]
@@ -76,16 +84,17 @@ def probe(
         candidate = dataclasses.replace(inputs, feature_dtypes=feature_dtypes, label_dtypes=label_dtypes)
         try:
             with torch.random.fork_rng(devices=[]):
-                shapes = _try(trial, candidate, make_objective, metrics, _repeat(batch, 5), custom_step, weighted)
-                if not custom_step and any(5 in shape for shape in shapes):
-                    # An output of 5 values meets 5 rows: a wrong shape might fit by chance. Once more with another
-                    # number.
-                    again = _repeat(batch, 7)
-                    shapes = _try(trial, candidate, make_objective, metrics, again, custom_step, weighted)
+                given = _repeat(batch, first)
+                shapes = _try(trial, candidate, make_objective, metrics, given, custom_step, weighted)
+                if not custom_step and second != first and any(first in shape for shape in shapes):
+                    # An output of 5 values meets 5 rows: a wrong shape might fit by chance. So with another number too.
+                    given = _repeat(batch, second)
+                    shapes = _try(trial, candidate, make_objective, metrics, given, custom_step, weighted)
         except _Refused as refusal:
             refusals.append(refusal)
         else:
             candidate.warn_of_lost(batch)
+            _tell_of_whole_labels(candidate, batch)
             return Findings(candidate, shapes)
     refusals = refusals[len(exact) :] + refusals[: len(exact)]  # what most models are wrong about comes first
     raise DataError(f"{_told(refusals)}\n{shapes_text(inputs, batch, schema)}")
@@ -116,12 +125,34 @@ def _choices(
         dtypes = (batch[name].dtype for name in names)
         return tuple(_name(floating if dtype.is_floating_point or not own else _whole(dtype)) for dtype in dtypes)
 
+    def whole_labels() -> tuple[str, ...]:
+        """As ``wanted(..., True)``, and floats as int64 where all tried values are whole numbers."""
+        return tuple(
+            "int64" if batch[name].is_floating_point() and _are_whole(batch[name]) else dtype
+            for name, dtype in zip(inputs.label_cols, wanted(inputs.label_cols, True), strict=True)
+        )
+
     seen = set()
     for own_features, own_labels in ((False, False), (False, True), (True, False), (True, True)):
         choice = (wanted(inputs.feature_cols, own_features), wanted(inputs.label_cols, own_labels))
         if choice not in seen:
             seen.add(choice)
             yield choice
+    for own_features in (False, True):
+        choice = (wanted(inputs.feature_cols, own_features), whole_labels())
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
+
+
+def _tell_of_whole_labels(inputs: Inputs, batch: Mapping[str, Tensor]) -> None:
+    """Say which labels the loss gets in another form than they are stored in."""
+    for name in inputs.float_labels_as_int64(batch):
+        logger.info("label %r: the loss takes no floats, so its whole numbers are given to it as int64", name)
+
+
+def _are_whole(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all() and (values == values.round()).all())
 
 
 def _exact_choices(

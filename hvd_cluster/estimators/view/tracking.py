@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
-from hvd_cluster.data.store import Store
 from hvd_cluster.errors import MissingExtraError
 from hvd_cluster.estimators.view.history import rows
+from hvd_cluster.estimators.view.params_text import text_of
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.estimator import DistributedEstimator
@@ -19,9 +18,6 @@ logger = logging.getLogger(__name__)
 
 #: What MLflow takes as the value of a param.
 _MAX_PARAM_CHARS = 500
-
-#: Params of which the values stay with the user: variables and arguments for what this package does not know.
-_MAY_HOLD_SECRETS = ("backend_env", "trainer_args")
 
 
 class NoTracker:
@@ -96,23 +92,5 @@ def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
 def _params(stage: DistributedEstimator) -> dict[str, str]:
     """The params that were given, as text that gives no secrets away."""
     given = {name: stage._value(name) for name, row in stage.param_rows.items() if stage.isSet(row.key)}
-    shown = {name: _shown(name, value) for name, value in given.items() if name not in ("backend", "mlflow")}
+    shown = {name: text_of(name, value) for name, value in given.items() if name not in ("backend", "mlflow")}
     return {name: text[:_MAX_PARAM_CHARS] for name, text in shown.items()}
-
-
-def _shown(name: str, value: Any) -> str:
-    if name in ("model", "optimizer"):
-        return type(value).__name__
-    if name in _MAY_HOLD_SECRETS and isinstance(value, Mapping):
-        return ", ".join(sorted(map(str, value)))
-    if name == "store":
-        return _without_secrets(value.prefix if isinstance(value, Store) else str(value))
-    return str(getattr(value, "__name__", value))
-
-
-def _without_secrets(url: str) -> str:
-    """A URL without user, password and query; what is no URL as it is."""
-    parts = urlsplit(url)
-    if not parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))

@@ -184,3 +184,36 @@ def test_labels_and_doubles_that_are_rounded_to_other_whole_numbers_are_named(ca
     caplog.clear()
     run(torch.nn.Linear(4, 1), F.mse_loss, features=torch.full((ROWS, 4), 0.1, dtype=torch.float64))
     assert not caplog.records  # fractions are rounded by every float
+
+
+def test_whole_numbers_that_are_stored_as_floats_are_class_labels_where_the_loss_takes_no_floats(caplog):
+    """As StringIndexer of Spark ML makes them."""
+    caplog.set_level("INFO")
+    label = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    found = run(torch.nn.Linear(4, 3), F.cross_entropy, label=label)
+    assert found.inputs.label_dtypes == ("int64",)
+    assert any("label 'y': the loss takes no floats" in text for text in caplog.messages)
+    assert found.inputs.labels({"y": label}, torch.device("cpu"))[0].tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"label column 'y' holds 1\.5: the loss takes whole numbers only"):
+        found.inputs.labels({"y": torch.tensor([1.0, 1.5])}, torch.device("cpu"))
+    assert run(torch.nn.Linear(4, 1), F.mse_loss, label=label).inputs.label_dtypes == ("float32",)
+    with pytest.raises(DataError, match="the loss does not take output and label of 'y'"):
+        run(torch.nn.Linear(4, 3), F.cross_entropy, label=label + 0.5)
+
+
+@pytest.mark.parametrize(("size", "shape"), [(1, (4,)), (3, (3, 4)), (32, (32, 2, 2)), (4, (-1, 4))])
+def test_no_more_rows_than_a_batch_has_are_tried(size, shape):
+    """Shapes without -1 say how many these are."""
+    seen = []
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.nn.Linear(shape[-1], 1)
+
+        def forward(self, x):
+            seen.append(x.numel() // 4)
+            return self.last(x).reshape(max(1, x.numel() // 4), -1).mean(dim=1)
+
+    run(Net(), F.mse_loss, shapes=(shape,), batch_size=size)
+    assert set(seen) == {min(size, 32)}

@@ -1,0 +1,58 @@
+"""The params of a stage as text, for people: in a notebook, in MLflow, in a ``repr``."""
+
+from __future__ import annotations
+
+import html as markup
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from hvd_cluster.data.store import Store
+
+if TYPE_CHECKING:
+    from hvd_cluster.estimators.stages.stage import Stage
+
+#: Params of which the values stay with the user: variables and arguments for what this package does not know.
+_MAY_HOLD_SECRETS = ("backend_env", "trainer_args")
+#: Characters of a value in a ``repr``.
+_MAX_CHARS = 60
+
+
+def given(stage: Stage) -> dict[str, str]:
+    """The params of ``stage`` that were given, each value as a short text."""
+    texts = {}
+    for name, row in stage.param_rows.items():
+        if stage.isSet(row.key) and not name.startswith("_") and (value := stage._value(name)) is not None:
+            text = f"{len(value)} epochs" if name == "history" else text_of(name, value, quoted=True)
+            texts[name] = text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 3]}..."
+    return texts
+
+
+def html(stage: Stage) -> str:
+    """The same as a small table."""
+    rows = "".join(
+        f"<tr><td>{markup.escape(name)}</td><td>{markup.escape(text)}</td></tr>" for name, text in given(stage).items()
+    )
+    title = f"<b>{markup.escape(type(stage).__name__)}</b>"
+    return f'<div style="font-family: sans-serif">{title}<table>{rows}</table></div>'
+
+
+def text_of(name: str, value: Any, *, quoted: bool = False) -> str:
+    """The value of the param ``name`` without secrets; ``quoted`` as in Python."""
+    if name in ("model", "optimizer", "backend"):
+        return type(value).__name__
+    if name in _MAY_HOLD_SECRETS and isinstance(value, Mapping):
+        return ", ".join(sorted(map(str, value)))
+    if name == "store":
+        value = _without_secrets(value.prefix if isinstance(value, Store) else str(value))
+    if hasattr(value, "__name__"):
+        return str(value.__name__)
+    return repr(value) if quoted else str(value)
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without user, password and query; what is no URL as it is."""
+    parts = urlsplit(url)
+    if not parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
