@@ -24,6 +24,7 @@ from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, 
 from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.delivery import Delivery, Prepared
 from hvd_cluster.estimators.driver import DriverRun
+from hvd_cluster.estimators.first_rows import first_rows
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import EstimatorParams
 from hvd_cluster.estimators.run.edited_rows import EditedRows
@@ -120,8 +121,16 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             ) as ready:
                 yield ready
 
+        def try_first(store: Store, run_id: str, seed: int) -> None:
+            if kind is Frame.SPARK and not delivery.has_store:
+                return  # nothing is written before the trial
+            allow_ragged = self._value("transformation_fn") is not None
+            with first_rows(kind, dataset, self._columns(names), allow_ragged=allow_ragged) as sample:
+                if sample is not None:
+                    self._train_spec(sample, store, run_id, seed)
+
         self._check(names, is_held_out=False)
-        return self._fit_prepared(backend, prepared, keeps_with_driver=delivery.keeps_with_driver)
+        return self._fit_prepared(backend, prepared, delivery.keeps_with_driver, try_first)
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | str | None = None) -> Any:
         """Fit the Parquet that lies at the store's paths for training and validation data already.
@@ -163,8 +172,16 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         backend: Backend,
         prepared: Callable[[Store, str, int], contextlib.AbstractContextManager[Prepared]],
         keeps_with_driver: bool,
+        try_first: Callable[[Store, str, int], None] | None = None,
     ) -> Any:
-        """Fit the data; ``keeps_with_driver``: workers do not see where the driver keeps the run."""
+        """Fit the data.
+
+        Args:
+            backend: runs the workers.
+            prepared: writes the data, to a store, under a name, with a seed.
+            keeps_with_driver: workers do not see where the driver keeps the run.
+            try_first: tries the model on a few rows before that.
+        """
         self._check_picklable()
         if self._value("inmemory_cache_all") and self._value("reader_pool_type") == "process":
             logger.warning("%s", _NO_CACHE_TEXT)
@@ -181,6 +198,8 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             lease = stack.enter_context(self._leased(store, run_id))
             found = self._checkpoint(store, run_id)
             check(backend)
+            if try_first is not None:
+                try_first(store, run_id, seed)
             try:
                 with prepared(store, lease.token, seed) as data, tracking.tracked(self, run_id) as tracker:
                     spec = dataclasses.replace(

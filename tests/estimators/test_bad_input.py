@@ -6,7 +6,9 @@ import sys
 import threading
 
 import cloudpickle
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,3 +156,24 @@ def test_data_of_an_unknown_kind_is_refused():
 def test_no_column_is_left_for_the_model():
     with pytest.raises(ValueError, match="no column is left for the model's input"):
         estimator(feature_cols=None).fit(pd.DataFrame({"y": [1.0, 2.0]}))
+
+
+def test_the_model_is_tried_before_many_rows_are_written(one_worker, tmp_path, monkeypatch):
+    rows = 100_000
+    table = pa.table({"x": np.zeros(rows, "float32"), "y": np.full(rows, 0.5)})
+    net = torch.nn.Linear(1, 3)
+    estimator = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loss=F.cross_entropy,
+        feature_cols=["x"],
+        label_cols=["y"],
+        input_shapes=[[-1, 1]],
+        store=tmp_path,
+        backend=one_worker,
+        verbose=0,
+    )
+    monkeypatch.setattr("hvd_cluster.estimators.delivery.materialize", lambda *given, **more: pytest.fail("written"))
+    for data in (table, table.to_pandas()):
+        with pytest.raises(DataError, match="the loss does not take output and label of 'y'"):
+            estimator.fit(data)

@@ -49,7 +49,7 @@ def feed(
     """
     selected = frame.select(*map(quoted, [*columns, *([validation] if isinstance(validation, str) else [])]))
     sample = write_arrow(
-        _first_batches(selected),
+        first_batches(selected),
         f"{store.prefix}/sample",
         columns=columns,
         allow_ragged=allow_ragged,
@@ -86,7 +86,7 @@ class _Packed:
         return traveling_parts.pack_part(self.plan, context.partitionId() if context is not None else 0, batches)
 
 
-def _first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
+def first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
     """The first rows, as Spark's tasks see them: vectors are structs, which ``toArrow`` of older Spark has not."""
     streams = map_batches(frame.limit(_SAMPLE_ROWS), _as_streams, "data binary")
     found = spark_jobs.run(frame.sparkSession, streams.collect, "a few rows to try the model on")
