@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.torch.model_pickling import copied
 
 #: What to call, in the Trainer's order: most modules need nothing, ``load_from_checkpoint`` calls the second alone.
 _RECIPES: tuple[tuple[str, ...], ...] = ((), ("configure_model",), ("setup", "configure_model"))
@@ -16,7 +16,7 @@ _RECIPES: tuple[tuple[str, ...], ...] = ((), ("configure_model",), ("setup", "co
 
 def completed(module: torch.nn.Module, hooks: Sequence[str]) -> Any:
     """A copy of ``module`` on which ``hooks`` have been called."""
-    whole: Any = copy.deepcopy(module)
+    whole: Any = copied(module)
     for hook in hooks:
         if hasattr(whole, hook):
             whole.setup(stage="fit") if hook == "setup" else getattr(whole, hook)()
