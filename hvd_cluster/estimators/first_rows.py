@@ -30,7 +30,9 @@ def first_rows(kind: Frame, data: Any, columns: Sequence[str], *, allow_ragged: 
             batches = _batches(kind, data, list(columns))
             found = None
             if batches is not None:
-                found = write_arrow(batches, folder, columns=columns, allow_ragged=allow_ragged)
+                found = write_arrow(
+                    batches, folder, columns=columns, allow_ragged=allow_ragged, tensors_only=not allow_ragged
+                )
         except DataError:
             found = None
         yield found
