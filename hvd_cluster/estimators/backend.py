@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.estimators.values import whole
+from hvd_cluster.launch.pickling import dumps, modules_in
 
 if TYPE_CHECKING:
     from hvd_cluster.spark.session import Session
 
 OnEvent = Callable[[int, dict[str, Any]], None]
+
+#: Packages that every worker has, since this one needs them there.
+_PRESENT = frozenset({"__main__", "hvd_cluster", "horovod", "torch", "numpy", "cloudpickle", "pyarrow", "pyspark"})
+#: By session: modules that a worker there has imported.
+_found_modules: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 class Backend(ABC):
@@ -44,6 +53,14 @@ class Backend(ABC):
 
     def check(self) -> None:  # noqa: B027 - a backend need not know anything beforehand
         """Raise where the workers can be seen to have no place; called before the data is written."""
+
+    def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:  # noqa: B027 - nor whether it is
+        """Raise where a worker cannot unpickle ``values``; called before the data is written.
+
+        Args:
+            name: what the error calls them.
+            values: what the workers will get, by name.
+        """
 
     def check_again(self) -> None:
         """The same before the workers of a fit start again. There must be as many of them as before."""
@@ -77,6 +94,24 @@ class LauncherBackend(Backend):
     @abstractmethod
     def _launch(self) -> Callable[..., list[Any]]:
         """The function that starts the workers."""
+
+    def _unpickle_there(self, name: str, values: Mapping[str, Any], num_proc: int = 1) -> None:
+        """Unpickle ``values`` in ``num_proc`` workers, which do nothing else.
+
+        Raises:
+            LaunchError: they cannot; the text names the module and the remedy.
+        """
+
+        def unpickle(**values: Any) -> None: ...
+
+        unpickle.__qualname__ = name
+        quiet = {"verbose": 0, "stdout": None, "stderr": None, "on_event": None}
+        try:
+            self._launch()(unpickle, (), dict(values), num_proc=num_proc, env=self._env, **{**self._kwargs, **quiet})
+        except WorkerFailedError as error:
+            if isinstance(error.__cause__, LaunchError):
+                raise LaunchError(f"{error.__cause__}. No data has been written") from error
+            raise
 
 
 class LocalBackend(LauncherBackend):
@@ -169,6 +204,25 @@ class SparkBackend(LauncherBackend):
         num_tasks = self.num_processes() // self._per_task
         wait_for_slots(self._session(), num_tasks, timeout_s, self._kwargs.get("resource_profile"))
 
+    def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
+        """Unpickle ``values`` in the workers of one task, unless a task of this session has had their modules.
+
+        Raises:
+            LaunchError: they cannot be unpickled; or the executor has another Python or another version of this
+                package.
+        """
+        wanted = _modules_to_find(values)
+        known = _found_modules.setdefault(self._session().spark, set())
+        if not wanted <= known:
+            self._unpickle_there(name, values, self._per_task)
+            known |= wanted
+
+
+def _modules_to_find(values: Mapping[str, Any]) -> set[str]:
+    """The modules of ``values`` that a worker which has this package need not have."""
+    present = {*sys.stdlib_module_names, *_PRESENT}
+    return {name for name in modules_in(dumps(dict(values))[0]) if name.partition(".")[0] not in present}
+
 
 def takes_rows(backend: Any) -> bool:
     """Whether ``backend.run`` brings rows to the workers itself, so that no store is needed."""
@@ -184,6 +238,12 @@ def check(backend: Any) -> None:
     """``backend.check``, where it has that: any object with ``run`` and ``num_processes`` will do."""
     if hasattr(backend, "check"):
         backend.check()
+
+
+def check_unpickles(backend: Any, name: str, values: Mapping[str, Any]) -> None:
+    """``backend.check_unpickles``, where it has that."""
+    if hasattr(backend, "check_unpickles"):
+        backend.check_unpickles(name, values)
 
 
 def check_again(backend: Any) -> None:

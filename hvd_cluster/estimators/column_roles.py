@@ -93,9 +93,21 @@ class ColumnRoles(Stage):
 
         def fit(**params: Any) -> None: ...
 
-        fit.__qualname__ = f"{type(self).__name__}.fit"
+        fit.__qualname__ = self._fit_name
+        pack(fit, kwargs=self._sent_params())
+
+    @property
+    def _fit_name(self) -> str:
+        return f"{type(self).__name__}.fit"
+
+    def _sent_params(self) -> dict[str, Any]:
+        """The params that workers get."""
         travels = [name for name, row in self.param_rows.items() if row.saved and name not in _STAY_WITH_DRIVER]
-        pack(fit, kwargs={name: self._value(name) for name in travels})
+        return {name: self._value(name) for name in travels}
+
+    def _unpickled_params(self) -> dict[str, Any]:
+        """What workers unpickle of them."""
+        return self._sent_params()
 
 
 def as_group(value: Any, count: int) -> tuple[Any, ...]:

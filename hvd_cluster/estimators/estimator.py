@@ -20,7 +20,7 @@ from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders
-from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check
+from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, check_unpickles
 from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.delivery import Delivery, Prepared
 from hvd_cluster.estimators.driver import DriverRun
@@ -200,6 +200,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             check(backend)
             if try_first is not None:
                 try_first(store, run_id, seed)
+            check_unpickles(backend, self._fit_name, self._unpickled_params())
             try:
                 with prepared(store, lease.token, seed) as data, tracking.tracked(self, run_id) as tracker:
                     spec = dataclasses.replace(

@@ -218,6 +218,7 @@ class FittedModel(ModelParams, Model):
         from hvd_cluster.data.spark_batches import map_batches
         from hvd_cluster.estimators.spark.rows import spark_type
         from hvd_cluster.spark.session import active
+        from hvd_cluster.spark.task import MODULE_REMEDY
 
         if self._predicts_by_batch():  # now, and not in a task of whatever job asks for the result
             schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()
@@ -226,7 +227,9 @@ class FittedModel(ModelParams, Model):
         parcel = active(dataset.sparkSession).keep(blob)
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
         predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
-        score = functools.partial(score_batches, scorer, ShippedModel(content_key(blob), parcel), predict_fn)
+        score = functools.partial(
+            score_batches, scorer, ShippedModel(content_key(blob), parcel, remedy=MODULE_REMEDY), predict_fn
+        )
         return map_batches(dataset, score, StructType([*dataset.schema.fields, *fields]))
 
 

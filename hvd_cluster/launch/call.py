@@ -8,6 +8,7 @@ import importlib.machinery
 import inspect
 import linecache
 import pickle
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
+#: How workers that this package's own launchers start come to a module; the others have texts of their own.
+HOST_REMEDY = "install it on every host, or put its folder on PYTHONPATH there (env={'PYTHONPATH': ...})"
 #: Characters of an argument in an error.
 _MAX_SHOWN = 80
 
@@ -39,6 +42,8 @@ class PackedCall:
     source: tuple[str, str] | None
     #: What ``body`` refers to; the launcher that packed it carries them.
     references: References = ()
+    #: How a module that workers of this launcher lack comes to them, as the end of a sentence.
+    remedy: str = HOST_REMEDY
 
 
 def pack(
@@ -47,9 +52,10 @@ def pack(
     kwargs: Mapping[str, Any] | None = None,
     *,
     shared_path: bool = True,
+    remedy: str = HOST_REMEDY,
 ) -> bytes:
     """Pickle a call: :func:`pack_call` for a launcher that sends bytes."""
-    return pickle.dumps(pack_call(fn, args, kwargs, shared_path=shared_path))
+    return pickle.dumps(pack_call(fn, args, kwargs, shared_path=shared_path, remedy=remedy))
 
 
 def pack_call(
@@ -59,6 +65,7 @@ def pack_call(
     *,
     shared_path: bool = True,
     dumps: Dumps = dumps,
+    remedy: str = HOST_REMEDY,
 ) -> PackedCall:
     """Pickle a call. Functions of a script, a notebook, lambdas and closures travel by value.
 
@@ -69,6 +76,7 @@ def pack_call(
         shared_path: the workers find modules where this process does. If not, everything from the module of ``fn``
             travels by value, unless that is an installed one; so it does in any case when no import could find it.
         dumps: pickles it; that of a cluster which has objects of its own.
+        remedy: how a module that the workers lack comes to them, for the error of a worker that cannot import it.
 
     Raises:
         TypeError: ``fn`` is not callable, ``args`` are no sequence of arguments, or ``kwargs`` no mapping.
@@ -86,7 +94,7 @@ def pack_call(
             body, references = dumps(call)
         except Exception as error:  # pickling runs user code, which may raise anything
             raise LaunchError(_unpicklable_text(*call, error, dumps)) from error
-    return PackedCall(_name_of(fn), body, _source_of(fn), references)
+    return PackedCall(_name_of(fn), body, _source_of(fn), references, remedy)
 
 
 def unpack(packed: bytes | PackedCall) -> Callable[..., Any]:
@@ -95,7 +103,7 @@ def unpack(packed: bytes | PackedCall) -> Callable[..., Any]:
     Trusts the bytes: check who sent them first.
 
     Raises:
-        LaunchError: the function cannot be rebuilt here, for instance because a module is missing.
+        LaunchError: the function cannot be rebuilt here. Where a module is missing, the text names it and the remedy.
     """
     parcel: PackedCall = packed if isinstance(packed, PackedCall) else pickle.loads(packed)
     if parcel.source is not None:
@@ -104,12 +112,31 @@ def unpack(packed: bytes | PackedCall) -> Callable[..., Any]:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         fn, args, kwargs = loads(parcel.body, parcel.references)
-    except Exception as error:  # unpickling imports the user's modules and runs their code
+    except ImportError as error:
         raise LaunchError(
-            f"{parcel.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): every module that it "
-            "uses must be importable there"
+            f"{parcel.name} cannot be rebuilt on the worker: {unimportable_text(error, parcel.remedy)}"
+        ) from error
+    except Exception as error:  # unpickling runs the user's code, which may raise anything
+        raise LaunchError(
+            f"{parcel.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): classes and functions "
+            "that it uses must be the same there as on the driver"
         ) from error
     return functools.partial(fn, *args, **kwargs)
+
+
+def unimportable_text(error: ImportError, remedy: str) -> str:
+    """What this process cannot import, and what to do about it.
+
+    Args:
+        error: of :func:`~hvd_cluster.launch.pickling.loads`.
+        remedy: how modules come to the workers of this launcher.
+    """
+    name = error.name or "a module"
+    return (
+        f"{sys.executable} on {socket.gethostname()} cannot import {name!r} ({type(error).__name__}: {error}). "
+        f"The workers need it: {remedy}. A module of your own can also travel with the call: "
+        f"cloudpickle.register_pickle_by_value({error.name or 'module'}) on the driver, before it"
+    )
 
 
 def _shown(value: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +23,35 @@ def dumps(value: Any) -> tuple[bytes, References]:
 
 
 def loads(data: bytes, references: References = ()) -> Any:
-    """Unpickle what any :data:`Dumps` returned. Trusts the bytes: check who sent them first."""
-    return _Unpickler(io.BytesIO(data), references).load() if references else cloudpickle.loads(data)
+    """Unpickle what any :data:`Dumps` returned. Trusts the bytes: check who sent them first.
+
+    Raises:
+        ImportError: a module, or a name in it, is missing here; ``name`` is the module.
+    """
+    return _Unpickler(io.BytesIO(data), references).load()
+
+
+def modules_in(data: bytes) -> set[str]:
+    """Modules of this process that unpickling ``data`` may import; strings that only look like one are among them."""
+    texts = (text for _, text, _ in pickletools.genops(data) if isinstance(text, str))
+    return {text for text in texts if text in sys.modules}
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, references: References) -> None:
         super().__init__(file)
         self._references = references
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except ImportError as error:
+            error.name = error.name or module
+            raise
+        except AttributeError as error:
+            file = getattr(sys.modules.get(module), "__file__", None)
+            text = f"module {module!r} has no {name!r}; it was imported from {file or 'no file'}"
+            raise ImportError(text, name=module) from error
 
     def persistent_load(self, pid: Any) -> Any:
         return self._references[pid]

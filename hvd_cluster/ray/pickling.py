@@ -20,6 +20,12 @@ from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.pickling import References
 from hvd_cluster.ray.session import load_ray
 
+#: How a module comes to the workers; see :func:`hvd_cluster.launch.call.pack_call`.
+MODULE_REMEDY = (
+    "install it on the nodes, or ship it with ray.init(runtime_env={'py_modules': [MODULE]}) or "
+    "runtime_env={'working_dir': FOLDER}"
+)
+
 
 def dumps(value: Any) -> tuple[bytes, References]:
     """Pickle ``value`` as Ray does, with its own serializers (``ray.util.register_serializer``).

@@ -13,7 +13,7 @@ from hvd_cluster.ray.actor import Ears, Order
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.callbacks import CallbackLoop
 from hvd_cluster.ray.fixed import FixedCrew
-from hvd_cluster.ray.pickling import dumps
+from hvd_cluster.ray.pickling import MODULE_REMEDY, dumps
 from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.strategy import Strategy
 
@@ -93,4 +93,4 @@ def packed(
         raise TypeError(f"the arguments of a function are a list or a tuple, such as [3], not {args!r}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"the keyword arguments of a function are a dict, such as {{'epochs': 3}}, not {kwargs!r}")
-    return pack_call(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False, dumps=dumps)
+    return pack_call(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False, dumps=dumps, remedy=MODULE_REMEDY)

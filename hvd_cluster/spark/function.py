@@ -21,6 +21,7 @@ from hvd_cluster.spark.arguments import (
 from hvd_cluster.spark.job import Job
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import active
+from hvd_cluster.spark.task import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def run(
     if extra_mpi_args:
         logger.warning("extra_mpi_args=%r has no effect: MPI is not used", extra_mpi_args)
     start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
-    call = pack(fn, args, kwargs)
+    call = pack(fn, args, kwargs, remedy=MODULE_REMEDY)
     session = active(spark)
     check_profile(session, resource_profile)
     if num_proc is None:

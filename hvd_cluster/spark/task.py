@@ -12,6 +12,11 @@ from typing import Any
 #: The columns of a task's rows: the seat that the row is about; what ``data`` is; the number of this piece of it; the
 #: piece.
 SCHEMA = "seat int, kind string, part int, data binary"
+#: How a module comes to the workers; see :func:`hvd_cluster.launch.call.pack`.
+MODULE_REMEDY = (
+    "install it on the executors, or ship it from the driver with spark.addArtifacts('FILE.py', pyfile=True) "
+    "(on a classic session also SparkContext.addPyFile('FILE.py')) or spark.submit.pyFiles"
+)
 
 
 def task_for(

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hvd_cluster.errors import DataError, NotEnoughSlotsError, WorkerFailedError
+from hvd_cluster.errors import DataError, LaunchError, NotEnoughSlotsError, WorkerFailedError
 from hvd_cluster.estimators import TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -322,6 +322,26 @@ def test_too_few_slots_are_told_before_the_data_is_written(data, tmp_path):
     unread = data.withColumn("a", functions.raise_error(functions.lit("the data was asked for")).cast("double"))
     with pytest.raises(NotEnoughSlotsError, match="50 slots needed"):
         estimator(tmp_path, num_proc=50).fit(unread)
+
+
+@pytest.mark.spark("local")
+def test_a_model_that_executors_cannot_unpickle_is_refused_before_anything_is_written(data, tmp_path, monkeypatch):
+    (tmp_path / "onlyhere.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    def forward(self, features):\n"
+        "        return super().forward(features)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import onlyhere
+
+    store = tmp_path / "store"
+    fit = estimator(store, onlyhere.Net(3, 3), feature_cols=["features"], label_cols=["c"], loss=F.cross_entropy)
+    with pytest.raises(LaunchError) as caught:
+        fit.fit(data)
+    assert "TorchEstimator.fit cannot be rebuilt on the worker" in str(caught.value)
+    assert "cannot import 'onlyhere'" in str(caught.value)
+    assert "addPyFile" in str(caught.value)
+    assert "No data has been written" in str(caught.value)
+    assert not list(store.rglob("*.parquet"))
 
 
 def test_the_users_own_traceback_comes_first(data, tmp_path):

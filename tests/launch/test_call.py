@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import pack, unpack
+from hvd_cluster.spark.task import MODULE_REMEDY
 
 LOCK = threading.Lock()
 
@@ -102,6 +104,46 @@ def test_a_worker_without_a_module_says_which() -> None:
         del sys.modules["vanishing"]
     with pytest.raises(LaunchError, match="cannot be rebuilt on the worker.*No module named 'vanishing'"):
         unpack(packed)
+
+
+def lacking(pack: object, monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> str:
+    """The error of a worker without the module ``netmod``, or with another version of it."""
+    module = ModuleType("netmod")
+    exec("class Net: pass", module.__dict__)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "netmod", module)
+        packed = pack(print, (module.Net(),))  # type: ignore[operator]
+    with monkeypatch.context() as patch:
+        if not whole:
+            patch.setitem(sys.modules, "netmod", ModuleType("netmod"))
+        with pytest.raises(LaunchError) as caught:
+            unpack(packed)
+    assert isinstance(caught.value.__cause__, ImportError)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["module", "name"])
+@pytest.mark.parametrize("launcher", ["hosts", "spark", "ray"])
+def test_a_missing_module_is_named_with_the_remedy_of_its_launcher(
+    launcher: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if launcher == "ray":
+        pytest.importorskip("ray")
+        from hvd_cluster.ray.static import packed
+
+        text = lacking(packed, monkeypatch, whole=whole)
+        assert "'py_modules'" in text
+        assert "'working_dir'" in text
+    elif launcher == "spark":
+        text = lacking(functools.partial(pack, remedy=MODULE_REMEDY), monkeypatch, whole=whole)
+        assert "spark.addArtifacts('FILE.py', pyfile=True)" in text
+        assert "SparkContext.addPyFile" in text
+    else:
+        text = lacking(pack, monkeypatch, whole=whole)
+        assert "PYTHONPATH" in text
+    assert f"{sys.executable} on {socket.gethostname()} cannot import 'netmod'" in text
+    assert "cloudpickle.register_pickle_by_value(netmod)" in text
+    assert ("No module named 'netmod'" if whole else "module 'netmod' has no 'Net'") in text
 
 
 def test_the_source_of_a_notebook_cell_comes_along_for_tracebacks() -> None:

@@ -71,6 +71,12 @@ class KerasEstimator(KerasStage, DistributedEstimator):
             )
         return wrong
 
+    def _unpickled_params(self) -> dict[str, Any]:
+        # The model and the optimizer come as files of Keras's; loading them imports the classes of the layers.
+        layers = {type(layer) for layer in (self._value("model"), *self._value("model")._flatten_layers())}
+        own = sorted(layers, key=lambda cls: cls.__qualname__)
+        return {**self._sent_params(), "model": own, "optimizer": type(self._value("optimizer"))}
+
     def _compilation(self) -> dict[str, Any]:
         """The arguments of ``compile``: the params over what the model was compiled with."""
         import keras

@@ -48,6 +48,15 @@ class RayBackend(LauncherBackend):
 
         require_room(self.num_processes(), **self._of_a_worker())
 
+    def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
+        """Unpickle ``values`` in one worker, where the cluster has other machines than this one.
+
+        Raises:
+            LaunchError: they cannot be unpickled; the text names the module and the remedy.
+        """
+        if self.is_far:
+            self._unpickle_there(name, values)
+
     @property
     def is_far(self) -> bool:
         """Whether the cluster has other machines than this one."""

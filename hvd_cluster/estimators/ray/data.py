@@ -60,7 +60,9 @@ def transform(dataset: Any, scorer: Scorer, model: bytes, predict_fn: Callable[.
     """
     import ray
 
-    shipped = ShippedModel(content_key(model), _Stored(ray.put(model)))
+    from hvd_cluster.ray.pickling import MODULE_REMEDY
+
+    shipped = ShippedModel(content_key(model), _Stored(ray.put(model)), remedy=MODULE_REMEDY)
     score = functools.partial(_score_table, scorer, shipped, predict_fn)
     return dataset.map_batches(score, batch_format="pyarrow", batch_size=None, zero_copy_batch=True)
 

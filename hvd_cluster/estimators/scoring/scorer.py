@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import cloudpickle
 import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.reading.batches import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
-from hvd_cluster.errors import DataError
+from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn
 from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.probe import shapes_text
+from hvd_cluster.launch.call import HOST_REMEDY, unimportable_text
+from hvd_cluster.launch.pickling import loads
 from hvd_cluster.oldpaths.carry import carries
 
 _CPU = torch.device("cpu")
@@ -154,16 +155,26 @@ class ShippedModel:
     parcel: Any
     #: ``import horovod`` resolves where it was pickled: modules that it is made of may do so.
     as_horovod: bool = field(default_factory=carries)
+    #: How a module that the tasks lack comes to them; see :func:`hvd_cluster.launch.call.pack_call`.
+    remedy: str = HOST_REMEDY
 
     def load(self) -> Any:
-        """The model, unpickled once in a process however many batches and jobs ask for it."""
+        """The model, unpickled once in a process however many batches and jobs ask for it.
+
+        Raises:
+            LaunchError: a module of the model cannot be imported here; the text names it and the remedy.
+        """
         with _cache_lock:
             if self.key not in _cache:
                 from hvd_cluster.spark.barrier import receive
 
                 if self.as_horovod:
                     importlib.import_module("hvd_cluster.compat")
-                _cache[self.key] = cloudpickle.loads(receive(self.parcel))
+                try:
+                    _cache[self.key] = loads(receive(self.parcel))
+                except ImportError as error:
+                    text = unimportable_text(error, self.remedy)
+                    raise LaunchError(f"the model cannot be rebuilt in this task: {text}") from error
                 while len(_cache) > CACHED_MODELS:
                     _cache.popitem(last=False)
             _cache.move_to_end(self.key)

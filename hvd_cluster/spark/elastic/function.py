@@ -31,6 +31,7 @@ from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
 from hvd_cluster.spark.elastic.roster import Roster
 from hvd_cluster.spark.session import Session, active
+from hvd_cluster.spark.task import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def run_elastic(
     ]:
         raise ValueError("; ".join(wrong))
     settings = Settings.from_env(spark_start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
-    call = pack(fn, args, kwargs)
+    call = pack(fn, args, kwargs, remedy=MODULE_REMEDY)
     session = active(spark)
     check_profile(session, resource_profile)
     if num_proc is None:
