@@ -197,13 +197,13 @@ def _others_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
         if outcome.rank != failed.rank:
             by_ending.setdefault(outcome.ending(), []).append(outcome.rank)
     endings = [
-        f"rank {_ranges(ranks)} {how}" if len(ranks) == 1 else f"ranks {_ranges(ranks)} {re.sub('^was ', 'were ', how)}"
+        f"rank {ranges(ranks)} {how}" if len(ranks) == 1 else f"ranks {ranges(ranks)} {re.sub('^was ', 'were ', how)}"
         for how, ranks in by_ending.items()
     ]
     return f" Of the others, {'; '.join(endings)}." if endings else ""
 
 
-def _ranges(ranks: Sequence[int]) -> str:
+def ranges(ranks: Sequence[int]) -> str:
     """[0, 1, 2, 5] as "0-2, 5": a job may have hundreds of ranks."""
     runs: list[list[int]] = []
     for rank in ranks:

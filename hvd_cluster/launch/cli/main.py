@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import logging
 import signal
 import sys
@@ -20,9 +21,12 @@ from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, RankFiles
-from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
+from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
+from hvd_cluster.launch.tracebacks import Tracebacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.topology import inherited
+
+logger = logging.getLogger(__name__)
 
 _USAGE_ERROR = 2
 
@@ -94,9 +98,10 @@ def execute(plan: Plan, parsed: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         printer = LinePrinter(with_timestamp=parsed.prefix_output_with_timestamp)
         files = stack.enter_context(_rank_files(folder, most))
+        tracebacks = stack.enter_context(contextlib.closing(Tracebacks(printer)))
 
         def on_line(rank: int, stream: str, line: str) -> None:
-            printer(rank, stream, line)
+            tracebacks(rank, stream, line)
             if files is not None:
                 files(rank, stream, line)
 
@@ -105,11 +110,11 @@ def execute(plan: Plan, parsed: argparse.Namespace) -> int:
 
             outcomes = run_elastic(spec, on_line=on_line)
         else:
-            outcomes = run_job(spec, on_line=on_line, on_failure=_report_failure)
-    failed = first_failure(outcomes)
-    if failed is None:
-        return 0
-    _report_end(failed, outcomes, folder)
+            outcomes = run_job(spec, on_line=on_line, on_failure=_log_failure)
+        failed = first_failure(outcomes)
+        if failed is None:
+            return 0
+        _report_end(failed, outcomes, folder, tracebacks)
     return exit_code_of(failed)
 
 
@@ -119,25 +124,42 @@ def exit_code_of(failed: Outcome) -> int:
     return code if code > 0 else 128 - code
 
 
-def _report_failure(failed: Outcome) -> None:
-    print(
+def _log_failure(failed: Outcome) -> None:
+    logger.info("rank %d %s: the others are stopped", failed.rank, failed.ending())
+
+
+def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, tracebacks: Tracebacks) -> None:
+    """Show the tracebacks that ended ranks, each once and the cause first, and how the ranks ended.
+
+    Args:
+        failed: the first failure.
+        outcomes: of all ranks.
+        folder: where the ranks' whole output is, if it is anywhere.
+        tracebacks: what is held back of the ranks' output.
+    """
+    others = [outcome.rank for outcome in outcomes if outcome is not failed]
+    shown = tracebacks.take([failed.rank, *others])
+    echoes = {outcome.rank for outcome in outcomes if outcome is not failed and outcome.is_echo}
+    parts = [
+        f"[Rank {ranges(ranks)}]:\n{text}"
+        for ranks, text in shown
+        # Ranks that were stopped, or that another one's end made fail, repeat no cause of their own.
+        if failed.rank in ranks or not echoes.issuperset(ranks)
+    ]
+    if any(failed.rank in ranks for ranks, _ in shown):
+        failed = dataclasses.replace(failed, output_tail="")
+    ended, _, output = failure_text(failed, outcomes).partition("\n\n")
+    parts.append(ended)
+    parts.append(
         f"Process {failed.rank} exit with status code {failed.exit_code}.\n"
-        f"Terminating remaining workers after failure of Process {failed.rank}.",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None) -> None:
-    """The last thing on the screen is what the failed worker said."""
-    where = f"\nIts whole output is under {folder}." if folder else ""
-    print(
+        f"Terminating remaining workers after failure of Process {failed.rank}.\n"
         "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
-        f"terminated. The first process to do so was:\nProcess name: [{failed.rank}]\nExit code: {failed.exit_code}\n\n"
-        f"{failure_text(failed, outcomes)}{where}",
-        file=sys.stderr,
-        flush=True,
+        f"terminated. The first process to do so was:\nProcess name: [{failed.rank}]\nExit code: {failed.exit_code}"
     )
+    if output:
+        parts.append(output)
+    where = f"\nIts whole output is under {folder}." if folder else ""
+    print("\n\n".join(parts) + where, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,37 @@ def test_the_first_failing_rank_ends_the_others_and_speaks_last(tmp_path: Path) 
     assert not any(psutil.pid_exists(int(f.read_text().split()[0])) for f in tmp_path.glob("pid.*"))
 
 
+def test_one_mistake_of_several_ranks_gives_one_traceback_before_everything_else(tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "rank = os.environ['RANK']\n"
+        "if rank != '1': signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('begins', flush=True)\n"
+        "open(f'up.{rank}', 'w').close()\n"
+        "while not all(os.path.exists(f'up.{other}') for other in range(3)): time.sleep(0.02)\n"
+        "if rank != '1': raise ValueError('wrong shape')\n"
+        "time.sleep(300)\n"
+    )
+    result = hvdrun("-np", "3", sys.executable, str(script), cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith("[Rank 0, 2]:\nTraceback (most recent call last):\n")
+    assert result.stderr.count("ValueError: wrong shape") == 1
+    assert sorted(result.stdout.splitlines()) == [f"[{rank}]<stdout>:begins" for rank in range(3)]
+    assert result.stderr.index("exited with code 1") < result.stderr.index("Horovod detected that one or more")
+
+
+def test_a_traceback_that_a_program_survives_is_output_like_any_other() -> None:
+    code = "import sys, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
+    code += "print('on', file=sys.stderr)"
+    result = hvdrun("-np", "1", sys.executable, "-c", code)
+    lines = result.stderr.splitlines()
+    assert result.returncode == 0
+    assert all(line.startswith("[0]<stderr>:") for line in lines)
+    assert lines[0].endswith("Traceback (most recent call last):")
+    assert lines[-1] == "[0]<stderr>:on"
+
+
 def test_a_signal_becomes_the_exit_code_that_a_shell_would_give() -> None:
     result = hvdrun("-np", "1", "bash", "-c", "kill -9 $$")
     assert result.returncode == 128 + 9
