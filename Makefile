@@ -97,14 +97,16 @@ $(filter matrix-py3%,$(MATRIX:%=matrix-%)): matrix-%: $(READY) .venv-%/.ready
 	[ -n "$$python" ] || { echo "No Python $$(sed -n 's/^# python: //p' $<) was found for $(@D)"; exit 1; }; \
 	echo "Making $(@D) with Python $$python."; \
 	rm -rf $(@D) && python$$python -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(@D)/bin/python -m pip install --disable-pip-version-check -r $<
 	@touch $@
 
 notebooks: $(READY) ## the notebooks, executed; outputs and pictures are kept in them
+	@echo "Installing what the notebooks need into $(VENV)."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebook]'
 	@OMP_NUM_THREADS=1 $(PY) notebooks/execute.py
 
 docs: $(READY) ## the guides and the API reference as HTML, in site/; fails on a broken link
+	@echo "Installing what the documentation needs into $(VENV)."
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@$(PY) -m mkdocs build --strict
 
@@ -122,8 +124,9 @@ $(READY): pyproject.toml constraints.txt
 			python=; \
 		done; \
 		[ -n "$$python" ] || { echo "No Python 3.10 to 3.13 was found: on Debian, apt-get install python3.11 python3.11-venv"; exit 1; }; \
-		echo "Making $(VENV) with $$($$python --version); the first time takes minutes."; \
+		echo "Making $(VENV) with $$($$python --version); the first time takes minutes, most of them for packages of several GB."; \
 		$$python -m venv $(VENV) || { rm -rf $(VENV); echo "No venv: on Debian, apt-get install python3-venv"; exit 1; }; \
 	}
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,dev]'
+	@echo "Installing hvd_cluster and what it needs into $(VENV)."
+	@$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[spark,dev]'
 	@touch $@

@@ -69,12 +69,14 @@ def main() -> int:
     env = {"HOROVOD_TIMELINE": str(timeline), "OMP_NUM_THREADS": "1"}
     spark = None
     if java():
+        print("Starting Spark; this takes about 10 s.", file=sys.stderr, flush=True)
         spark = start_spark()
         data, backend = spark.createDataFrame(digits()), SparkBackend(num_proc=2, env=env, spark=spark)
-        print(f"Training on Spark {spark.version} ({spark.conf.get('spark.master')}) with 2 workers.")
+        print(f"Training on Spark {spark.version} ({spark.conf.get('spark.master')}) with 2 workers.", flush=True)
     else:
         print(
-            "No Java here, so no Spark (Debian: apt-get install openjdk-17-jre-headless): pandas and local processes."
+            "No Java here, so no Spark (Debian: apt-get install openjdk-17-jre-headless): pandas and local processes.",
+            flush=True,
         )
         data, backend = digits(), LocalBackend(num_proc=2, env=env)
 

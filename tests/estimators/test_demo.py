@@ -27,6 +27,23 @@ def run_demo(out, environ):
     return done.stdout
 
 
+def test_the_first_make_shows_what_pip_installs(tmp_path):
+    pip = tmp_path / "venv/bin/python"
+    pip.parent.mkdir(parents=True)
+    # As pip does: says what it installs, unless it is asked not to.
+    pip.write_text('#!/bin/sh\ncase "$*" in *--quiet*) ;; *) echo "Collecting torch";; esac\n')
+    pip.chmod(0o755)
+    made = subprocess.run(
+        ["make", f"VENV={tmp_path / 'venv'}", str(tmp_path / "venv/.ready")],
+        cwd=DEMO.parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout.startswith("Installing hvd_cluster and what it needs into ")
+    assert "Collecting torch" in made.stdout
+
+
 @pytest.mark.slow
 def test_without_java_it_says_so_and_trains_over_pandas(tmp_path):
     without = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": ""}
