@@ -26,6 +26,14 @@ _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
 #: How workers that this package's own launchers start come to a module; the others have texts of their own.
 HOST_REMEDY = "install it on every host, or put its folder on PYTHONPATH there (env={'PYTHONPATH': ...})"
+_REMEDY = "Create it inside the function, or pass what it is made from (a path, a number, a state_dict) as an argument."
+_SPARK_REMEDY = (
+    "Sessions, DataFrames and RDDs of Spark work on the driver only. Use them before the call, and pass the result "
+    "to the workers: the path of the data or of a store, or rows that fit into memory (df.toPandas()). "
+    "An estimator takes a DataFrame as it is: TorchEstimator(...).fit(df)."
+)
+#: Packages whose objects never leave the driver, with what to do; their attributes tell a user nothing.
+_DRIVER_ONLY = {"pyspark": _SPARK_REMEDY, "py4j": _SPARK_REMEDY}
 #: Characters of an argument in an error.
 _MAX_SHOWN = 80
 
@@ -210,9 +218,10 @@ def _unpicklable_text(
     culprits = [culprit for each in parts for culprit in _culprits(each, set(), _MAX_DEPTH, dumps)]
     listed = "\n".join(f"  - {where}: {_type_name(value)}" for where, value in culprits)
     found = f"; this cannot be pickled:\n{listed}\n" if listed else ": "
-    return (
-        f"{_name_of(fn)} cannot be sent to the workers{found}({type(error).__name__}: {error})\n"
-        "Create it inside the function, or pass what it is made from (a path, a number, a state_dict) as an argument."
+    remedies = dict.fromkeys(_DRIVER_ONLY.get(_package_of(value), _REMEDY) for _, value in culprits) or [_REMEDY]
+    reason = next(iter(str(error).splitlines()), "")
+    return f"{_name_of(fn)} cannot be sent to the workers{found}({type(error).__name__}: {reason})\n" + "\n".join(
+        remedies
     )
 
 
@@ -241,7 +250,8 @@ def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int, dump
         if id(value) in seen or _picklable(value, dumps):
             continue
         seen.add(id(value))
-        inner = list(_culprits(_inside(where, value), seen, depth - 1, dumps)) if depth else []
+        opaque = not depth or _package_of(value) in _DRIVER_ONLY
+        inner = [] if opaque else list(_culprits(_inside(where, value), seen, depth - 1, dumps))
         yield from inner or [(where, value)]
 
 
@@ -264,6 +274,10 @@ def _picklable(value: Any, dumps: Dumps) -> bool:
     except Exception:  # noqa: BLE001 - reducing runs user code, which may raise anything; here any failure is the answer
         return False
     return True
+
+
+def _package_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def _type_name(value: Any) -> str:

@@ -68,6 +68,14 @@ def test_whatever_cannot_be_pickled_is_found_where_it_is(fn: object, args: tuple
     assert where in str(caught.value)
 
 
+def test_an_open_file_and_a_generator_are_named_by_their_variables(tmp_path: Path) -> None:
+    rows = (row for row in range(3))
+    with (tmp_path / "log").open("w") as log, pytest.raises(LaunchError) as caught:
+        pack(lambda: (log, rows))
+    assert "captured variable 'log': _io.TextIOWrapper" in str(caught.value)
+    assert "captured variable 'rows': generator" in str(caught.value)
+
+
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="function that the workers can call, not int"):
         pack(3)  # type: ignore[arg-type]

@@ -378,3 +378,30 @@ def test_a_profile_that_spark_cannot_take_is_refused(spark: Any) -> None:
     said = "resource_profile needs Spark 4.0" if spark.version < "4" else "Profiles are only supported"
     with pytest.raises(LaunchError, match=said):
         hvd_cluster.spark.run(lambda: 1, num_proc=1, resource_profile=profile)
+
+
+class _Job:
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+
+    def run(self) -> None: ...
+
+
+@pytest.mark.spark("local", "connect")
+def test_a_spark_object_in_a_closure_is_named_by_its_variable_alone(spark: Any) -> None:
+    frame = spark.range(3)
+    nested = [{"frame": frame}]
+    for fn, where in [
+        (lambda: spark.range(1).count(), "captured variable 'spark': pyspark."),
+        (lambda: frame.count(), "captured variable 'frame': pyspark."),
+        (lambda: nested, "captured variable 'nested', item 0, item 'frame': pyspark."),
+        (_Job(spark).run, "the object that the method is bound to, attribute 'spark' of "),
+    ]:
+        with pytest.raises(LaunchError) as caught:
+            hvd_cluster.spark.run(fn, num_proc=1)
+        text = str(caught.value)
+        assert where in text
+        assert text.count("\n  - ") == 1
+        assert "py4j" not in text
+        assert "df.toPandas()" in text
+        assert "TorchEstimator(...).fit(df)" in text
