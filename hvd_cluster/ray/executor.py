@@ -51,7 +51,7 @@ class RayExecutor:
         settings: Any = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
-        num_workers_per_host: int | None = None,
+        num_workers_per_host: int | None = 1,
         cpus_per_worker: float = 1,
         use_gpu: bool = False,
         gpus_per_worker: float | None = None,

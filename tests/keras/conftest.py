@@ -17,7 +17,7 @@ BACKENDS = ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.slow)]
 def _initialised(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     import hvd_cluster.keras as hvd
 
-    hvd.init(process_sets="dynamic")
+    hvd.init()
     return fn(hvd, *args)
 
 
@@ -38,6 +38,7 @@ def two(backend: str) -> Iterator[OnRanks]:
         "KERAS_BACKEND": backend,
         "JAX_PLATFORMS": "cpu",
         "OMP_NUM_THREADS": "1",
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "-1",

@@ -244,9 +244,14 @@ def test_an_interrupt_stops_the_workers_and_goes_on_to_the_caller(launch: Callab
     assert time.monotonic() - began < 20
 
 
-def test_a_variable_that_is_no_text_is_refused() -> None:
-    with pytest.raises(TypeError):
-        run(rank, env={"NUMBER": 1})  # type: ignore[dict-item]
+def test_a_variable_may_be_a_number_and_a_list_is_refused_by_name() -> None:
+    assert run(variable, ("NUMBER",), env={"NUMBER": 1}) == ["1"]
+    with pytest.raises((TypeError, ValueError), match="LIST"):
+        run(rank, env={"LIST": ["a"]})  # type: ignore[dict-item]
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
 
 
 def wait_until(condition: object, within_s: float = 60.0) -> None:
