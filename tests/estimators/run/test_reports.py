@@ -24,7 +24,13 @@ def test_the_driver_finds_in_the_store_what_workers_cannot_tell_it(tmp_path):
             shown.append(fields["step"])
 
     run = DriverRun(
-        backend=None, train_fn=None, store=store, max_restarts=0, bar=Bar("r"), epochs=EpochListener([heard.append])
+        backend=None,
+        train_fn=None,
+        store=store,
+        max_restarts=0,
+        require_held=lambda: None,
+        bar=Bar("r"),
+        epochs=EpochListener([heard.append]),
     )
 
     def hear(rank, fields):
@@ -67,7 +73,13 @@ def test_the_driver_is_told_nothing_of_an_earlier_fit_nor_of_half_a_file(tmp_pat
     spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
     Reports(spec, rank=0).epoch({"epoch": 0, "seconds": 1.0})
     run = Watched(
-        backend=None, train_fn=None, store=store, max_restarts=0, bar=ProgressBar("r"), epochs=EpochListener([])
+        backend=None,
+        train_fn=None,
+        store=store,
+        max_restarts=0,
+        require_held=lambda: None,
+        bar=ProgressBar("r"),
+        epochs=EpochListener([]),
     )
     heard = []
     with run._watched(spec, lambda rank, fields: heard.append(fields)):
