@@ -29,6 +29,7 @@ ONE_OF_EACH = [
     NotInitializedError(),
     errors.UnsupportedReductionError("reducescatter supports op=hvd.Average and op=hvd.Sum"),
     errors.DataError("column 'x' is not there"),
+    errors.RunInUseError("run 'r' is fitted by process 7 of host a"),
     LaunchError("no"),
     NotEnoughSlotsError("8 slots needed, 6 free"),
     StartTimeoutError("rank 3 did not report"),

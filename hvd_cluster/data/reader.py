@@ -232,7 +232,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Iterations do not travel to another process."""
-        return {**self.__dict__, "_open": weakref.WeakSet()}
+        return {name: value for name, value in self.__dict__.items() if name != "_open"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _open=weakref.WeakSet())
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
