@@ -317,7 +317,7 @@ def test_an_exception_of_a_finish_callback_is_that_of_its_own_handle_alone(num_r
         def finish(results: list[torch.Tensor]) -> Any:
             if hvd.rank() == 0:
                 raise LookupError("mine")
-            return results[0].item()
+            return results[0][0].item()
 
         found: list[Any] = []
         for kind in (Kind.ALLREDUCE, Kind.ALLGATHER):
