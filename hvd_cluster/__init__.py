@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.oldpaths.finder import serve as _serve
+from hvd_cluster.oldpaths.strategy_hook import register_strategy as _register_strategy
 
 if TYPE_CHECKING:
     from hvd_cluster.launch.function import run as run
@@ -20,6 +21,8 @@ _PACKAGES = ("data", "elastic", "estimators", "keras", "lightning", "mxnet", "ra
 
 # Old paths under our own name (`hvd_cluster.spark.torch`), after every real file.
 _serve("hvd_cluster", first=False)
+# `Trainer(strategy="horovod")`, without an import of hvd_cluster.lightning.
+_register_strategy()
 
 
 def __getattr__(name: str) -> Any:

@@ -53,6 +53,7 @@ def worker_environment(
             variables[name] = value
     # Last: on another host ``env`` brings the launcher's PYTHONPATH, which need not lead to the package there.
     variables.update(python_path(variables.get("PYTHONPATH", "")))
+    variables.update(_startup_path(variables.get("PYTHONPATH", "")))
     return {**variables, **carry(variables, wanted=as_horovod)}
 
 
@@ -165,3 +166,16 @@ def python_path(present: str) -> dict[str, str]:
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
         return {}
     return {"PYTHONPATH": os.pathsep.join(part for part in (present, root) if part)}
+
+
+def _startup_path(present: str) -> dict[str, str]:
+    """Lets Python run ``startup/sitecustomize.py`` when it starts in a worker or in a child process of one.
+
+    It comes last: a sitecustomize of the user's on the path is the one that runs.
+
+    Args:
+        present: the PYTHONPATH that it would get otherwise.
+    """
+    folder = str(Path(__file__).with_name("startup"))
+    others = [entry for entry in present.split(os.pathsep) if entry and entry != folder]
+    return {"PYTHONPATH": os.pathsep.join([*others, folder])}

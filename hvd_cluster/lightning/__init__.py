@@ -1,6 +1,6 @@
 """Lightning 2 on Horovod's collectives: ``Trainer(strategy=HorovodStrategy())``, or ``strategy="horovod"``.
 
-Importing this package registers the name.
+Importing this package registers the name; :mod:`hvd_cluster.oldpaths.strategy_hook` does so in programs that do not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,63 @@
+"""``Trainer(strategy="horovod")`` in a program that does not import :mod:`hvd_cluster.lightning`.
+
+Lightning 1 knew the name by itself. An import hook adds it to the registry of Lightning 2 when the program imports
+Lightning; neither Lightning nor torch is imported for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_NAME = "horovod"
+#: The modules that hold the registry, one for each distribution of Lightning.
+_REGISTRIES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
+
+
+class StrategyHook(MetaPathFinder):
+    """Registers the name as soon as a registry's module has been executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders have for a registry's module, with the registration added."""
+        if fullname not in _REGISTRIES:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            _execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                _execute(module)
+                _register(module)
+
+            # The loader stays the module's own: resources and sources are read through it.
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def register_strategy() -> None:
+    """Have Lightning know the name: at once where it is imported, else when it is. Calling it again changes nothing."""
+    if not any(isinstance(finder, StrategyHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, StrategyHook())
+    for name in _REGISTRIES:
+        if name in sys.modules:
+            _register(sys.modules[name])
+
+
+def _register(strategies: ModuleType) -> None:
+    registry = getattr(strategies, "StrategyRegistry", None)
+    # Lightning 1 has a strategy of this name.
+    if registry is not None and _NAME not in registry:
+        registry.register(_NAME, _strategy, description="hvd_cluster.lightning.HorovodStrategy")
+
+
+def _strategy(**options: Any) -> Any:
+    return importlib.import_module("hvd_cluster.lightning").HorovodStrategy(**options)
