@@ -1,8 +1,8 @@
 """``import hvd_cluster.compat`` makes ``import horovod...`` resolve to hvd_cluster, here and in workers launched here.
 
-``horovod`` is then a module of its own (``horovod.__version__`` is "0.28.1"); the paths below it forward to ours by
-:mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses: two libraries cannot answer
-for one name, and half of a program on each would wait for the other for ever.
+``horovod`` is then a module of its own (``horovod.__version__`` is "0.28.1", and its metadata says so too); the paths
+below it forward to ours by :mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses:
+two libraries cannot answer for one name, and half of a program on each would wait for the other for ever.
 
 Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.data.petastorm`; where Databricks'
 sparkdl is not, ``from sparkdl import HorovodRunner`` to :mod:`hvd_cluster.spark.horovod_runner`.
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
+from pathlib import Path
 
-from hvd_cluster.oldpaths.carry import shim_folder
-from hvd_cluster.oldpaths.finder import OldPathFinder, serve
+from hvd_cluster.oldpaths.finder import OldPathFinder, serve, shim_folder
 
 
 def real_horovod() -> str:
     """Where the real Horovod is, in words; "" where there is none."""
-    try:
-        return f"version {distribution('horovod').version} is installed"
-    except PackageNotFoundError:
-        pass
+    ours = Path(shim_folder()).resolve()
+    for found in distributions(name="horovod"):
+        if Path(str(found.locate_file(""))).resolve() != ours:
+            return f"version {found.version} is installed"
     loaded = sys.modules.get("horovod")
     spec = PathFinder.find_spec("horovod") if loaded is None else loaded.__spec__
     # A folder that happens to be called "horovod" has no origin.

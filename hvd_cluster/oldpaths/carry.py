@@ -9,14 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from hvd_cluster.oldpaths.finder import serves
-
-
-def shim_folder() -> str:
-    """The folder, on this machine, whose ``horovod`` package turns compat on."""
-    return str(Path(__file__).parents[1] / "compat" / "shim")
+from hvd_cluster.oldpaths.finder import serves, shim_folder
 
 
 def carries() -> bool:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hvd_cluster.oldpaths.forwarder import Forwarder
 from hvd_cluster.oldpaths.table import TABLES, row_of, table_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, DistributionFinder
+
+
+def shim_folder() -> str:
+    """The folder, on this machine, whose ``horovod`` package turns compat on; Horovod's metadata is beside it."""
+    return str(Path(__file__).parents[1] / "compat" / "shim")
 
 
 class OldPathFinder(MetaPathFinder, Loader):
@@ -54,6 +64,15 @@ class OldPathFinder(MetaPathFinder, Loader):
         # So that `try: import horovod.tensorflow` fails where the framework or our module is absent.
         if module.__spec__ is not None and module.__spec__.origin:
             importlib.import_module(module.__spec__.origin)
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
+        """What ``importlib.metadata`` finds of Horovod here; in child processes it finds the folder by itself."""
+        if self.root != "horovod" or shim_folder() in sys.path:
+            return ()
+        from importlib.metadata import DistributionFinder, MetadataPathFinder
+
+        inside = DistributionFinder.Context(name=context.name, path=[shim_folder()])
+        return MetadataPathFinder.find_distributions(inside)
 
     def _program(self, fullname: str, below: str) -> ModuleSpec | None:
         """What ``python -m`` runs for an old path: it takes every one for a package, and asks for its ``__main__``."""

@@ -6,8 +6,7 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-from hvd_cluster.oldpaths.carry import shim_folder
-from hvd_cluster.oldpaths.finder import OldPathFinder
+from hvd_cluster.oldpaths.finder import OldPathFinder, shim_folder
 
 
 def stand_in(name: str) -> None:

@@ -103,6 +103,17 @@ def test_beside_the_real_horovod_compat_refuses(kind: str, tmp_path: Path) -> No
     assert ("version 0.28.1" if kind == "distribution" else str(tmp_path)) in text
 
 
+VERSION = "import importlib.metadata as m; print(m.version('horovod'), len([*m.distributions(name='horovod')]))"
+
+
+def test_the_metadata_says_horovods_version_here_and_in_children(tmp_path: Path) -> None:
+    assert python(f"import hvd_cluster.compat; {VERSION}", tmp_path) == "0.28.1 1"
+    carried = carry(os.environ, wanted=True)
+    assert python(VERSION, tmp_path, **carried) == "0.28.1 1"
+    assert python(f"import hvd_cluster.compat; {VERSION}", tmp_path, **carried) == "0.28.1 1"
+    assert "PackageNotFoundError" in failure(f"import hvd_cluster; {VERSION}", tmp_path)
+
+
 # The driver names Horovod in a module global, in a global name and inside the function; a worker's child has the
 # environment alone.
 DRIVER = """
