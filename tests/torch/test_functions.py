@@ -92,16 +92,19 @@ def test_objects_travel_between_ranks(three: Any) -> None:
 
 def test_bytes_without_the_jobs_signature_are_never_unpickled(two: Any) -> None:
     def fn(hvd: Any) -> str:
-        from hvd_cluster.engine.objects import _from_bytes, _to_bytes
+        import cloudpickle
+
+        from hvd_cluster.engine.objects import _from_bytes, _signed
         from hvd_cluster.errors import AuthenticationError
 
-        forged = _to_bytes([1], "label")
+        pickled = cloudpickle.dumps([1])
+        forged = _signed(pickled, "label")
         forged[-3] ^= 1
         with pytest.raises(AuthenticationError, match="does not carry the job's signature"):
             _from_bytes(forged, "label")
         with pytest.raises(AuthenticationError):
-            _from_bytes(_to_bytes([1], "one"), "another")
-        return str(_from_bytes(_to_bytes([1], "label"), "label"))
+            _from_bytes(_signed(pickled, "one"), "another")
+        return str(_from_bytes(_signed(pickled, "label"), "label"))
 
     assert two(fn) == ["[1]"] * 2
 
