@@ -34,7 +34,7 @@ def test_the_first_make_shows_what_pip_installs(tmp_path):
     pip.write_text('#!/bin/sh\ncase "$*" in *--quiet*) ;; *) echo "Collecting torch";; esac\n')
     pip.chmod(0o755)
     made = subprocess.run(
-        ["make", f"VENV={tmp_path / 'venv'}", str(tmp_path / "venv/.ready")],
+        ["make", "--no-print-directory", f"VENV={tmp_path / 'venv'}", str(tmp_path / "venv/.ready")],
         cwd=DEMO.parents[1],
         capture_output=True,
         text=True,
