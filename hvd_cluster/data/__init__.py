@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hvd_cluster.lazy import lazy
 
 if TYPE_CHECKING:
     from hvd_cluster.data.materializing import materialize as materialize
@@ -21,12 +22,4 @@ _HOMES = {"ParquetReader": "reader", "Store": "store", "materialize": "materiali
 
 __all__ = ["ParquetReader", "Store", "materialize"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -11,8 +11,9 @@ our own, and fit pandas DataFrames, Arrow tables and Parquet folders in local pr
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hvd_cluster.lazy import lazy
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.backend import Backend as Backend
@@ -59,12 +60,4 @@ __all__ = [
     "TorchModel",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _HOMES)

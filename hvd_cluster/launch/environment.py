@@ -16,7 +16,7 @@ from typing import Any
 
 import hvd_cluster
 from hvd_cluster.oldpaths.carry import carry
-from hvd_cluster.topology import Topology, inherited, is_of_one_job
+from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +166,13 @@ def python_path(present: str) -> dict[str, str]:
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
         return {}
     return {"PYTHONPATH": os.pathsep.join(part for part in (present, root) if part)}
+
+
+def answer_for_horovod() -> None:
+    """Let ``import horovod`` resolve in this process, which others may have launched, and in its children."""
+    import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
+
+    export(carry(inherited(), wanted=True))
 
 
 def _startup_path(present: str) -> dict[str, str]:

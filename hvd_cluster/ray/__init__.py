@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hvd_cluster.lazy import lazy
 
 if TYPE_CHECKING:
     from hvd_cluster.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
     from hvd_cluster.ray.executor import RayExecutor as RayExecutor
     from hvd_cluster.ray.function import run as run
+    from hvd_cluster.ray.session import runtime_env as runtime_env
     from hvd_cluster.ray.worker import BaseHorovodWorker as BaseHorovodWorker
 
 #: Public name -> the module that defines it. Loaded on first use.
@@ -25,16 +27,9 @@ _HOMES = {
     "ElasticRayExecutor": "elastic",
     "RayExecutor": "executor",
     "run": "function",
+    "runtime_env": "session",
 }
 
-__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor", "run"]
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor", "run", "runtime_env"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _HOMES)

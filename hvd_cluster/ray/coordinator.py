@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
@@ -20,13 +20,14 @@ _OF_ONE_WORKER = [
 
 
 class Coordinator:
-    """Collects where workers are, and tells each its place. The ranks of a node may be any.
+    """Collects where workers are, and gives each its place. The ranks of a node may be any.
 
     Args:
-        settings: of ``RayExecutor.create_settings``.
+        settings: those of ``RayExecutor``, of ``ray.train.horovod``, or any object with ``nics``. Where it has a
+            ``timeout_s``, that is how long workers wait for each other in ``hvd.init()``.
     """
 
-    def __init__(self, settings: MiniSettings) -> None:
+    def __init__(self, settings: Any) -> None:
         self.settings = settings
         self._nodes: dict[int, str] = {}
         self._hostnames: dict[int, str] = {}
@@ -81,8 +82,10 @@ class Coordinator:
             secret=secret,
             job_id=uuid.uuid4().hex[:12],
         ).to_env()
-        own = set(_OF_ONE_WORKER)
-        return {**{name: value for name, value in shared.items() if name not in own}, **self.settings.environment}
+        variables = {name: value for name, value in shared.items() if name not in _OF_ONE_WORKER}
+        if (timeout_s := getattr(self.settings, "timeout_s", None)) is not None:
+            variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = f"{timeout_s:g}"
+        return {**variables, **interface_variables(self.settings.nics)}
 
     def close(self) -> None:
         """Close the store."""

@@ -9,11 +9,10 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.environment import interface_names
 from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.ray.session import load_ray
-from hvd_cluster.ray.settings import MiniSettings
 
 
 def detect_nics(
-    settings: MiniSettings,
+    settings: Any,
     all_host_names: Sequence[str] | None = None,  # noqa: ARG001 - stands between the two that count
     node_workers: Sequence[Any] | None = None,
 ) -> set[str]:
@@ -22,7 +21,7 @@ def detect_nics(
     An executor needs no such call: workers take the interface that reaches the driver's node, or that of ``nics``.
 
     Args:
-        settings: of ``RayExecutor.create_settings``.
+        settings: any object with ``nics``; see :class:`~hvd_cluster.ray.coordinator.Coordinator`.
         all_host_names: accepted for Horovod's sake: the workers are asked, not the names.
         node_workers: an actor of :class:`~hvd_cluster.ray.worker.BaseHorovodWorker` on each node; this process's own
             interfaces are meant without any.
@@ -39,12 +38,15 @@ def detect_nics(
         found = map_blocking(lambda worker: worker.execute.remote(lambda _: outward_interfaces()), workers)
     else:
         found = [outward_interfaces()]
-    common = set.intersection(*(set(named(addresses, wanted)) for addresses in found))
+    usable = [named(addresses, wanted) for addresses in found]
+    common = set.intersection(*map(set, usable))
     if not common:
         there = "; ".join(f"node {index}: {', '.join(addresses) or 'none'}" for index, addresses in enumerate(found))
         wish = f" among nics={','.join(wanted)}" if wanted else ""
         raise LaunchError(f"the nodes have no network interface in common{wish}. They have: {there}")
-    return common
+    # A bridge of containers has the same address on every node, and leads to none of the others.
+    num_addresses = {name: len({addresses[name] for addresses in usable}) for name in common}
+    return {name for name in common if num_addresses[name] == max(num_addresses.values())}
 
 
 def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[Any]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from hvd_cluster.errors import LaunchError, MissingExtraError
+from hvd_cluster.launch.environment import answer_for_horovod
 
 logger = logging.getLogger(__name__)
 
+#: What Ray calls in each new worker process.
+_HOOK = f"{answer_for_horovod.__module__}.{answer_for_horovod.__qualname__}"
 _THREE_WAYS_IN = (
     "Ray clusters ask for a token by default. This process joins with the token of the machine that started the "
     "cluster: the same home folder (~/.ray/auth_token), or the environment variable RAY_AUTH_TOKEN with the token, or "
@@ -55,6 +59,27 @@ def connect(address: str | None = None) -> Any:
             f"{_THREE_WAYS_IN}"
         ) from error
     return ray
+
+
+def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A ``runtime_env`` for ``ray.init`` under which ``import horovod`` resolves in all of the job's processes.
+
+    :class:`RayExecutor` and ``hvd_cluster.ray.run`` need none: their workers do what the driver does. Workers that
+    other libraries start, such as those of ``ray.train.horovod``, do not know ``horovod`` otherwise.
+
+    Args:
+        base: entries of your own, such as ``pip`` or ``env_vars``.
+
+    Raises:
+        ValueError: ``base`` has a ``worker_process_setup_hook``, of which Ray takes one.
+    """
+    given = dict(base or {})
+    if given.get("worker_process_setup_hook") not in (None, _HOOK):
+        raise ValueError(
+            f"worker_process_setup_hook={given['worker_process_setup_hook']!r} is set already, and Ray takes one: "
+            "import hvd_cluster.compat in that function, and leave out hvd_cluster.ray.runtime_env()"
+        )
+    return {**given, "worker_process_setup_hook": _HOOK}
 
 
 def is_client() -> bool:

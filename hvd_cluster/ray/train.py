@@ -1,4 +1,4 @@
-"""``hvd`` inside Ray Train: what HorovodTrainer gave before Ray removed it.
+"""``hvd`` inside Ray Train: the HorovodTrainer of :mod:`ray.train.horovod`, for both versions of Ray Train.
 
 >>> from hvd_cluster.ray.train import HorovodTrainer
 >>> result = HorovodTrainer(train_loop, scaling_config=ScalingConfig(num_workers=4, use_gpu=True)).fit()
@@ -20,10 +20,10 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
-from hvd_cluster.launch.environment import interface_variables, thread_variables
+from hvd_cluster.launch.environment import answer_for_horovod, interface_variables, thread_variables
 from hvd_cluster.launch.placement import Seat, place
 from hvd_cluster.launch.ports import ReservedPort
-from hvd_cluster.oldpaths.carry import carries, carry
+from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.ray.resources import device_env
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
@@ -135,18 +135,15 @@ def _stop_serving() -> None:
 def _settle(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: take its place."""
     if config.as_horovod:
-        import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
+        answer_for_horovod()
     here = inherited()
-    carried = carry(here, wanted=config.as_horovod)
-    nics = interface_variables(config.nics)
     export(
         {
             **thread_variables(here, topology.local_size),
             **topology.to_env(),
             **devices,
-            **nics,
+            **interface_variables(config.nics),
             **config.timeout(here),
-            **carried,
         }
     )
 

@@ -11,11 +11,10 @@ from typing import Any
 import hvd_cluster
 from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
-from hvd_cluster.launch.environment import checked_variables, thread_variables
+from hvd_cluster.launch.environment import answer_for_horovod, checked_variables, thread_variables
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.worker import perform
-from hvd_cluster.oldpaths.carry import carry
 from hvd_cluster.ray import ray_logger
 from hvd_cluster.ray.line import DriverLine
 from hvd_cluster.ray.messages import Event, Finished, Greeting, Logged
@@ -124,8 +123,7 @@ class BaseHorovodWorker:
         threads = thread_variables(inherited(), settlement.topology.local_size)
         export({**foreign, **threads, **settlement.topology.to_env(), **settlement.env})
         if settlement.as_horovod:
-            import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
-        export(carry(inherited(), wanted=settlement.as_horovod))
+            answer_for_horovod()
         line = self._line
         assert line is not None
         progress.attach(lambda event: line.tell(Event(event)))

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import hvd_cluster
+
 RECORD = Path(__file__).with_name("horovod-0.28.1.txt")
 #: What a namespace needs to be imported.
 NEEDS = {"tensorflow": "tensorflow", "keras": "keras", "spark": "pyspark", "ray": "ray", "mxnet": "mxnet"}
@@ -172,6 +174,18 @@ def test_what_a_namespace_lists_is_there_once_and_sorted(name: str) -> None:
     code = f"import hvd_cluster.{name} as hvd; [getattr(hvd, n) for n in hvd.__all__]; print(*hvd.__all__)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert names == sorted(set(names))
+
+
+@pytest.mark.parametrize("package", ["", *hvd_cluster._PACKAGES, "data.petastorm"])
+def test_dir_of_a_package_has_its_public_names(package: str) -> None:
+    needed = {**NEEDS, "lightning": "lightning"}.get(package)
+    if needed is not None and find_spec(needed) is None:
+        pytest.skip(f"needs {needed}")
+    name = f"hvd_cluster.{package}".rstrip(".")
+    code = f"import importlib; m = importlib.import_module({name!r})\n"
+    code += "print(*{*getattr(m, '__all__', ())} - {*dir(m)})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_the_packages_need_no_import_of_their_own_and_cost_nothing_before() -> None:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from hvd_cluster.launch.horovod.settings import Settings
+from hvd_cluster.ray import nodes
 from hvd_cluster.ray.coordinator import Coordinator
 from hvd_cluster.ray.settings import MiniSettings
 
@@ -50,3 +54,21 @@ def test_ranks_with_a_gap_are_refused(ranks: list[int]) -> None:
         coordinator.register("a", "a", rank)
     with pytest.raises(ValueError, match="0, 1, 2"):
         coordinator.finalize_registration()
+
+
+def test_settings_of_other_libraries_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "own_address", lambda: "127.0.0.1")
+    # The fields of ray.train.horovod.HorovodConfig, and those of horovod.runner.common.util.settings.
+    for settings, timeout in [
+        (SimpleNamespace(nics={"eth1", "eth0"}, verbose=1, key=b"k", timeout_s=300), "300"),
+        (Settings(nics=["eth0"], num_proc=2), None),
+        (MiniSettings(), "300"),
+    ]:
+        coordinator = Coordinator(settings)
+        coordinator.register("a", "a", 0)
+        variables = coordinator.establish_rendezvous()
+        coordinator.close()
+        assert variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+        assert variables.get("HOROVOD_GLOO_IFACE") == ("eth0" if settings.nics else None)
+        assert variables.get("HOROVOD_GLOO_TIMEOUT_SECONDS") == timeout
+        assert not {"HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "RANK"} & set(variables)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,3 +172,56 @@ def test_a_loop_may_say_horovod(ray_cluster: TestCluster, tmp_path: Path) -> Non
     ).fit()
     assert result.error is None
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
+
+
+#: A program for the HorovodTrainer that Ray itself has: its own processes import horovod before any of ours runs.
+RAYS_OWN = """
+import json, subprocess, sys
+import hvd_cluster.compat, ray
+from hvd_cluster.ray import runtime_env
+
+address, folder = sys.argv[1:]
+ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=runtime_env())
+from ray.train import RunConfig, ScalingConfig
+from ray.train.horovod import HorovodTrainer
+
+def loop(config):
+    import horovod.torch as hvd, ray.train, torch
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+    place = (hvd.rank(), hvd.local_rank(), hvd.size())
+    assert place == (ray.train.get_context().get_world_rank(), ray.train.get_context().get_local_rank(), 2)
+    hvd.shutdown()
+    ray.train.report({"total": total * config["factor"]})
+
+result = HorovodTrainer(
+    loop,
+    train_loop_config={"factor": 10},
+    # One node: Ray tells nodes apart by the names of their hosts here, and those of a test are on one host.
+    scaling_config=ScalingConfig(
+        num_workers=2, use_gpu=False, trainer_resources={"CPU": 0}, placement_strategy="STRICT_PACK"
+    ),
+    run_config=RunConfig(storage_path=folder, name="own"),
+).fit()
+
+@ray.remote(num_cpus=0)
+def child():
+    code = "import horovod.torch; print(horovod.__version__)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+
+print(json.dumps([result.metrics["total"], str(result.error), ray.get(child.remote())]))
+"""
+
+
+def test_the_trainer_of_ray_itself_trains_where_its_runtime_env_answers_for_horovod(
+    ray_cluster: TestCluster, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RAYS_OWN, ray_cluster.address, str(tmp_path)],
+        env={**os.environ, "RAY_TRAIN_V2_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [30.0, "None", "0.28.1"]

@@ -8,8 +8,9 @@ makes ``import petastorm...`` lead to them where petastorm itself is not install
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hvd_cluster.lazy import lazy
 
 if TYPE_CHECKING:
     from hvd_cluster.data.petastorm.errors import NoDataAvailableError
@@ -37,8 +38,4 @@ __all__ = [
     "write_dataset",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+__getattr__, __dir__ = lazy(__name__, _PLACES, "PETASTORM_VERSION")
