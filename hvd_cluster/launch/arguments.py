@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+import warnings
+from collections.abc import Callable
 from numbers import Integral
+from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
+    """Let None stand for "not given" in each argument of ``fn`` that has another default, as in Horovod's functions."""
+    parameters = inspect.signature(fn).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> R:
+        named = [defaults.get(name) if value is None else value for name, value in zip(names, args, strict=False)]
+        kwargs = {name: defaults.get(name) if value is None else value for name, value in kwargs.items()}
+        return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
+
+    return wrapper
 
 
 def wrong_num_proc(num_proc: object) -> list[str]:
@@ -26,3 +49,11 @@ def warn_of_mpi(use_mpi: bool | None) -> None:
     """Say that ``use_mpi=True`` changes nothing."""
     if use_mpi:
         logger.warning("use_mpi=True has no effect: MPI is not used, there is one rendezvous, our own")
+
+
+def renamed(old: str, given: Any, new: str, value: Any) -> Any:
+    """The value of an argument of a :func:`none_is_default` function that may have come under its old name."""
+    if given is None:
+        return value
+    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=4)
+    return given

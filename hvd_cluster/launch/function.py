@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, renamed, warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.environment import checked_variables, interface_names
@@ -24,6 +23,7 @@ from hvd_cluster.settings import Settings
 logger = logging.getLogger(__name__)
 
 
+@none_is_default
 def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -98,11 +98,11 @@ def run(
         WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
     """
     del disable_cache
-    num_proc = _renamed("np", np, "num_proc", num_proc)
-    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    num_proc = renamed("np", np, "num_proc", num_proc)
+    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
     interfaces = interface_names(
-        _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+        renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
     )
     wrong = wrong_num_proc(num_proc) + wrong_controllers(use_gloo, use_mpi)
     if sum(source is not None for source in (hosts, hostfile, host_discovery_script)) > 1:
@@ -166,14 +166,6 @@ def run(
             start_timeout_s=settings.start_timeout_s,
         )
         return collect(run_job(job, on_line=on_line))
-
-
-def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
-    """The value of an argument that may have come under its old name."""
-    if given is None:
-        return value
-    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
-    return given
 
 
 def _also_kept(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.group import Group
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 
 
+@none_is_default
 def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
@@ -31,6 +32,7 @@ class ElasticRayExecutor:
         ValueError: arguments that contradict each other.
     """
 
+    @none_is_default
     def __init__(
         self,
         settings: ElasticSettings,
@@ -53,6 +55,7 @@ class ElasticRayExecutor:
         self._adapter = ElasticAdapter(self.settings, worker_resources(cpus_per_slot, use_gpu, gpus_per_slot))
 
     @classmethod
+    @none_is_default
     def create_settings(
         cls,
         min_num_proc: int = 1,
@@ -95,7 +98,7 @@ class ElasticRayExecutor:
             timeout_s=timeout_s,
             ssh_identity_file=ssh_identity_file,
             nics=nics,
-            **further,
+            **{name: value for name, value in further.items() if value is not None},
         )
 
     def start(self) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.client import ClientAdapter
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
 from hvd_cluster.ray.session import connect, is_client
-from hvd_cluster.ray.settings import MiniSettings, given, refuse_unknown, store_key
+from hvd_cluster.ray.settings import MiniSettings, refuse_unknown, store_key
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import StaticAdapter
 
@@ -46,12 +47,13 @@ class RayExecutor:
         ValueError: arguments that contradict each other, all named at once.
     """
 
+    @none_is_default
     def __init__(
         self,
         settings: Any = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
-        num_workers_per_host: int | None = 1,
+        num_workers_per_host: int = 1,
         cpus_per_worker: float = 1,
         use_gpu: bool = False,
         gpus_per_worker: float | None = None,
@@ -68,22 +70,20 @@ class RayExecutor:
         self.settings = self.create_settings() if settings is None else settings
         self.num_workers = num_workers
         self._spec = ExecutorSpec(
-            **given(
-                settings=self.settings,
-                num_workers=num_workers,
-                num_hosts=num_hosts,
-                num_workers_per_host=num_workers_per_host,
-                cpus_per_worker=cpus_per_worker,
-                use_gpu=use_gpu,
-                gpus_per_worker=gpus_per_worker,
-                use_current_placement_group=use_current_placement_group,
-                min_workers=min_workers,
-                max_workers=max_workers,
-                reset_limit=reset_limit,
-                cooldown_range=cooldown_range,
-                elastic_timeout=elastic_timeout,
-                override_discovery=override_discovery,
-            )
+            settings=self.settings,
+            num_workers=num_workers,
+            num_hosts=num_hosts,
+            num_workers_per_host=num_workers_per_host,
+            cpus_per_worker=cpus_per_worker,
+            use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_worker,
+            use_current_placement_group=use_current_placement_group,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            reset_limit=reset_limit,
+            cooldown_range=cooldown_range,
+            elastic_timeout=elastic_timeout,
+            override_discovery=override_discovery,
         )
         self.adapter: Adapter
         if min_workers is None:
@@ -94,9 +94,10 @@ class RayExecutor:
             )
 
     @classmethod
+    @none_is_default
     def create_settings(
         cls,
-        timeout_s: float | None = 30,
+        timeout_s: float = 30,
         ssh_identity_file: str | None = None,
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
@@ -118,13 +119,11 @@ class RayExecutor:
         refuse_unknown("RayExecutor.create_settings", unknown, known)
         store_key(ssh_str, ssh_identity_file)
         return MiniSettings(
-            **given(
-                ssh_identity_file=ssh_identity_file,
-                timeout_s=30 if timeout_s is None else timeout_s,
-                placement_group_timeout_s=placement_group_timeout_s,
-                nics=nics,
-                verbose=verbose,
-            )
+            ssh_identity_file=ssh_identity_file,
+            timeout_s=timeout_s,
+            placement_group_timeout_s=placement_group_timeout_s,
+            nics=nics,
+            verbose=verbose,
         )
 
     def start(

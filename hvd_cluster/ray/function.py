@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
@@ -17,6 +18,7 @@ from hvd_cluster.ray.spec import packed_strategy, worker_resources, wrong_resour
 from hvd_cluster.ray.static import packed
 
 
+@none_is_default
 def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

@@ -97,11 +97,6 @@ def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
     path.chmod(0o600)
 
 
-def given(**arguments: Any) -> dict[str, Any]:
-    """Those of ``arguments`` that are not None, which stands for "not given" as it does with Horovod."""
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
 def refuse_unknown(callee: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise for arguments that do not exist, naming those that were perhaps meant.
 

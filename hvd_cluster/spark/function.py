@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import warn_of_mpi, wrong_controllers, wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, warn_of_mpi, wrong_controllers, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.environment import checked_variables, interface_variables, wrong_variables
 from hvd_cluster.launch.logs import printer
@@ -26,6 +26,7 @@ from hvd_cluster.spark.task import MODULE_REMEDY
 logger = logging.getLogger(__name__)
 
 
+@none_is_default
 def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

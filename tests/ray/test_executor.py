@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -42,6 +43,12 @@ def four(_ray_cluster: TestCluster) -> Iterator[RayExecutor]:
     yield executor
     executor.shutdown()
     assert await_nothing_left() == []
+
+
+@pytest.mark.usefixtures("_ray_cluster")
+def test_run_takes_none_for_every_argument() -> None:
+    given = dict.fromkeys(inspect.signature(run).parameters)
+    assert run(**{**given, "fn": int, "num_proc": 1}) == [0]
 
 
 def test_four_workers_on_two_nodes_know_their_places(four: RayExecutor) -> None:

@@ -148,3 +148,66 @@ def test_a_node_is_alive_by_either_spelling_and_not_without_one() -> None:
     assert nodes.is_alive({"alive": True})
     assert not nodes.is_alive({"Alive": False})
     assert not nodes.is_alive({"NodeID": "a"})
+
+
+#: The defaults of Horovod's functions, as they are documented; the settings have none.
+ARGUMENTS = {
+    "num_workers": None,
+    "num_hosts": None,
+    "num_workers_per_host": 1,
+    "cpus_per_worker": 1,
+    "use_gpu": False,
+    "gpus_per_worker": None,
+    "use_current_placement_group": True,
+    "min_workers": None,
+    "max_workers": None,
+    "reset_limit": None,
+    "cooldown_range": None,
+    "elastic_timeout": 600,
+    "override_discovery": True,
+}
+SETTINGS = {
+    "timeout_s": 30,
+    "ssh_identity_file": None,
+    "ssh_str": None,
+    "placement_group_timeout_s": 100,
+    "nics": None,
+}
+ELASTIC = {"use_gpu": False, "cpus_per_slot": 1, "gpus_per_slot": None, "env_vars": None, "override_discovery": True}
+ELASTIC_SETTINGS = {
+    "min_num_proc": 1,
+    "max_num_proc": None,
+    "reset_limit": None,
+    "elastic_timeout": 600,
+    "timeout_s": 30,
+    "ssh_identity_file": None,
+    "nics": None,
+    "min_np": None,
+    "max_np": None,
+}
+
+
+def shown(value: Any) -> Any:
+    """What a constructor has made of its arguments."""
+    return repr(getattr(value, "_spec", None) or getattr(value, "settings", value))
+
+
+@pytest.mark.parametrize(
+    ("make", "needed", "defaults"),
+    [
+        (RayExecutor, (RayExecutor.create_settings(),), ARGUMENTS),
+        (RayExecutor.create_settings, (), SETTINGS),
+        (ElasticRayExecutor, (ElasticRayExecutor.create_settings(),), ELASTIC),
+        (ElasticRayExecutor.create_settings, (), ELASTIC_SETTINGS),
+    ],
+)
+def test_horovods_defaults_and_none_say_nothing(make: Any, needed: tuple[Any, ...], defaults: dict[str, Any]) -> None:
+    left_out = shown(make(*needed))
+    assert shown(make(*needed, **defaults)) == left_out
+    assert shown(make(*needed, **dict.fromkeys(defaults))) == left_out
+    assert shown(make(*needed, *defaults.values())) == left_out
+    assert shown(make(*needed, *[None] * len(defaults))) == left_out
+
+
+def test_further_settings_of_none_say_nothing() -> None:
+    assert ElasticRayExecutor.create_settings(verbose=None, placement_group_timeout_s=None).verbose == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import os
 import threading
@@ -67,6 +68,54 @@ def test_results_come_in_rank_order_and_each_worker_knows_its_place(
         # Two executors on one machine are one host.
         assert [result[name] for name in names[:6]] == [str(rank), "2", str(rank), "2", "1", str(rank)]
         assert [result[name] for name in names[6:]] == [None, "yes", None, "lo"]
+
+
+#: The defaults of Horovod's functions, as they are documented.
+RUN = {
+    "args": (),
+    "kwargs": {},
+    "num_proc": None,
+    "start_timeout": None,
+    "use_mpi": None,
+    "use_gloo": None,
+    "extra_mpi_args": None,
+    "env": None,
+    "stdout": None,
+    "stderr": None,
+    "verbose": 1,
+    "nics": None,
+    "prefix_output_with_timestamp": False,
+    "executable": None,
+}
+RUN_ELASTIC = {
+    "args": (),
+    "kwargs": {},
+    "num_proc": None,
+    "min_num_proc": None,
+    "max_num_proc": None,
+    "start_timeout": None,
+    "elastic_timeout": None,
+    "reset_limit": None,
+    "env": None,
+    "stdout": None,
+    "stderr": None,
+    "verbose": 1,
+    "nics": None,
+    "prefix_output_with_timestamp": False,
+    "min_np": None,
+    "max_np": None,
+}
+
+
+@pytest.mark.spark("local")
+@pytest.mark.parametrize(
+    ("run", "defaults"), [(hvd_cluster.spark.run, RUN), (hvd_cluster.spark.run_elastic, RUN_ELASTIC)]
+)
+@pytest.mark.parametrize("given", ["defaults", "None"])
+def test_horovods_defaults_and_none_say_nothing(spark: Any, run: Any, defaults: dict[str, Any], given: str) -> None:
+    values: dict[str, Any] = defaults if given == "defaults" else dict.fromkeys(inspect.signature(run).parameters)
+    values.pop("fn", None)
+    assert run(int, **{**values, "num_proc": 1}) == [0]
 
 
 def test_one_worker_per_slot_is_the_default(spark: Any, spark_slots: int) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, renamed, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
@@ -36,6 +35,7 @@ from hvd_cluster.spark.task import MODULE_REMEDY
 logger = logging.getLogger(__name__)
 
 
+@none_is_default
 def run_elastic(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -93,8 +93,8 @@ def run_elastic(
         LaunchError: too few workers for too long, too many resets, no session, an argument that cannot be pickled,
             tasks that Spark refuses, executors without this package, or ones that cannot reach this process.
     """
-    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if wrong := [
         *wrong_num_proc(num_proc),
         *wrong_seconds(start_timeout=start_timeout, elastic_timeout=elastic_timeout),
@@ -156,14 +156,6 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
         rings.append(driver.ring.set)
         hosts.start()
         return driver.run(hosts)
-
-
-def _renamed(old: str, given: int | None, new: str, value: int | None) -> int | None:
-    """The value of an argument that may have come under its old name."""
-    if given is None:
-        return value
-    warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
-    return given
 
 
 def _wrong_range(
