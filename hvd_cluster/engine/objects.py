@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from collections import ChainMap
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,27 @@ class _Unpicklable:
 
     rank: int
     text: str
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    """cloudpickle's, with the reducers that Ray adds to its own copy in a process that is connected to Ray."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        if (of_ray := sys.modules.get("ray.cloudpickle")) is not None:
+            own = cloudpickle.CloudPickler.dispatch_table
+            self.dispatch_table = ChainMap(own, of_ray.CloudPickler.dispatch)
+        super().__init__(file)
+
+
+def dumps(obj: Any) -> bytes:
+    """Pickle ``obj`` for another process.
+
+    An ObjectRef of Ray's keeps its owner on the way, without which ``ray.get`` of it never returns. This process holds
+    the object until it ends.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(obj)
+    return file.getvalue()
 
 
 def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
@@ -76,7 +100,7 @@ def allgather_object(obj: Any, name: str | None, process_set: ProcessSet) -> lis
 def _pickle(obj: Any) -> tuple[bytes, Exception | None]:
     """``obj``, or the news that it cannot be pickled, and the error then."""
     try:
-        return cloudpickle.dumps(obj), None
+        return dumps(obj), None
     except Exception as error:  # noqa: BLE001 - pickling runs user code, which may raise anything
         rank = running_engine().world.topology.rank
         return cloudpickle.dumps(_Unpicklable(rank, f"{type(error).__name__}: {error}")), error

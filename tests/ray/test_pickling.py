@@ -141,6 +141,30 @@ def test_actors_and_values_with_a_serializer_of_rays_travel(two: RayExecutor) ->
         ray.kill(counter)
 
 
+def test_references_and_actors_travel_between_ranks(two: RayExecutor) -> None:
+    import ray
+
+    class Counter:
+        def value(self) -> int:
+            return 4
+
+    def fn(counter: Any) -> tuple[Any, ...]:
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        mine = ray.put(bytes(200_000 + hvd.rank()))
+        sent = hvd.broadcast_object(Holder({"x": mine, "actor": counter if hvd.rank() == 1 else None}), root_rank=1)
+        every = hvd.allgather_object([mine])
+        found = [len(ray.get(sent.refs["x"])), ray.get(sent.refs["actor"].value.remote())]
+        found += [len(ray.get(each)) for (each,) in every]
+        hvd.shutdown()
+        return tuple(found)
+
+    counter = ray.remote(Counter).options(num_cpus=0).remote()
+    assert two.run(fn, [counter]) == [(200_001, 4, 200_000, 200_001)] * 2
+    ray.kill(counter)
+
+
 def test_a_call_does_not_keep_what_it_referred_to(two: RayExecutor) -> None:
     import ray
 

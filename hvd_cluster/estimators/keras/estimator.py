@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.store import Store
+from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.column_roles import wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.keras.model import KerasModel
@@ -110,7 +109,7 @@ class KerasEstimator(KerasStage, DistributedEstimator):
         return KerasSpec(
             model=built,
             columns=findings.columns,
-            extras=cloudpickle.dumps(extras),
+            extras=dumps(extras),
             backend_env=value("backend_env"),
             prefetch=value("tensorflow_dataset_prefetch_buffer_size"),
             inputs=findings.columns.inputs,

@@ -6,10 +6,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 
+from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS
 from hvd_cluster.estimators.keras.parcel import KerasParcel, Unpacking
@@ -60,7 +60,7 @@ class KerasModel(KerasStage, FittedModel):
 
     def _pickled_model(self) -> bytes:
         parcel = KerasParcel.of(self._value("model"), self._value("custom_objects"))
-        pickled: bytes = cloudpickle.dumps(Unpacking(parcel))
+        pickled: bytes = dumps(Unpacking(parcel))
         return pickled
 
     def _input_shapes(self) -> Any:

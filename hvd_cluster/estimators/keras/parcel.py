@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.keras.state import as_array, is_rate
 from hvd_cluster.topology import export
 
@@ -57,8 +58,8 @@ class KerasParcel:
             optimizer = compilation["optimizer"]
             state = [as_array(variable) for variable in optimizer.variables] if optimizer.built else None
             config = keras.saving.serialize_keras_object(optimizer)
-            packed = cloudpickle.dumps({**compilation, "optimizer": config})
-        return cls(keras.config.backend(), _saved(model), cloudpickle.dumps(dict(custom_objects)), packed, state)
+            packed = dumps({**compilation, "optimizer": config})
+        return cls(keras.config.backend(), _saved(model), dumps(dict(custom_objects)), packed, state)
 
     def load(self, wrap: Callable[[Any], Any] | None = None, rate_factor: float = 1.0, **compilation: Any) -> Any:
         """The model, compiled if it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 from ray_clusters import TestCluster
 
-from hvd_cluster.errors import DataError
+from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators import RayBackend, TorchEstimator, TorchModel
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.ray.data import parts_of
@@ -223,6 +224,55 @@ def test_pandas_data_is_fitted_by_ray_workers(ray_cluster: TestCluster, tmp_path
     model = estimator(tmp_path, num_proc=None, backend=RayBackend(2, verbose=0)).fit(frame)
     assert len(model.getHistory()[-1]["samples_per_s"]) == 2
     assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
+
+
+def test_params_that_refer_to_objects_of_ray_reach_its_workers(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    import pandas as pd
+    import ray
+
+    factor = ray.put(2.0)
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * float(ray.get(self.factor))
+
+    torch.manual_seed(0)
+    net = Scaled(4, 1)
+    net.factor = factor
+    model = estimator(
+        tmp_path,
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.01),
+        loss=lambda output, label: (output - label).pow(2).mean() * float(ray.get(factor)),
+        transformation_fn=lambda row: {**row, "y": row["y"] * float(ray.get(factor))},
+        num_proc=None,
+        backend=RayBackend(2, verbose=0),
+    ).fit(pd.DataFrame(rows()))
+    assert model.getModel().weight.detach().numpy() == pytest.approx(TRUE[None], abs=0.05)
+    for row in model.transform(ray.data.from_items(rows()[:5])).take_all():
+        assert row["y__output"] == pytest.approx(2 * row["y"], abs=0.3)
+
+
+def test_a_module_that_workers_lack_is_named_before_data_are_written(
+    ray_cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas as pd
+
+    (tmp_path / "only_here.py").write_text("import torch\nclass Net(torch.nn.Linear): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    net = importlib.import_module("only_here").Net(4, 1)
+    # As on a cluster of several machines: those of the tests have one.
+    monkeypatch.setattr(RayBackend, "is_far", True)
+    fit = estimator(
+        tmp_path / "store",
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+        num_proc=None,
+        backend=RayBackend(2, verbose=0),
+    ).fit
+    with pytest.raises(LaunchError, match=r"cannot import 'only_here'.*'py_modules'.*No data has been written"):
+        fit(pd.DataFrame(rows()))
+    assert list((tmp_path / "store").rglob("*.parquet")) == []
 
 
 @pytest.mark.spark("local")
