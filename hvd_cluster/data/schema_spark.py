@@ -35,6 +35,7 @@ def infer(spark_schema: StructType, columns: Sequence[str] | None = None, wrong:
 
     Raises:
         DataError: columns are missing, ambiguous or of a type that no tensor can hold; all problems are named at once.
+            With ``wrong`` only where Python cannot read a column from Spark: no job may ask for it.
     """
     existing = list(spark_schema.fieldNames())
     names = existing if columns is None else list(dict.fromkeys(columns))
@@ -49,11 +50,40 @@ def infer(spark_schema: StructType, columns: Sequence[str] | None = None, wrong:
                 found.append(column_of(name, spark_schema[name].dataType))
             except DataError as error:
                 problems.append(str(error))
-    if wrong is not None:
+    unreadable = any(field.name in names and not _passes(field.dataType.jsonValue()) for field in spark_schema.fields)
+    if wrong is not None and not unreadable:
         wrong += problems
     elif problems:
         raise DataError("\n".join(problems))
     return Schema(tuple(found))
+
+
+def texts(spark_schema: StructType) -> dict[str, str]:
+    """Columns that Spark hands to Python as text only, such as intervals of months, and the type of each.
+
+    Raises:
+        DataError: there are columns that have no such text, such as arrays of intervals; all are named at once.
+    """
+    odd = [field for field in spark_schema.fields if not _passes(field.dataType.jsonValue())]
+    wrong = [
+        f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does not hand to Python: "
+        "drop it, or cast it to string"
+        for field in odd
+        if not isinstance(field.dataType.jsonValue(), str)
+    ]
+    if wrong:
+        raise DataError("\n".join(wrong))
+    return {field.name: field.dataType.simpleString() for field in odd}
+
+
+def _passes(described: Any) -> bool:
+    """Whether Spark converts a type to Arrow and back, given in its JSON form."""
+    if isinstance(described, str):
+        return described != "interval" and not described.startswith(("interval year", "interval month"))
+    fields = described.get("fields", ())
+    inner = [described[part] for part in ("elementType", "keyType", "valueType", "sqlType") if part in described]
+    inner += [field["type"] for field in fields]
+    return len({field["name"] for field in fields}) == len(fields) and all(map(_passes, inner))
 
 
 def column_of(name: str, data_type: Any) -> Column:

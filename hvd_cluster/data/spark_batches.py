@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +16,12 @@ OnBatches = Callable[[Iterator[Any]], Iterator[Any]]
 def quoted(name: str) -> str:
     """A column's name as ``select`` takes it: dots and backticks are part of it."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def cast(frame: Any, types: Mapping[str, str]) -> Any:
+    """``frame`` with columns of other types, by name."""
+    columns = [frame[quoted(n)].cast(types[n]).alias(n) if n in types else frame[quoted(n)] for n in frame.columns]
+    return frame.select(*columns) if types else frame
 
 
 def map_batches(frame: Any, fn: OnBatches, schema: Any) -> Any:

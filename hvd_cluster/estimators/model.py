@@ -9,11 +9,11 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import cloudpickle
 import torch
 
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.schema import missing_columns_text
+from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import ModelParams
 from hvd_cluster.estimators.scoring import output_columns
@@ -48,8 +48,7 @@ class FittedModel(ModelParams, Model):
 
     def _pickled_model(self) -> bytes:
         """The model for the tasks of a cluster; unpickling it gives what ``framework`` calls."""
-        pickled: bytes = cloudpickle.dumps(self._portable_model())
-        return pickled
+        return dumps(self._portable_model())
 
     def _input_shapes(self) -> Any:
         """Shape of each feature's batch, -1 for the rows; None: as stored."""
@@ -215,13 +214,15 @@ class FittedModel(ModelParams, Model):
         from pyspark.sql.types import StructField, StructType
 
         from hvd_cluster.data import schema_spark
-        from hvd_cluster.data.spark_batches import map_batches
+        from hvd_cluster.data.spark_batches import cast, map_batches
         from hvd_cluster.estimators.spark.rows import spark_type
         from hvd_cluster.spark.session import active
         from hvd_cluster.spark.task import MODULE_REMEDY
 
         if self._predicts_by_batch():  # now, and not in a task of whatever job asks for the result
             schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()
+        texts = schema_spark.texts(dataset.schema)
+        dataset = cast(dataset, dict.fromkeys(texts, "string"))
         blob = self._pickled_model()
         # Never freed by us: the result is lazy, and may be asked for at any time.
         parcel = active(dataset.sparkSession).keep(blob)
@@ -230,7 +231,7 @@ class FittedModel(ModelParams, Model):
         score = functools.partial(
             score_batches, scorer, ShippedModel(content_key(blob), parcel, remedy=MODULE_REMEDY), predict_fn
         )
-        return map_batches(dataset, score, StructType([*dataset.schema.fields, *fields]))
+        return cast(map_batches(dataset, score, StructType([*dataset.schema.fields, *fields])), texts)
 
 
 def _plain(value: Any) -> Any:

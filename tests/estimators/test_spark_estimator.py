@@ -252,6 +252,52 @@ def test_a_feature_that_no_tensor_can_hold_is_named_before_a_job_starts(spark, d
         model.transform(texts)
 
 
+#: Expressions of types for which no tensor has a place, and which some ways out of Spark do not know.
+ODD = {
+    "year": "INTERVAL '-3' YEAR",
+    "year.month": "INTERVAL '1-11' YEAR TO MONTH",
+    "calendar": "make_interval(1, -2, 3, 4, 5, 6, 7.25)",
+    "no year": "CAST(NULL AS INTERVAL MONTH)",
+    "days": "INTERVAL '1' DAY",
+    "nothing": "NULL",
+    "nested": "named_struct('a', array(map('b', INTERVAL '2' HOUR)))",
+}
+
+
+@pytest.mark.spark("local", "connect")
+def test_columns_of_any_type_stay_where_a_model_scores(spark, data):
+    from pyspark.sql import types
+    from pyspark.sql.functions import expr
+
+    odd = data.drop("id").coalesce(1).withColumns({name: expr(text) for name, text in ODD.items()})
+    if hasattr(types, "VariantType"):
+        odd = odd.withColumn("variant", expr("parse_json('[1]')"))
+    model = TorchModel(model=torch.nn.Linear(1, 1), feature_columns=["a"], label_columns=["y"], input_shapes=[[-1, 1]])
+    scored = model.transform(odd)
+    types_of = [[(field.name, field.dataType) for field in frame.schema.fields] for frame in (scored, odd)]
+    assert types_of[0][:-1] == types_of[1]
+    # Intervals of months have no type in Python.
+    texts = [f"CAST(`{name}` AS STRING)" for name in ["a", "variant", *ODD] if name in odd.columns]
+    assert sorted(scored.selectExpr(*texts).collect()) == sorted(odd.selectExpr(*texts).collect())
+
+
+@pytest.mark.spark("local", "connect")
+def test_columns_that_spark_does_not_hand_to_python_are_named_before_a_job_starts(spark, data, tmp_path):
+    model = TorchModel(model=Net(), feature_columns=["features", "a"], label_columns=["y", "c"])
+    odd = data.selectExpr("features", "a", "array(INTERVAL '1' YEAR) AS `b.c`", "named_struct('d', 1, 'd', 2) AS d")
+    with pytest.raises(DataError) as caught:
+        model.transform(odd)
+    assert str(caught.value) == (
+        "column 'b.c' has the type array<interval year>, which Spark does not hand to Python: drop it, or cast it to "
+        "string\ncolumn 'd' has the type struct<d:int,d:int>, which Spark does not hand to Python: drop it, or cast it "
+        "to string"
+    )
+    used = data.selectExpr("a", "INTERVAL '1' YEAR AS e", "y")
+    for store in (None, tmp_path):
+        with pytest.raises(DataError, match=r"column 'e' has the type interval year, which no tensor can hold: cast"):
+            estimator(store, feature_cols=["a", "e"], label_cols=["y"], loss=F.mse_loss).fit(used)
+
+
 @pytest.mark.spark("local", "connect")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow

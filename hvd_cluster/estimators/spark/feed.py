@@ -87,7 +87,12 @@ class _Packed:
 
 
 def first_batches(frame: Any) -> Iterator[pa.RecordBatch]:
-    """The first rows, as Spark's tasks see them: vectors are structs, which ``toArrow`` of older Spark has not."""
+    """The first rows, as Spark's tasks see them: vectors are structs, which ``toArrow`` of older Spark has not.
+
+    Raises:
+        DataError: Python cannot read a column.
+    """
+    schema_spark.infer(frame.schema, wrong=[])
     streams = map_batches(frame.limit(_SAMPLE_ROWS), _as_streams, "data binary")
     found = spark_jobs.run(frame.sparkSession, streams.collect, "a few rows to try the model on")
     ipc = load_pyarrow("pyarrow.ipc")
