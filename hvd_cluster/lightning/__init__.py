@@ -1,6 +1,7 @@
 """Lightning 2 on Horovod's collectives: ``Trainer(strategy=HorovodStrategy())``, or ``strategy="horovod"``.
 
 Importing this package registers the name; :mod:`hvd_cluster.oldpaths.strategy_hook` does so in programs that do not.
+Under the name, which Lightning 1 knew, the learning rate is scaled as there.
 """
 
 from __future__ import annotations
@@ -17,4 +18,5 @@ submodule("strategies").StrategyRegistry.register(
     HorovodStrategy,
     description="One worker of hvdrun, spark.run, ray or local.run each; gradients through hvd.DistributedOptimizer",
     override=True,
+    scale_lr=True,
 )

@@ -56,7 +56,8 @@ def _register(strategies: ModuleType) -> None:
     registry = getattr(strategies, "StrategyRegistry", None)
     # Lightning 1 has a strategy of this name.
     if registry is not None and _NAME not in registry:
-        registry.register(_NAME, _strategy, description="hvd_cluster.lightning.HorovodStrategy")
+        # Lightning 1 multiplied the learning rate by the number of workers.
+        registry.register(_NAME, _strategy, description="hvd_cluster.lightning.HorovodStrategy", scale_lr=True)
 
 
 def _strategy(**options: Any) -> Any:

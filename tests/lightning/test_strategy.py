@@ -159,7 +159,7 @@ def test_each_rank_gets_its_share_of_the_rows(two: Any) -> None:
     assert two(fn) == [[3, True]] * 2
 
 
-def test_the_name_horovod_is_enough(two: Any) -> None:
+def test_the_name_horovod_is_enough_and_scales_the_rate_as_lightning_1_did(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import lightning.pytorch as pl
 
@@ -173,9 +173,10 @@ def test_the_name_horovod_is_enough(two: Any) -> None:
             trainer.global_rank,
             trainer.is_global_zero,
             trainer.num_nodes,
+            strategy.scale_lr,
         ]
 
-    assert two(fn) == [[True, 2, 0, True, 1], [True, 2, 1, False, 1]]
+    assert two(fn) == [[True, 2, 0, True, 1, True], [True, 2, 1, False, 1, True]]
 
 
 def test_a_scheduler_steers_the_optimizer_that_steps(two: Any) -> None:

@@ -22,13 +22,14 @@ sys.modules["mpi4py.MPI"] = None
 warnings.simplefilter("ignore")
 import lightning.pytorch as pl
 trainer = pl.Trainer(strategy="horovod", logger=False, enable_checkpointing=False, barebones=True)
-print(type(trainer.strategy).__module__, trainer.world_size, file=open(sys.argv[1] + str(trainer.global_rank), "w"))
+said = type(trainer.strategy).__module__, trainer.strategy.scale_lr, trainer.world_size
+print(*said, file=open(sys.argv[1] + str(trainer.global_rank), "w"))
 """
 
 #: In place of Lightning, with a registry that shows what is registered. Nothing of it takes a second to import.
 FAKE = """
 class StrategyRegistry(dict):
-    def register(self, name, strategy, description):
+    def register(self, name, strategy, description, **init_params):
         self[name] = strategy
 StrategyRegistry = StrategyRegistry()
 """
@@ -133,7 +134,7 @@ print(list(s.StrategyRegistry))
 @pytest.mark.slow
 def test_a_trainer_takes_the_name_after_compat(tmp_path: Path) -> None:
     python("-c", f"import hvd_cluster.compat\n{TRAINER}", f"{tmp_path}/said", cwd=tmp_path)
-    assert (tmp_path / "said0").read_text() == "hvd_cluster.lightning.strategy 1\n"
+    assert (tmp_path / "said0").read_text() == "hvd_cluster.lightning.strategy True 1\n"
 
 
 @needs_lightning
@@ -147,4 +148,4 @@ def test_a_trainer_takes_the_name_in_workers(launcher: str, tmp_path: Path) -> N
         work = f"import sys; sys.argv[1:] = [{said!r}]\n{TRAINER}"
         command = ["-c", f"import hvd_cluster; hvd_cluster.run(exec, ({work!r}, {{}}), num_proc=2)"]
     python(*command, cwd=tmp_path)
-    assert [Path(said + str(rank)).read_text() for rank in (0, 1)] == ["hvd_cluster.lightning.strategy 2\n"] * 2
+    assert [Path(said + str(rank)).read_text() for rank in (0, 1)] == ["hvd_cluster.lightning.strategy True 2\n"] * 2
