@@ -21,6 +21,9 @@ from hvd_cluster.rendezvous.secret import new_secret
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that the other commands of a job get after one has failed.
+COMMAND_GRACE_S = 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
@@ -63,8 +66,8 @@ def run_job(
     """
     hosts = fill(spec.hosts, spec.num_proc)
     job_id = uuid.uuid4().hex[:12]
-    # Commands say nothing but their exit code, so there is nothing to wait for once one has failed.
-    grace_s = 0.0 if spec.task.command is not None else FAILURE_GRACE_S
+    # Commands say nothing but their exit code: the others get the time to end by the same mistake, and show it.
+    grace_s = COMMAND_GRACE_S if spec.task.command is not None else FAILURE_GRACE_S
     group = Group[Worker](failure_grace_s=grace_s, on_failure=on_failure)
     with Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
         fleet.connect(hosts)
