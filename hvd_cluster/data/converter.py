@@ -32,7 +32,7 @@ _BATCH_SIZE = 32
 class SparkDatasetConverter:
     """A DataFrame in Parquet files, and the ways to read it. Pickles: workers get one from the driver.
 
-    ``len(converter)`` is the number of rows.
+    ``len(converter)`` is the number of rows. A ``with`` block deletes the files at its end.
 
     Args:
         cache_dir_url: the folder.
@@ -49,6 +49,12 @@ class SparkDatasetConverter:
 
     def __len__(self) -> int:
         return self.dataset_size
+
+    def __enter__(self) -> SparkDatasetConverter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.delete()
 
     @contextmanager
     def make_torch_dataloader(

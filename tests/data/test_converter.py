@@ -78,6 +78,12 @@ def test_a_worker_that_reads_everything_is_warned(
     assert caplog.text == ""
 
 
+def test_a_with_block_deletes_the_files_at_its_end(parquet: Path) -> None:
+    with make_spark_converter(str(parquet)) as converter:
+        assert len(converter) == ROWS
+    assert not parquet.exists()
+
+
 def test_deleting_can_be_somebody_elses_business(parquet: Path) -> None:
     asked: list[str] = []
     register_delete_dir_handler(asked.append)
