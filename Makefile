@@ -20,7 +20,7 @@ demo: $(READY) ## Spark DataFrame -> two workers -> fitted model, on the handwri
 
 test: $(READY) ## everything but the slow tests; a process for each kind of Spark session
 	@failed=0; \
-	$(PYTEST) -m "not spark and not slow" || failed=1; \
+	$(PYTEST) --ignore=tests/house -m "not spark and not slow" || failed=1; \
 	for kind in $(SPARK_KINDS); do \
 		echo "--- Spark session kind: $$kind"; \
 		$(PYTEST) $(SPARK_FILES) -m "spark and not slow" --spark-master=$$kind || failed=1; \
@@ -36,11 +36,12 @@ test-slow: $(READY) ## kill loops, soak, every variant
 	done; \
 	exit $$failed
 
-check: $(READY) ## ruff, mypy (strict) and the import layers
+check: $(READY) ## ruff, mypy (strict), the import layers, and tests/house: cycles, the public API, prose
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports
+	@$(PYTEST) -q tests/house
 
 wheel: $(READY) ## dist/hvd_cluster-*.whl, for any platform
 	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .

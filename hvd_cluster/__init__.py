@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.oldpaths.finder import serve as _serve
 from hvd_cluster.oldpaths.strategy_hook import register_strategy as _register_strategy
+from hvd_cluster.version import __version__
 
 if TYPE_CHECKING:
     from hvd_cluster.launch.function import run as run
 
 __all__ = ["__version__", "run"]
-__version__ = "0.1.0"
 
 #: What loads when it is first asked for: `import hvd_cluster` stays light.
 _LAZY = {"run": "hvd_cluster.launch.function"}

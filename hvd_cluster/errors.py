@@ -3,9 +3,9 @@
 ::
 
     RuntimeError
-    ├── HorovodInternalError        a collective failed; an elastic job restores and goes on
-    │   ├── RanksDisagreeError      the ranks asked for different things under one name; the world goes on
-    │   ├── JoinUnsupportedError    a rank has joined, and the operation needs data of every rank; the world goes on
+    ├── HorovodInternalError        a collective failed; an elastic job restores and continues
+    │   ├── RanksDisagreeError      the ranks asked for different things under one name; the world stays
+    │   ├── JoinUnsupportedError    a rank has joined, and the operation needs data of every rank; the world stays
     │   └── WorldEndedError         a rank died, failed or shut down: every later operation fails too
     ├── GradientChangedError        a gradient was changed or replaced before it was reduced
     ├── HostsUpdatedInterrupt       the set of hosts changed; an elastic job re-initialises
@@ -46,11 +46,11 @@ class HorovodInternalError(RuntimeError):
 
 
 class RanksDisagreeError(HorovodInternalError):
-    """The ranks asked for different things under one name, e.g. tensors of different shapes; the world goes on."""
+    """The ranks asked for different things under one name, e.g. tensors of different shapes; the world stays usable."""
 
 
 class JoinUnsupportedError(HorovodInternalError):
-    """A rank has joined, and the operation needs data of every rank; the world goes on."""
+    """A rank has joined, and the operation needs data of every rank; the world stays."""
 
 
 class WorldEndedError(HorovodInternalError):

@@ -79,8 +79,8 @@ class Settings:
 
     #: Bytes of one fused bucket; 0 turns fusion off.
     fusion_threshold_bytes: int = _knob("HOROVOD_FUSION_THRESHOLD", 128 * MIB, _at_least_zero_int)
-    #: Milliseconds that requests nobody waits for yet may wait for company before they are negotiated; None lets the
-    #: engine choose: 1 between hosts, and 5 within one, where what is negotiated takes cores from the computation.
+    #: Milliseconds by which the engine delays requests that no thread waits for, to negotiate several at once; by
+    #: default it chooses: 1 between hosts, and 5 within one, where what is negotiated takes cores from the computation.
     cycle_time_ms: float | None = _knob("HOROVOD_CYCLE_TIME", None, _at_least_zero)
     #: Number of requests whose signature is remembered, so that they travel as a short id; 0 turns the cache off.
     cache_capacity: int = _knob("HOROVOD_CACHE_CAPACITY", 1024, _at_least_zero_int, is_common=True)

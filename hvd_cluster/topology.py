@@ -1,8 +1,8 @@
 """Who this worker is: the one value that a launcher hands to it.
 
 :class:`Topology` travels as environment variables. :meth:`Topology.from_env` reads our own (``HOROVOD_*``) and those of
-torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, so that a script finds its place whoever started it; with none
-of them it is alone, a world of one.
+torchrun, Open MPI, MPICH (PMI), Slurm and LSF's jsrun, so that a script finds its place under any of these launchers;
+with none of them it is alone, a world of one.
 
 :func:`export` is the only place in the package that writes the environment of the running process.
 """
@@ -50,7 +50,7 @@ class Topology:
     world: str = ""
     #: "host:port" for torch.distributed's own rendezvous (MASTER_ADDR, MASTER_PORT), on the host of rank 0.
     master: str = ""
-    #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, or "" for nobody.
+    #: Who started this worker: hvd_cluster, torchrun, openmpi, pmi, slurm, lsf, mpi4py, or "" for none of them.
     launcher: str = ""
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ def export(
 
 
 def is_of_one_job(name: str) -> bool:
-    """Whether the variable ``name`` tells a worker its place in a job; workers of another job are not to have it."""
+    """Whether the variable ``name`` describes a worker's place in a job; workers of another job must not inherit it."""
     return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in _own_variables()
 
 
@@ -285,7 +285,7 @@ def _master(environ: Mapping[str, str]) -> str:
     return join_address(host, int(port)) if host and port else ""
 
 
-#: The variable that tells a launcher's presence -> the reader of its variables, most specific first.
+#: The variable by which a launcher is recognised -> the reader of its variables, most specific first.
 _READERS: dict[str, Callable[[Mapping[str, str]], Topology]] = {
     "HOROVOD_RANK": _ours,
     "TORCHELASTIC_RUN_ID": _torchrun,

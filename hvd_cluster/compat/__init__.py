@@ -2,7 +2,7 @@
 
 ``horovod`` is then a module of its own (``horovod.__version__`` is "0.28.1", and its metadata says so too); the paths
 below it forward to ours by :mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses:
-two libraries cannot answer for one name, and half of a program on each would wait for the other for ever.
+two libraries cannot serve one name: the halves of a program would wait for each other forever.
 
 Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.data.petastorm`; where Databricks'
 sparkdl is not, ``from sparkdl import HorovodRunner`` to :mod:`hvd_cluster.spark.horovod_runner`.

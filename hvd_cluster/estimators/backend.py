@@ -172,7 +172,7 @@ class SparkBackend(LauncherBackend):
         return int(self._kwargs.get("workers_per_task", 1))
 
     def _session(self) -> Session:
-        from hvd_cluster.spark.session import active
+        from hvd_cluster.spark.active_session import active
 
         return active(self._kwargs.get("spark"))
 

@@ -216,7 +216,7 @@ class FittedModel(ModelParams, Model):
         from hvd_cluster.data import schema_spark
         from hvd_cluster.data.spark_batches import cast, map_batches
         from hvd_cluster.estimators.spark.rows import spark_type
-        from hvd_cluster.spark.session import active
+        from hvd_cluster.spark.active_session import active
         from hvd_cluster.spark.task import MODULE_REMEDY
 
         if self._predicts_by_batch():  # now, and not in a task of whatever job asks for the result

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import hvd_cluster
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch import reach
 from hvd_cluster.launch.agent_message import (
@@ -50,6 +49,7 @@ from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.vanishing import notice_vanishing
+from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Agent:
                     beacon.port,
                     master.port,
                     self._owns_devices,
-                    hvd_cluster.__version__,
+                    __version__,
                 )
             )
             try:

@@ -14,7 +14,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import hvd_cluster
 from hvd_cluster.oldpaths.carry import carry
 from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
@@ -162,7 +161,7 @@ def python_path(present: str) -> dict[str, str]:
     Args:
         present: the PYTHONPATH that it would get otherwise.
     """
-    root = str(Path(hvd_cluster.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
         return {}
     return {"PYTHONPATH": os.pathsep.join(part for part in (present, root) if part)}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import hvd_cluster
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.agent_message import COMPLETE, Hello
 from hvd_cluster.launch.door import Door
@@ -21,6 +20,7 @@ from hvd_cluster.launch.ssh import Ssh
 from hvd_cluster.launch.ssh_host import SshHost
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -174,10 +174,10 @@ class Switchboard:
         remote = self.remotes.get(hello.name)
         if remote is None or remote.hello is not None:
             return False
-        if hello.version != hvd_cluster.__version__:
+        if hello.version != __version__:
             there = hello.version or "another version"
             remote.refuse(
-                f"{hello.name}: hvd_cluster is {there} there and {hvd_cluster.__version__} here; "
+                f"{hello.name}: hvd_cluster is {there} there and {__version__} here; "
                 "every host needs the same Python environment"
             )
             return False

@@ -106,5 +106,5 @@ def old_module(name: str) -> ModuleType:
 
 
 def _is_submodule(value: Any, package: str) -> bool:
-    """Whether ``value`` is a module below ``package`` of ours: how we are cut into files is nobody's old path."""
+    """Whether ``value`` is a module below ``package`` of ours: our own files are not old paths."""
     return isinstance(value, ModuleType) and value.__name__.startswith(f"{package}.")

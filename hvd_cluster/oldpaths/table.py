@@ -524,7 +524,7 @@ def table_of(root: str) -> Mapping[str, Row]:
 
 
 def row_of(path: str, table: Mapping[str, Row] = TABLE) -> Row | None:
-    """The row of an old path below the root; an empty row for a package between rows; None for a path nobody knows."""
+    """The row of an old path below the root; an empty row for a package between rows; None for an unknown path."""
     if path in table:
         return table[path]
     return Row() if any(known.startswith(f"{path}.") for known in table) else None

@@ -14,13 +14,13 @@ from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import preflight
+from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.arguments import (
     check_profile,
     wrong_seconds,
 )
 from hvd_cluster.spark.job import Job
 from hvd_cluster.spark.rows import Rows
-from hvd_cluster.spark.session import active
 from hvd_cluster.spark.task import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)

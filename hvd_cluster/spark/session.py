@@ -1,6 +1,7 @@
 """What running workers needs from a Spark session, whichever kind it is.
 
-A new kind of session is a new file with a subclass of :class:`Session` and a branch in :func:`active`.
+A new kind of session is a new file with a subclass of :class:`Session` and a branch in
+:func:`hvd_cluster.spark.active_session.active`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import spark_jobs
-from hvd_cluster.errors import LaunchError, MissingExtraError
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.slots import Slots
 from hvd_cluster.spark.task import SCHEMA
@@ -20,7 +20,6 @@ from hvd_cluster.spark.task import SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-NO_SESSION_TEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
 #: A packed call up to this size travels inside the tasks; a larger one once per executor.
 INLINE_BYTES = 1 << 20
 
@@ -121,36 +120,3 @@ class Session(abc.ABC):
 
 def nothing_to_free() -> None:
     """What frees a call that :meth:`Session.ship` left as it was, or that the server keeps."""
-
-
-def active(spark: Any = None) -> Session:
-    """The session to run on: ``spark`` if given, else the active one of this process, classic or Connect.
-
-    Raises:
-        LaunchError: there is none.
-        MissingExtraError: pyspark is not installed.
-    """
-    try:
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("pyspark", "spark", "to run workers on Spark") from error
-    from hvd_cluster.spark.classic import ClassicSession
-    from hvd_cluster.spark.connect import ConnectSession
-
-    spark = spark or ConnectSession.find() or ClassicSession.find()
-    if spark is None:
-        raise LaunchError(f"{NO_SESSION_TEXT} Start one with SparkSession.builder.getOrCreate(), or pass spark=.")
-    kind = ConnectSession if type(spark).__module__.startswith("pyspark.sql.connect") else ClassicSession
-    return kind(spark)
-
-
-def spark_url(path: str) -> str:
-    """A path or URL with scheme and host, as the classic session of this process reads it; as given without one."""
-    from hvd_cluster.spark.classic import ClassicSession
-    from hvd_cluster.spark.connect import ConnectSession
-
-    try:
-        spark = None if ConnectSession.find() is not None else ClassicSession.find()
-    except ImportError:  # no pyspark, or one that is a client of Connect servers alone
-        return path
-    return path if spark is None else ClassicSession(spark).url_of(path)

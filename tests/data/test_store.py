@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.data.files import filesystems, store_families
+from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.store_families import DBFSLocalStore, HDFSStore
 from hvd_cluster.data.store import FilesystemStore, LocalStore, Store
 from hvd_cluster.errors import DataError
@@ -289,7 +289,7 @@ def test_paths_that_are_not_dbfs_are_refused_by_its_store() -> None:
 
 
 def test_every_family_is_asked_before_the_plain_one() -> None:
-    assert list(store_families.FAMILIES) == [HDFSStore, DBFSLocalStore]
+    assert Store._families == (HDFSStore, DBFSLocalStore, FilesystemStore)
     assert type(Store.create("/data")) is FilesystemStore
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.spark.session import INLINE_BYTES, active
+from hvd_cluster.spark.active_session import active
+from hvd_cluster.spark.session import INLINE_BYTES
 
 
 @pytest.mark.spark("connect")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster.data.columns.arrow_values import is_list, list_depth, view
+from hvd_cluster.data.columns.bad_values import inner_nulls_text, nulls_text, ragged_text
+from hvd_cluster.data.columns.vectors import dense
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind
 from hvd_cluster.errors import DataError
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Units of time, coarsest first.
 UNITS = ("s", "ms", "us", "ns")
-_RAGGED_REMEDY = "pad or cut them to one length"
 
 
 def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
@@ -41,8 +42,6 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if column.kind is Kind.VECTOR and types.is_struct(array.type):
-        from hvd_cluster.data.columns.vectors import dense
-
         matrix = _converted(dense(array, column), column)
         return matrix if UNKNOWN in column.shape else matrix.reshape((len(array), *column.shape))
     n = len(array)
@@ -62,53 +61,11 @@ def to_numpy(array: pa.Array, column: Column) -> npt.NDArray[Any]:
     return values.reshape((n, *shape))
 
 
-def nulls_text(name: str, count: int, where: str = "") -> str:
-    """What to say about nulls in a column; ``where``: in which rows they were counted, if not in all."""
-    return (
-        f"column {name!r} holds {count} null{'s' if count != 1 else ''}{where}: fill them (df.fillna) or drop those "
-        "rows (df.dropna)"
-    )
-
-
-def inner_nulls_text(name: str, count: int, where: str = "") -> str:
-    """What to say about nulls inside the lists of a column."""
-    return (
-        f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists{where} (in pandas, NaN is "
-        "one): put numbers in their places, or drop those rows"
-    )
-
-
-def ragged_text(name: str, one: int, other: int, where: str = "") -> str:
-    """What to say about lists of unequal length in a column."""
-    return f"column {name!r} holds lists of different lengths, {one} and {other}{where}: {_RAGGED_REMEDY}"
-
-
-def is_list(types: Any, arrow_type: Any) -> bool:
-    """Whether an Arrow type is a list of any of the three layouts that become tensors."""
-    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
-
-
 def stores_as_is(arrow_type: Any, column: Column) -> bool:
     """Whether values of an Arrow type are numbers of the column's dtype, bit for bit."""
     types = load_pyarrow("pyarrow.types")
     numbers = types.is_integer(arrow_type) or types.is_floating(arrow_type)
     return bool(numbers and arrow_type.to_pandas_dtype() == np.dtype(column.dtype))
-
-
-def list_depth(arrow_type: Any) -> int:
-    """Levels of lists around the elements; 0 for scalars."""
-    types = load_pyarrow("pyarrow.types")
-    depth = 0
-    while is_list(types, arrow_type):
-        arrow_type, depth = arrow_type.value_type, depth + 1
-    return depth
-
-
-def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """The length of each list, shape (n,); 0 for nulls."""
-    compute = load_pyarrow("pyarrow.compute")
-    lengths = compute.fill_null(compute.list_value_length(array), 0)
-    return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _flatten(types: Any, array: pa.Array, name: str, expected: int) -> tuple[pa.Array, int]:
@@ -197,42 +154,3 @@ def _in_unit(types: Any, arrow_type: Any, unit: str) -> Any:
     if types.is_duration(arrow_type):
         return pyarrow.duration(unit)
     return pyarrow.time32(unit) if unit in {"s", "ms"} else pyarrow.time64(unit)
-
-
-#: Values that are Python objects at a time.
-_OBJECTS = 64
-
-
-def python_values(array: pa.Array) -> Iterator[Any]:
-    """The values of an Arrow array as Python objects, of which few exist at a time."""
-    for begin in range(0, len(array), _OBJECTS):
-        part = array.slice(begin, _OBJECTS)
-        yield from (part.dictionary_decode() if hasattr(part, "dictionary_decode") else part).to_pylist()
-
-
-class _Memory:
-    """A window on an Arrow buffer in NumPy's array interface; keeps the buffer alive.
-
-    Not ``array.to_numpy()``: that is marked read-only, and torch warns of each such array. What is handed out is memory
-    that only we hold, or is copied (see :func:`hvd_cluster.data.reading.batches.to_tensors`).
-    """
-
-    def __init__(self, buffer: Any, address: int, length: int, typestr: str) -> None:
-        self.buffer = buffer
-        self.__array_interface__ = {"version": 3, "shape": (length,), "typestr": typestr, "data": (address, False)}
-
-
-def view(array: pa.Array) -> npt.NDArray[Any]:
-    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,).
-
-    Raises:
-        DataError: NumPy has no numbers of this layout (decimals, bits).
-    """
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    if dtype.kind == "O" or array.type.bit_width != 8 * dtype.itemsize:
-        raise DataError(f"NumPy has no view of {array.type}: cast it to numbers")
-    buffer = array.buffers()[1]
-    if buffer is None or len(array) == 0:
-        return np.empty(0, dtype)
-    address = buffer.address + array.offset * dtype.itemsize
-    return np.asarray(_Memory(buffer, address, len(array), dtype.str))

@@ -13,8 +13,6 @@ from hvd_cluster.data.files.scratch import scratch_folder
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from hvd_cluster.data.store import Store
-
 #: Where Databricks mounts DBFS and Unity Catalog's volumes on every machine of a cluster. Files there are written from
 #: their beginning to their end, neither appended to nor changed in the middle: docs.databricks.com, limitations of
 #: working with files in volumes.
@@ -50,32 +48,36 @@ class RemoteStore:
 class RunSync:
     """Copies the files of a local folder into a run's folder, each whole or not at all."""
 
-    store: Store
-    run_id: str
+    #: The run's folder in the store, and whether it is a local one.
+    run_path: str
+    is_local: bool
+    #: The store's own: path and content.
+    write: Callable[[str, bytes], None]
 
     def __call__(self, local_run_path: str) -> None:
-        root, target = Path(local_run_path), self.store.get_run_path(self.run_id)
-        if self.store.is_local and root.resolve() == Path(target).resolve():
+        root = Path(local_run_path)
+        if self.is_local and root.resolve() == Path(self.run_path).resolve():
             return
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
-            self.store.write(f"{target}/{file.relative_to(root).as_posix()}", file.read_bytes())
+            self.write(f"{self.run_path}/{file.relative_to(root).as_posix()}", file.read_bytes())
 
 
 @dataclass(frozen=True)
 class LocalOutputDir:
     """Gives a local folder for a run's files: the run's own where any program can write there, else a temporary one."""
 
-    store: Store
-    run_id: str
+    #: The run's folder in the store, and whether it is a local one.
+    run_path: str
+    is_local: bool
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[str]:
-        path = Path(self.store.get_run_path(self.run_id))
-        if self.store.is_local and not str(path.resolve()).startswith(DATABRICKS_MOUNTS):
+        path = Path(self.run_path)
+        if self.is_local and not str(path.resolve()).startswith(DATABRICKS_MOUNTS):
             path.mkdir(parents=True, exist_ok=True)
             yield str(path)
         else:
             with scratch_folder("run") as folder:
-                files = Path(folder, "files")  # beside the folder's lock, which is none of the run's
+                files = Path(folder, "files")  # beside the folder's lock, which is not a file of the run
                 files.mkdir()
                 yield str(files)

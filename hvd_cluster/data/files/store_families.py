@@ -1,4 +1,4 @@
-"""Stores with a spelling of their own: HDFS and Databricks' DBFS. `Store.create` asks them in turn."""
+"""Stores whose paths have a syntax of their own: HDFS and Databricks' DBFS."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hvd_cluster.data.files.base_store import Store
 from hvd_cluster.data.files.filesystems import unopened_hadoop_text
 from hvd_cluster.data.files.remote_store import DATABRICKS_MOUNTS
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 
 #: What a connection to HDFS takes besides the name node, by the names that fsspec has for it too.
@@ -151,7 +151,3 @@ class DBFSLocalStore(Store):
 
     def get_localized_path(self, path: str) -> str:
         return super().get_localized_path(self.normalize_path(path) if path.startswith("dbfs:") else path)
-
-
-#: Asked in this order; the plain filesystem store takes the rest.
-FAMILIES: tuple[type[Store], ...] = (HDFSStore, DBFSLocalStore)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from hvd_cluster.data.columns import vectors
-from hvd_cluster.data.columns.arrays import is_list, to_numpy
+from hvd_cluster.data.columns.arrays import to_numpy
+from hvd_cluster.data.columns.arrow_values import is_list
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import Column, Schema, infer, is_vector
 from hvd_cluster.errors import DataError
@@ -60,7 +61,7 @@ def to_tensor(array: pa.Array | pa.ChunkedArray, column: Column, *, share_memory
         chunks = [pyarrow.array([], type=array.type)]
     if sum(chunk.null_count for chunk in chunks):
         # Counted over all chunks, for the message.
-        from hvd_cluster.data.columns.arrays import nulls_text
+        from hvd_cluster.data.columns.bad_values import nulls_text
 
         raise DataError(nulls_text(column.name, sum(chunk.null_count for chunk in chunks)))
     tensors = [torch.from_numpy(to_numpy(chunk, column)) for chunk in chunks]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_cluster.data.columns.arrays import UNITS, is_list
+from hvd_cluster.data.columns.arrays import UNITS
+from hvd_cluster.data.columns.arrow_values import is_list
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import is_vector
 from hvd_cluster.errors import DataError

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.data.columns.arrays import is_list, list_lengths, nulls_text, python_values, to_numpy
+from hvd_cluster.data.columns.arrays import to_numpy
+from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, python_values
+from hvd_cluster.data.columns.bad_values import nulls_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import WIDENED, Column, Kind, Schema
 from hvd_cluster.errors import DataError

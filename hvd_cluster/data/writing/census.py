@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_cluster.data.columns import vectors
-from hvd_cluster.data.columns.arrays import inner_nulls_text, is_list, list_lengths, nulls_text, ragged_text
+from hvd_cluster.data.columns.arrow_values import is_list, list_lengths
+from hvd_cluster.data.columns.bad_values import inner_nulls_text, nulls_text, ragged_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
 from hvd_cluster.errors import DataError

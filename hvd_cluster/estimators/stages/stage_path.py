@@ -8,7 +8,7 @@ from pathlib import Path
 from hvd_cluster.data.files.filesystems import scheme_of
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
-from hvd_cluster.spark.session import spark_url
+from hvd_cluster.spark.active_session import spark_url
 
 
 def store_at(path: str | os.PathLike[str]) -> Store:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
-import hvd_cluster
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
+from hvd_cluster.version import __version__
 
 #: Name for people -> the framework's module, and ours for it.
 _FRAMEWORKS = {
@@ -32,7 +32,7 @@ def build_report() -> str:
         "Available Controllers": controllers,
         "Available Tensor Operations": operations,
     }
-    lines = [f"hvd_cluster v{hvd_cluster.__version__}, with the interface of", f"Horovod v{HOROVOD_VERSION}:"]
+    lines = [f"hvd_cluster v{__version__}, with the interface of", f"Horovod v{HOROVOD_VERSION}:"]
     for title, entries in sections.items():
         lines += ["", f"{title}:"]
         lines += [f"    [{'X' if there else ' '}] {name}" for name, there in entries.items()]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-import hvd_cluster
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.cli.build import check_build
 from hvd_cluster.launch.cli.config import apply_config
@@ -25,6 +24,7 @@ from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ran
 from hvd_cluster.launch.tracebacks import Tracebacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.topology import inherited
+from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") -> argparse.Namespace:
     """The flags and the command; exits with a message and code 2 where they are wrong."""
-    version = HOROVOD_VERSION if prog == "horovodrun" else hvd_cluster.__version__
+    version = HOROVOD_VERSION if prog == "horovodrun" else __version__
     parser = build_parser(prog, version)
     parsed = parser.parse_args(arguments)
     if parsed.command[:1] == ["--"]:

@@ -22,6 +22,7 @@ from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import encryption, preflight, slots
+from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.arguments import (
     check_profile,
     wrong_seconds,
@@ -29,7 +30,7 @@ from hvd_cluster.spark.arguments import (
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
 from hvd_cluster.spark.elastic.roster import Roster
-from hvd_cluster.spark.session import Session, active
+from hvd_cluster.spark.session import Session
 from hvd_cluster.spark.task import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)

@@ -54,7 +54,7 @@ def test_the_environment_is_written_in_one_function_only() -> None:
 
 
 def test_no_folder_of_tests_is_a_package() -> None:
-    assert list(Path(__file__).parent.rglob("__init__.py")) == [], "tests/ray/__init__.py would shadow the real Ray"
+    assert list(Path(__file__).parents[1].rglob("__init__.py")) == [], "tests/ray/__init__.py would shadow the real Ray"
 
 
 def test_no_drawer_for_odds_and_ends() -> None:

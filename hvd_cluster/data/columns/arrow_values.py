@@ -1,0 +1,75 @@
+"""What an Arrow array holds, seen from NumPy and Python: views of its memory, the lengths of its lists, its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def is_list(types: Any, arrow_type: Any) -> bool:
+    """Whether an Arrow type is a list of any of the three layouts that become tensors."""
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+
+
+def list_depth(arrow_type: Any) -> int:
+    """Levels of lists around the elements; 0 for scalars."""
+    types = load_pyarrow("pyarrow.types")
+    depth = 0
+    while is_list(types, arrow_type):
+        arrow_type, depth = arrow_type.value_type, depth + 1
+    return depth
+
+
+def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The length of each list, shape (n,); 0 for nulls."""
+    compute = load_pyarrow("pyarrow.compute")
+    lengths = compute.fill_null(compute.list_value_length(array), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+#: Values that are Python objects at a time.
+_OBJECTS = 64
+
+
+def python_values(array: pa.Array) -> Iterator[Any]:
+    """The values of an Arrow array as Python objects, of which few exist at a time."""
+    for begin in range(0, len(array), _OBJECTS):
+        part = array.slice(begin, _OBJECTS)
+        yield from (part.dictionary_decode() if hasattr(part, "dictionary_decode") else part).to_pylist()
+
+
+class _Memory:
+    """A window on an Arrow buffer in NumPy's array interface; keeps the buffer alive.
+
+    Not ``array.to_numpy()``: that is marked read-only, and torch warns of each such array. What is handed out is memory
+    that only we hold, or is copied (see :func:`hvd_cluster.data.reading.batches.to_tensors`).
+    """
+
+    def __init__(self, buffer: Any, address: int, length: int, typestr: str) -> None:
+        self.buffer = buffer
+        self.__array_interface__ = {"version": 3, "shape": (length,), "typestr": typestr, "data": (address, False)}
+
+
+def view(array: pa.Array) -> npt.NDArray[Any]:
+    """A writable NumPy view of a fixed-width Arrow array without nulls, shape (n,).
+
+    Raises:
+        DataError: NumPy has no numbers of this layout (decimals, bits).
+    """
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if dtype.kind == "O" or array.type.bit_width != 8 * dtype.itemsize:
+        raise DataError(f"NumPy has no view of {array.type}: cast it to numbers")
+    buffer = array.buffers()[1]
+    if buffer is None or len(array) == 0:
+        return np.empty(0, dtype)
+    address = buffer.address + array.offset * dtype.itemsize
+    return np.asarray(_Memory(buffer, address, len(array), dtype.str))

@@ -1,0 +1,39 @@
+"""The Spark session of this process, classic or Connect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_cluster.errors import LaunchError, MissingExtraError
+from hvd_cluster.spark.classic import ClassicSession
+from hvd_cluster.spark.connect import ConnectSession
+from hvd_cluster.spark.session import Session
+
+NO_SESSION_TEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
+
+
+def active(spark: Any = None) -> Session:
+    """The session to run on: ``spark`` if given, else the active one of this process, classic or Connect.
+
+    Raises:
+        LaunchError: there is none.
+        MissingExtraError: pyspark is not installed.
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("pyspark", "spark", "to run workers on Spark") from error
+    spark = spark or ConnectSession.find() or ClassicSession.find()
+    if spark is None:
+        raise LaunchError(f"{NO_SESSION_TEXT} Start one with SparkSession.builder.getOrCreate(), or pass spark=.")
+    kind = ConnectSession if type(spark).__module__.startswith("pyspark.sql.connect") else ClassicSession
+    return kind(spark)
+
+
+def spark_url(path: str) -> str:
+    """A path or URL with scheme and host, as the classic session of this process reads it; as given without one."""
+    try:
+        spark = None if ConnectSession.find() is not None else ClassicSession.find()
+    except ImportError:  # no pyspark, or one that is a client of Connect servers alone
+        return path
+    return path if spark is None else ClassicSession(spark).url_of(path)
