@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hvd_cluster
 
@@ -74,3 +76,17 @@ def test_importing_one_part_loads_no_other(module: str, absent: list[str]) -> No
     code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"
+
+
+def test_the_workflow_only_calls_make_targets() -> None:
+    root = Path(__file__).parents[2]
+    workflow = yaml.safe_load((root / ".github/workflows/ci.yml").read_text())
+    makefile = (root / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
+    rows = re.search(r"^MATRIX := (.*)$", makefile, re.MULTILINE)
+    assert rows is not None
+    targets |= {f"matrix-{row}" for row in rows[1].split()}
+    for name, job in workflow["jobs"].items():
+        commands = [step["run"] for step in job["steps"] if "run" in step and "apt-get" not in step["run"]]
+        assert commands == ["make ${{ matrix.target }}"], name
+        assert set(job["strategy"]["matrix"]["target"]) <= targets, name
