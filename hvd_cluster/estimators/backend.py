@@ -169,7 +169,7 @@ class SparkBackend(LauncherBackend):
 
     @property
     def _per_task(self) -> int:
-        return int(self._kwargs.get("workers_per_task", 1))
+        return int(self._kwargs.get("workers_per_task") or 1)
 
     def _session(self) -> Session:
         from hvd_cluster.spark.active_session import active

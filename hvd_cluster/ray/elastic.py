@@ -98,7 +98,7 @@ class ElasticRayExecutor:
             timeout_s=timeout_s,
             ssh_identity_file=ssh_identity_file,
             nics=nics,
-            **{name: value for name, value in further.items() if value is not None},
+            **further,
         )
 
     def start(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ class MiniSettings:
     elastic: bool = False
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) is None:  # "not given", as in Horovod's functions
+                setattr(self, each.name, each.default)
         if wrong := self._wrong_values():
             raise ValueError("; ".join(wrong))
 

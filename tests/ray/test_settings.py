@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hvd_cluster.errors import LaunchError
+from hvd_cluster.estimators import RayBackend, SparkBackend
 from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, nodes
 from hvd_cluster.ray.discovery import RayHostDiscovery
@@ -209,5 +210,9 @@ def test_horovods_defaults_and_none_say_nothing(make: Any, needed: tuple[Any, ..
     assert shown(make(*needed, *[None] * len(defaults))) == left_out
 
 
-def test_further_settings_of_none_say_nothing() -> None:
+def test_settings_and_backends_of_none_say_nothing() -> None:
     assert ElasticRayExecutor.create_settings(verbose=None, placement_group_timeout_s=None).verbose == 1
+    assert MiniSettings(timeout_s=None, verbose=None, elastic=None) == MiniSettings()  # type: ignore[arg-type]
+    of_a_worker = dict.fromkeys(["cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group"])
+    assert RayBackend(2, **of_a_worker)._of_a_worker() == {}
+    assert SparkBackend(2, workers_per_task=None)._per_task == 1

@@ -84,7 +84,7 @@ class RayBackend(LauncherBackend):
     def _of_a_worker(self) -> dict[str, Any]:
         """What was said about the room that a worker needs."""
         names = ("cpus_per_worker", "use_gpu", "gpus_per_worker", "use_current_placement_group")
-        return {name: self._kwargs[name] for name in names if name in self._kwargs}
+        return {name: self._kwargs[name] for name in names if self._kwargs.get(name) is not None}
 
 
 def backend_for(num_proc: int | None, *, use_gpu: bool, verbose: int) -> RayBackend:
