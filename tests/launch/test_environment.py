@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,16 @@ def test_a_setting_of_the_users_beats_what_the_launcher_finds() -> None:
     assert found_interface_variables("", {}, {}) == {}
     assert thread_variables({"OMP_NUM_THREADS": "7"}, 2) == {}
     assert int(thread_variables({}, 10_000)["OMP_NUM_THREADS"]) == 1
+
+
+def test_a_process_that_others_launch_answers_for_horovod_with_its_children() -> None:
+    code = "import horovod; print(horovod.__version__)"
+    parent = f"""
+import subprocess, sys
+from hvd_cluster.launch.environment import answer_for_horovod
+answer_for_horovod()
+{code}
+subprocess.run([sys.executable, "-c", {code!r}], check=True)
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0.28.1"] * 2

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 from ray_clusters import TestCluster
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.interfaces import outward_interfaces
-from hvd_cluster.ray import BaseHorovodWorker, RayExecutor
+from hvd_cluster.ray import BaseHorovodWorker, RayExecutor, nics
 from hvd_cluster.ray.nics import detect_nics
 
 
@@ -22,6 +23,14 @@ def test_this_process_is_meant_where_there_are_no_workers() -> None:
     assert detect_nics(RayExecutor.create_settings(nics=one)) == {one}
     with pytest.raises(LaunchError, match=f"in common among nics=ib77. They have: node 0: .*{one}"):
         detect_nics(RayExecutor.create_settings(nics="ib77"))
+
+
+def test_a_bridge_that_has_one_address_on_all_nodes_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"docker0": "172.17.0.1", "eth0": f"10.0.0.{index}", "ib0": f"10.1.0.{index}"} for index in (1, 2)]
+    monkeypatch.setattr(nics, "map_blocking", lambda fn, workers: nodes)
+    settings = SimpleNamespace(nics=None)
+    assert detect_nics(settings, node_workers=["a", "b"]) == {"eth0", "ib0"}
+    assert detect_nics(SimpleNamespace(nics={"docker0"}), node_workers=["a", "b"]) == {"docker0"}
 
 
 @pytest.mark.slow
