@@ -16,22 +16,6 @@ REMAINING: list[set[str]] = [
         "hvd_cluster.estimators.stages.stage",
         "hvd_cluster.estimators.view.params_text",
     },
-    {
-        "hvd_cluster.data.petastorm.arrow_schema",
-        "hvd_cluster.data.petastorm.chunks",
-        "hvd_cluster.data.petastorm.codecs",
-        "hvd_cluster.data.petastorm.columns",
-        "hvd_cluster.data.petastorm.factories",
-        "hvd_cluster.data.petastorm.metadata",
-        "hvd_cluster.data.petastorm.options",
-        "hvd_cluster.data.petastorm.reader",
-        "hvd_cluster.data.petastorm.row_group_index",
-        "hvd_cluster.data.petastorm.schema_pickle",
-        "hvd_cluster.data.petastorm.spark",
-        "hvd_cluster.data.petastorm.transform",
-        "hvd_cluster.data.petastorm.unischema",
-        "hvd_cluster.data.petastorm.writer",
-    },
 ]
 
 

@@ -1,8 +1,9 @@
-"""Arrow's types as a Unischema, and a Unischema's stored types as Arrow's."""
+"""Arrow's types as the fields of a Unischema, and the stored types of such fields as Arrow's."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -10,16 +11,13 @@ import numpy as np
 
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.petastorm import spark_types
-from hvd_cluster.data.petastorm.unischema import Unischema, UnischemaField
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 from hvd_cluster.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-#: Of schemas that the data's own types tell.
-INFERRED_NAME = "inferred_schema"
 
-
-def to_unischema(source: Any, omit_unsupported_fields: bool) -> Unischema:
+def fields_of(source: Any, omit_unsupported_fields: bool) -> list[UnischemaField]:
     """See :meth:`hvd_cluster.data.petastorm.unischema.Unischema.from_arrow_schema`."""
     pyarrow = load_pyarrow()
     arrow_schema = source if isinstance(source, pyarrow.Schema) else source.schema
@@ -37,7 +35,7 @@ def to_unischema(source: Any, omit_unsupported_fields: bool) -> Unischema:
         raise DataError(f"no NumPy type fits the columns {', '.join(omitted)}: leave them out")
     if omitted:
         logger.warning("columns of types that no array holds are left out: %s", ", ".join(omitted))
-    return Unischema(INFERRED_NAME, fields)
+    return fields
 
 
 def _of_arrow(arrow_type: Any) -> tuple[Any, tuple[int | None, ...]]:
@@ -84,7 +82,7 @@ def of_stored(stored: spark_types.SparkType) -> Any:
     }[stored.type_name]()
 
 
-def of_unischema(schema: Unischema) -> Any:
+def of_fields(fields: Iterable[UnischemaField]) -> Any:
     """The ``pyarrow.Schema`` of the encoded rows.
 
     Raises:
@@ -92,10 +90,7 @@ def of_unischema(schema: Unischema) -> Any:
     """
     pyarrow = load_pyarrow()
     return pyarrow.schema(
-        [
-            pyarrow.field(field.name, of_stored(stored_type(field)), nullable=bool(field.nullable))
-            for field in schema.fields.values()
-        ]
+        [pyarrow.field(field.name, of_stored(stored_type(field)), nullable=bool(field.nullable)) for field in fields]
     )
 
 

@@ -12,17 +12,15 @@ import io
 import zipfile
 import zlib
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.petastorm import image, npy, spark_types
+from hvd_cluster.data.petastorm import image, npy, pyspark_types, spark_types
 from hvd_cluster.data.petastorm.errors import DecodeFieldError
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 from hvd_cluster.errors import DataError
-
-if TYPE_CHECKING:
-    from hvd_cluster.data.petastorm.unischema import UnischemaField
 
 #: "module.Class", as a pickled schema names it -> the codec class that the user vouched for.
 registered_codecs: dict[str, type[DataframeColumnCodec]] = {}
@@ -57,9 +55,7 @@ class DataframeColumnCodec:
         Raises:
             MissingExtraError: pyspark is not installed.
         """
-        from hvd_cluster.data.petastorm import spark
-
-        return spark.data_type(self.stored_type())
+        return pyspark_types.data_type(self.stored_type())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.petastorm.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from hvd_cluster.data.petastorm.errors import DecodeFieldError
-from hvd_cluster.data.petastorm.unischema import UnischemaField, is_decimal
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField, is_decimal
 
 #: n values: an array of n rows, or a list where they are no numbers of one shape.
 Values = npt.NDArray[Any] | list[Any]

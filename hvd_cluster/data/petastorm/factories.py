@@ -21,7 +21,8 @@ from hvd_cluster.data.petastorm.predicates import PredicateBase
 from hvd_cluster.data.petastorm.reader import Reader
 from hvd_cluster.data.petastorm.selectors import RowGroupSelectorBase
 from hvd_cluster.data.petastorm.transform import TransformSpec, transform_schema
-from hvd_cluster.data.petastorm.unischema import Unischema, UnischemaField
+from hvd_cluster.data.petastorm.unischema import Unischema
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 from hvd_cluster.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from hvd_cluster.data.petastorm.codecs import (
     registered_codecs,
 )
 from hvd_cluster.data.petastorm.errors import PetastormMetadataError
-from hvd_cluster.data.petastorm.unischema import Unischema, UnischemaField
+from hvd_cluster.data.petastorm.unischema import Unischema
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 from hvd_cluster.errors import DataError
 
 #: NumPy's scalar classes by the names that pickles use; names of later or earlier releases too.

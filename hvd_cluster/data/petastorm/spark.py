@@ -1,57 +1,22 @@
-"""petastorm data sets through Spark: types, rows, and the context in which a DataFrame is written as one."""
+"""petastorm data sets through Spark: read as an RDD, and the context in which a DataFrame is written as one."""
 
 from __future__ import annotations
 
-import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hvd_cluster.data.petastorm import arrow_schema, spark_types
 from hvd_cluster.data.petastorm.factories import make_reader
 from hvd_cluster.data.petastorm.location import Url
 from hvd_cluster.data.petastorm.unischema import Unischema
 from hvd_cluster.data.petastorm.writer import generated_metadata
-from hvd_cluster.errors import MissingExtraError
 
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 #: Parquet's own setting in Hadoop's configuration.
 _BLOCK_SIZE = "parquet.block.size"
-
-
-def data_type(stored: spark_types.SparkType) -> Any:
-    """One of our types as an instance of pyspark's class.
-
-    Raises:
-        MissingExtraError: pyspark is not installed.
-    """
-    types = _types()
-    kind = getattr(types, type(stored).__name__)
-    return kind(stored.precision, stored.scale) if isinstance(stored, spark_types.DecimalType) else kind()
-
-
-def struct_type(schema: Unischema) -> Any:
-    """The ``StructType`` of a schema's encoded rows.
-
-    Raises:
-        MissingExtraError: pyspark is not installed.
-        DataError: nothing says how to store a field.
-    """
-    types = _types()
-    return types.StructType(
-        [
-            types.StructField(field.name, data_type(arrow_schema.stored_type(field)), bool(field.nullable))
-            for field in schema.fields.values()
-        ]
-    )
-
-
-def row(encoded: Mapping[str, Any]) -> Any:
-    """Encoded values as a ``pyspark.sql.Row``."""
-    return _types().Row(**encoded)
 
 
 @contextmanager
@@ -139,10 +104,3 @@ def _row_group_size(spark: Any, size_mb: int | None) -> Iterator[None]:
 
 def _is_connect(spark: Any) -> bool:
     return ".connect." in type(spark).__module__
-
-
-def _types() -> Any:
-    try:
-        return importlib.import_module("pyspark.sql.types")
-    except ImportError as error:
-        raise MissingExtraError("pyspark", "spark", "for Spark's rows and types") from error

@@ -13,7 +13,7 @@ import numpy as np
 from hvd_cluster.data.petastorm.chunks import Chunk
 from hvd_cluster.data.petastorm.reader import Reader
 from hvd_cluster.data.petastorm.shuffling import batches
-from hvd_cluster.data.petastorm.unischema import UnischemaField
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 
 #: What TensorFlow's operators take little of -> what it becomes, as in petastorm.
 _WIDER = {"uint16": "int32", "uint32": "int64"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hvd_cluster.data.petastorm.unischema import Unischema, UnischemaField
+from hvd_cluster.data.petastorm.unischema import Unischema
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 from hvd_cluster.errors import DataError
 
 

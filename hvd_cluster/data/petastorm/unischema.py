@@ -5,43 +5,24 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from hvd_cluster.data.petastorm import arrow_schema, pyspark_types
+from hvd_cluster.data.petastorm.unischema_field import UnischemaField
 from hvd_cluster.errors import DataError
 
-if TYPE_CHECKING:
-    from hvd_cluster.data.petastorm.codecs import DataframeColumnCodec
-
-
-class UnischemaField(NamedTuple):
-    """One field. Two fields are equal if all but their codecs are: how a value is stored is not what it is."""
-
-    #: The field's name.
-    name: str
-    #: A NumPy scalar class (``np.uint8``, ``np.str_``, ``np.datetime64``, ...) or ``decimal.Decimal``.
-    numpy_dtype: Any
-    #: Shape of one row's value; None for a length that differs from row to row; () for scalars.
-    shape: tuple[int | None, ...]
-    #: How a value becomes what Parquet holds; None for what Parquet holds itself.
-    codec: DataframeColumnCodec | None = None
-    #: Whether the value may be None.
-    nullable: bool | None = False
-
-    def _key(self) -> tuple[Any, ...]:
-        return self.name, self.numpy_dtype, tuple(self.shape), bool(self.nullable)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UnischemaField) and self._key() == other._key()
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+__all__ = [
+    "Unischema",
+    "UnischemaField",
+    "dict_to_spark_row",
+    "encode_row",
+    "encode_value",
+    "insert_explicit_nulls",
+    "match_unischema_fields",
+]
 
 
 class Unischema:
@@ -124,9 +105,7 @@ class Unischema:
             MissingExtraError: pyspark is not installed.
             DataError: a field without a codec is not a scalar that Spark has a type for.
         """
-        from hvd_cluster.data.petastorm import spark
-
-        return spark.struct_type(self)
+        return pyspark_types.struct_type(self._fields.values())
 
     @classmethod
     def from_arrow_schema(cls, parquet_dataset: Any, omit_unsupported_fields: bool = True) -> Unischema:
@@ -139,9 +118,7 @@ class Unischema:
         Raises:
             DataError: there is such a column, and it is not to be left out.
         """
-        from hvd_cluster.data.petastorm import arrow_schema
-
-        return arrow_schema.to_unischema(parquet_dataset, omit_unsupported_fields)
+        return cls("inferred_schema", arrow_schema.fields_of(parquet_dataset, omit_unsupported_fields))
 
 
 def _row_type(schema_name: str, names: tuple[str, ...]) -> type[Any]:
@@ -232,11 +209,4 @@ def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
         MissingExtraError: pyspark is not installed.
         DataError: as :func:`encode_row`.
     """
-    from hvd_cluster.data.petastorm import spark
-
-    return spark.row(encode_row(unischema, row_dict))
-
-
-def is_decimal(field: UnischemaField) -> bool:
-    """Whether the values are ``decimal.Decimal``."""
-    return field.numpy_dtype is Decimal
+    return pyspark_types.row(encode_row(unischema, row_dict))

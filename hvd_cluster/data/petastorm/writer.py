@@ -55,7 +55,7 @@ def write_dataset(
         raise DataError("row_group_size_mb, row_group_rows and rows_per_file are above 0")
     location = locate(dataset_url, storage_options, filesystem)
     _require_empty(location)
-    writer = _Files(location, arrow_schema.of_unischema(schema), rows_per_file, compression)
+    writer = _Files(location, arrow_schema.of_fields(schema.fields.values()), rows_per_file, compression)
     count = 0
     try:
         for group in _groups(schema, rows, row_group_size_mb * _MIB, row_group_rows, rows_per_file):
@@ -80,7 +80,7 @@ def generated_metadata(
     Raises:
         PetastormMetadataGenerationError: the block wrote no Parquet, or other columns than the schema's.
     """
-    arrow_schema.of_unischema(schema)  # says what is wrong with the schema before hours of writing
+    arrow_schema.of_fields(schema.fields.values())  # says what is wrong with the schema before hours of writing
     yield
     metadata.generate(locate(dataset_url, storage_options, filesystem), schema)
 
