@@ -175,17 +175,35 @@ def _restore_environment(before: Residue) -> None:
 
 def _processes() -> Iterator[tuple[psutil.Process, str]]:
     """Every live descendant of this test session, orphans included."""
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
+        if pid == os.getpid() or not _is_ours(pid):
+            continue
         try:
-            ours = process.environ().get(SESSION_VARIABLE) == os.environ.get(SESSION_VARIABLE)
-            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                yield process, f"{process.pid}: {' '.join(process.cmdline())[:200]}"
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process, f"{pid}: {' '.join(process.cmdline())[:200]}"
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    for process in psutil.Process().children():
+    for process in psutil.Process().children() if _has_zombie() else ():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() == psutil.STATUS_ZOMBIE:
                 yield process, f"{process.pid}: a child that nobody waited for"
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process inherited this session's variable. Read raw: what psutil does took a tenth of all time."""
+    try:
+        with Path(f"/proc/{pid}/environ").open("rb", buffering=0) as environ:
+            return f"{SESSION_VARIABLE}={os.environ.get(SESSION_VARIABLE)}\0".encode() in environ.readall()
+    except OSError:
+        return False
+
+
+def _has_zombie() -> bool:
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def _new_processes(before: Residue, after: Residue) -> list[tuple[psutil.Process, str]]:

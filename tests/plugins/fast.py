@@ -1,0 +1,92 @@
+"""Marks the tests that need no second process ``fast``, and fails one of them that starts a process.
+
+The rule is read from the code: a test is fast unless it is slow, is marked ``spark`` or ``processes``, or names a thing
+that starts processes, itself or through the fixtures and functions of ``tests/`` that it uses.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+HERE = str(Path(__file__).parents[1])
+#: What tests call to start processes, under the names by which code refers to it.
+STARTERS = frozenset(
+    ("subprocess", "multiprocessing", "Popen", "fork", "posix_spawn", "system")
+    + ("Executor", "LocalBackend", "fit", "run", "run_elastic", "ray", "RayExecutor", "ElasticRayExecutor")
+    + ("Cluster", "SparkSession", "SparkContext", "WorkerProcess", "run_controller")
+)
+EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"))
+
+#: The fast test that runs now.
+_running = ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sys.addaudithook(_refuse)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marked = any(item.get_closest_marker(name) for name in ("slow", "spark", "processes"))
+        if isinstance(item, pytest.Function) and not marked and not any(map(_starts, _functions(item))):
+            item.add_marker("fast")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    global _running
+    _running = item.nodeid if item.get_closest_marker("fast") else ""
+    try:
+        return (yield)
+    finally:
+        _running = ""
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if _running and event in EVENTS:
+        pytest.fail(f"{_running} starts a process ({event}{arguments[:2]}): mark it @pytest.mark.processes")
+
+
+def _functions(item: pytest.Function) -> Iterator[Any]:
+    yield item.function
+    for definitions in item._fixtureinfo.name2fixturedefs.values():
+        yield from (definition.func for definition in definitions)
+
+
+@functools.cache
+def _starts(value: Any) -> bool:
+    return not STARTERS.isdisjoint(_names(value, set()))
+
+
+def _names(value: Any, seen: set[int]) -> Iterator[str]:
+    """The names in the code of a function or class of ``tests/``, and of those that it names in turn."""
+    value = inspect.unwrap(value) if callable(value) else value
+    if isinstance(value, functools.partial):
+        value = value.func
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, type):
+        if getattr(sys.modules.get(value.__module__), "__file__", "") and inspect.getfile(value).startswith(HERE):
+            for part in vars(value).values():
+                yield from _names(getattr(part, "__func__", part), seen)
+    elif isinstance(value, FunctionType) and value.__code__.co_filename.startswith(HERE):
+        for name in _code_names(value.__code__):
+            yield name
+            yield from _names(value.__globals__.get(name), seen)
+
+
+def _code_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_names(constant)

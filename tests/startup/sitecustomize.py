@@ -1,0 +1,25 @@
+"""Runs first in every Python process of the tests, by tests/plugins/light.py: imports of Keras cost half as much."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+#: What Keras and TensorFlow Lite try to import for features that no test uses: seconds in each process.
+OPTIONAL = {"matplotlib", "sklearn"} | ({"jax"} if os.environ.get("KERAS_BACKEND") != "jax" else set())
+
+
+class Finder:
+    """Refuses OPTIONAL to these two, and to nothing else."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name in OPTIONAL:
+            frame = sys._getframe(1)
+            while frame.f_globals.get("__name__", "").startswith("importlib") and frame.f_back is not None:
+                frame = frame.f_back
+            if frame.f_globals.get("__name__", "").startswith(("keras.", "tensorflow.lite.")):
+                raise ModuleNotFoundError(f"{name} is not imported by Keras in tests (tests/startup)", name=name)
+
+
+sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
