@@ -11,7 +11,7 @@ SPARK_FILES = $$(grep -rl --include='test_*.py' 'mark\.spark' tests)
 MATRIX := petastorm spark35 ray240 tf216 mxnet py310 py312 py313
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
+.PHONY: help demo test .lane-1 .lane-2 test-fast test-slow test-matrix notebooks docs bench check wheel clean $(MATRIX:%=matrix-%)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,14 +19,29 @@ help: ## this list
 demo: $(READY) ## Spark DataFrame -> two workers -> fitted model, on the handwritten digits
 	@$(PY) demo/run.py
 
+# Two lanes side by side: tests wait more than they compute, and two cores take both. The tests know nothing of the make above
+# them. What the second lane prints comes when it is done.
+LANE_2 := tests/estimators tests/examples tests/keras tests/lightning tests/tensorflow
+IN_LANE := unset MAKEFLAGS MFLAGS MAKELEVEL
+
 test: $(READY) ## everything but the slow tests; a process for each kind of Spark session
-	@failed=0; \
-	$(PYTEST) --ignore=tests/house -m "not spark and not slow" || failed=1; \
-	for kind in $(SPARK_KINDS); do \
-		echo "--- Spark session kind: $$kind"; \
-		$(PYTEST) $(SPARK_FILES) -m "spark and not slow" --spark-master=$$kind || failed=1; \
-	done; \
-	exit $$failed
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 .lane-1 .lane-2
+
+.lane-1:
+	@$(IN_LANE); $(PYTEST) --ignore=tests/house -m "not spark and not slow" $(LANE_2:%=--ignore=%)
+
+.lane-2:
+	@$(IN_LANE); failed=0; log=$$(mktemp); { \
+		$(PYTEST) -m "not spark and not slow" $(LANE_2) || failed=1; \
+		for kind in $(SPARK_KINDS); do \
+			echo "--- Spark session kind: $$kind"; \
+			$(PYTEST) $(SPARK_FILES) -m "spark and not slow" --spark-master=$$kind || failed=1; \
+		done; \
+	} >$$log 2>&1; \
+	cat $$log; rm $$log; exit $$failed
+
+test-fast: $(READY) ## the tests that need no second process: a minute or so
+	@$(PYTEST) --ignore=tests/house -m fast
 
 # pytest exits with 5 where nothing was selected: not every session kind has a slow test.
 test-slow: $(READY) ## kill loops, soak, every variant

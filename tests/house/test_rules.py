@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fast
 import pytest
 import yaml
 
@@ -90,3 +91,22 @@ def test_the_workflow_only_calls_make_targets() -> None:
         commands = [step["run"] for step in job["steps"] if "run" in step and "apt-get" not in step["run"]]
         assert commands == ["make ${{ matrix.target }}"], name
         assert set(job["strategy"]["matrix"]["target"]) <= targets, name
+
+
+def starts() -> None:
+    subprocess.run(["true"], check=True)
+
+
+def leads_there() -> None:
+    starts()
+
+
+def test_a_fast_test_names_nothing_that_starts_a_process() -> None:
+    assert fast._starts(leads_there)
+    assert not fast._starts(modules)
+
+
+def test_a_fast_test_that_starts_a_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "_running", "test_it")
+    with pytest.raises(pytest.fail.Exception, match=r"test_it starts a process .* mark it @pytest.mark.processes"):
+        starts()

@@ -18,12 +18,12 @@ import pytest
 
 HERE = str(Path(__file__).parents[1])
 #: What tests call to start processes, under the names by which code refers to it.
-STARTERS = frozenset(
-    ("subprocess", "multiprocessing", "Popen", "fork", "posix_spawn", "system")
-    + ("Executor", "LocalBackend", "fit", "run", "run_elastic", "ray", "RayExecutor", "ElasticRayExecutor")
-    + ("Cluster", "SparkSession", "SparkContext", "WorkerProcess", "run_controller")
-)
-EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"))
+STARTERS = {
+    *("subprocess", "multiprocessing", "Popen", "fork", "posix_spawn", "system", "WorkerProcess", "ChildProcess"),
+    *("Executor", "LocalBackend", "fit", "run", "run_elastic", "ray", "RayExecutor", "ElasticRayExecutor"),
+    *("Cluster", "SparkSession", "SparkContext"),
+}
+EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
 
 #: The fast test that runs now.
 _running = ""
