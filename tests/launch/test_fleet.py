@@ -28,6 +28,7 @@ def agent(folder: Path) -> int:
     return int((folder / "pids").read_text().split()[-1])
 
 
+@pytest.mark.processes
 def test_once_all_hosts_are_there_nobody_listens_on_all_interfaces(loopback_ssh: Path) -> None:
     before = listening(os.getpid())
     with Fleet(new_secret()) as fleet:
@@ -50,6 +51,7 @@ def one_interface() -> tuple[str, str]:
     pytest.skip("this host has no network interface but the loopback one")
 
 
+@pytest.mark.processes
 def test_agents_of_an_elastic_job_listen_on_the_interfaces_that_were_named_and_else_on_all(loopback_ssh: Path) -> None:
     name, address = one_interface()
     before = listening(os.getpid())
@@ -62,6 +64,7 @@ def test_agents_of_an_elastic_job_listen_on_the_interfaces_that_were_named_and_e
             assert listening(agent(loopback_ssh)) == [there]
 
 
+@pytest.mark.processes
 def test_a_launcher_whose_host_takes_part_listens_on_the_interfaces_that_were_named(loopback_ssh: Path) -> None:
     name, address = one_interface()
     before = listening(os.getpid())

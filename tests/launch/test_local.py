@@ -233,6 +233,7 @@ def test_nothing_survives_the_driver_not_even_what_the_workers_started(number: i
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("launch", [run, Executor(2, verbose=0).run])
 def test_an_interrupt_stops_the_workers_and_goes_on_to_the_caller(launch: Callable[..., object]) -> None:
     began = time.monotonic()

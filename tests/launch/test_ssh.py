@@ -10,6 +10,7 @@ import hvd_cluster
 from hvd_cluster.launch.ssh import Ssh, ending, may_pass
 
 
+@pytest.mark.processes
 def test_ssh_never_asks_and_gives_up_on_a_dead_network() -> None:
     line = Ssh(port=2222, identity_file="key", connect_timeout_s=7).arguments("me@host", ["echo", "a b"])
     text = shlex.join(line)
@@ -19,6 +20,7 @@ def test_ssh_never_asks_and_gives_up_on_a_dead_network() -> None:
     assert line[-2:] == ["me@host", "echo 'a b'"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("host", "told"), [("me@[fe80::1]", "me@fe80::1"), ("[2001:db8::7]", "2001:db8::7")])
 def test_ssh_gets_an_address_without_brackets(host: str, told: str) -> None:
     assert Ssh().arguments(host, ["true"])[-2:] == [told, "true"]

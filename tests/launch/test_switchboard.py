@@ -27,6 +27,7 @@ from hvd_cluster.topology import Topology
 SECRET = new_secret()
 
 
+@pytest.mark.processes
 def test_a_host_that_is_closed_twice_closes_nothing_of_others(loopback_ssh: Path) -> None:
     board = Switchboard(SECRET, Ssh(), (), lambda: None)
     try:
@@ -42,6 +43,7 @@ def test_a_host_that_is_closed_twice_closes_nothing_of_others(loopback_ssh: Path
         os.close(other)  # an error where somebody has closed it
 
 
+@pytest.mark.processes
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ssh: Path) -> None:
     board = Switchboard(SECRET, Ssh(), (), lambda: None)
     beacon = Beacon(SECRET, "here")
@@ -68,6 +70,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
         board.close()
 
 
+@pytest.mark.processes
 def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = hvd_cluster.__version__
     monkeypatch.setattr(hvd_cluster, "__version__", "99.9")
@@ -79,6 +82,7 @@ def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monk
         board.close()
 
 
+@pytest.mark.processes
 def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh: Path) -> None:
     board = Switchboard(SECRET, Ssh(), (), lambda: None)
     try:
@@ -98,6 +102,7 @@ def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh:
         board.close()
 
 
+@pytest.mark.processes
 def test_the_secret_and_the_environment_go_through_ssh_only(
     loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,12 +25,13 @@ STARTERS = {
 }
 EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
 
-#: The fast test that runs now.
-_running = ""
+#: Whether a fast test runs now, and what it has started.
+_is_watching = False
+_started: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    sys.addaudithook(_refuse)
+    sys.addaudithook(_note)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -43,17 +44,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    global _running
-    _running = item.nodeid if item.get_closest_marker("fast") else ""
+    global _is_watching
+    _started.clear()
+    _is_watching = item.get_closest_marker("fast") is not None
     try:
         return (yield)
     finally:
-        _running = ""
+        _is_watching = False
 
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if _running and event in EVENTS:
-        pytest.fail(f"{_running} starts a process ({event}{arguments[:2]}): mark it @pytest.mark.processes")
+@pytest.fixture(autouse=True)
+def _is_fast() -> Iterator[None]:
+    yield
+    if _started:
+        pytest.fail(f"this test starts processes: mark it @pytest.mark.processes\n  {_started}", pytrace=False)
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if _is_watching and event in EVENTS:
+        _started.append(f"{event}{arguments[:2]}")
 
 
 def _functions(item: pytest.Function) -> Iterator[Any]:

@@ -159,6 +159,7 @@ def carried_over(certificate: bytes, text: bytes) -> bytes:
     return heard
 
 
+@pytest.mark.processes
 def test_openssl_makes_certificates_where_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> bytes:
         raise ImportError("No module named 'cryptography'")

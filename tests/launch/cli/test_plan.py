@@ -48,6 +48,7 @@ def test_a_batch_system_names_the_hosts_and_their_number(
     assert plan("-np", "1", "-H", "other:1", environ=environ).spec.hosts == (Host("other", 1),)
 
 
+@pytest.mark.processes
 def test_a_dry_run_shows_the_way_to_each_host_and_no_secret() -> None:
     made = plan("-np", "3", "-H", "a:2,me@b:2", "-p", "2222", "-i", "key", "--cycle-time-ms", "2")
     lines = describe(made.spec).splitlines()

@@ -46,6 +46,7 @@ class Growing(HostDiscovery):
         return {"localhost": 1} if self.num_looks == 1 else {"localhost": 1, "elsewhere": 1}
 
 
+@pytest.mark.processes
 def test_a_lost_host_is_no_place_for_workers_until_it_is_reached_again(loopback_ssh: Path) -> None:
     with CountingFleet(new_secret()) as fleet:
         fleet.open(others=True)
@@ -110,6 +111,7 @@ class Clumsy(Fleet):
         return super().add(host)
 
 
+@pytest.mark.processes
 def test_a_look_that_fails_once_does_not_end_all_connecting(
     loopback_ssh: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_look_that_fails_once_does_not_end_all_connecting(
     assert "RuntimeError: can't start new thread" in caplog.text
 
 
+@pytest.mark.processes
 def test_an_end_does_not_wait_for_a_host_that_does_not_answer(loopback_ssh: Path) -> None:
     (loopback_ssh / "hold").touch()
     discovery = Growing()

@@ -12,18 +12,21 @@ from hvd_cluster.launch.horovod.arguments import _HorovodArgs, _run
 from hvd_cluster.launch.horovod.variables import get_env_rank_and_size
 
 
+@pytest.mark.processes
 def test_a_function_runs_on_each_worker() -> None:
     args = _HorovodArgs()
     args.num_proc, args.run_func, args.use_gloo = 2, get_env_rank_and_size, True
     assert _run(args) == [(0, 2), (1, 2)]
 
 
+@pytest.mark.processes
 def test_a_command_runs_on_each_worker(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import os; print('rank', os.environ['HOROVOD_RANK'], 'of', os.environ['HOROVOD_SIZE'])"
     assert _run(_HorovodArgs(num_proc=2, hosts="localhost:2", command=[sys.executable, "-c", code])) is None
     assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}]<stdout>:rank {rank} of 2" for rank in (0, 1)]
 
 
+@pytest.mark.processes
 def test_what_parse_args_returns_runs_too_and_its_failure_is_raised() -> None:
     with pytest.raises(WorkerFailedError, match=r"exited with non-zero status \(3\)") as caught:
         _run(parse_args(["-np", "1", sys.executable, "-c", "raise SystemExit(3)"]))
