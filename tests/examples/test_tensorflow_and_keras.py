@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: A PYTHONPATH on which ``import horovod`` is this package.
-OLD_PATHS = os.pathsep.join([str(ROOT / "hvd_cluster/compat/shim"), str(ROOT)])
+#: A PYTHONPATH with this package, and one on which ``import horovod`` is this package.
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests/startup")])
+OLD_PATHS = os.pathsep.join([str(ROOT / "hvd_cluster/compat/shim"), PATHS])
 
 pytestmark = pytest.mark.skipif(
     find_spec("tensorflow") is None or find_spec("keras") is None, reason="needs tensorflow and keras"
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 def accuracy_of(script: Path, *arguments: str, cwd: Path, **env: str) -> float:
     """What the script, on two workers, says in the end."""
     command = [sys.executable, "-m", "hvd_cluster.launch.cli.main", "-np", "2", sys.executable, str(script), *arguments]
-    quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
+    quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": PATHS}
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env=os.environ | quiet | env, timeout=110, check=False
     )
