@@ -111,6 +111,7 @@ def code_of(notebook: Path) -> str:
     return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "path", sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("examples/**/*.py")]), ids=lambda p: p.name
 )

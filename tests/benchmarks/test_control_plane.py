@@ -24,6 +24,7 @@ def test_the_time_on_the_network_is_that_of_the_hops_and_the_bytes(num_hosts: in
         assert 2 * depth * HOP_S <= cycle_s < 2 * depth * (HOP_S + 10e-6) + 1e-9
 
 
+@pytest.mark.long
 def test_512_ranks_agree_within_a_millisecond_of_network_and_logarithmic_messages() -> None:
     result = simulate([rank // 8 for rank in range(512)], 1, Costs(0.0, 0.0))
     assert result.network_s <= 1e-3
@@ -33,6 +34,7 @@ def test_512_ranks_agree_within_a_millisecond_of_network_and_logarithmic_message
     assert result.cpu_s > result.network_s
 
 
+@pytest.mark.long
 def test_without_shared_memory_every_rank_reports_to_its_leader() -> None:
     result = simulate([rank // 8 for rank in range(64)], 1, Costs(0.0, 0.0), votes=False)
     assert 1.9 < result.mean_messages <= 2.0

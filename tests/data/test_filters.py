@@ -60,6 +60,7 @@ def holds(row: dict[str, Any], condition: tuple[Any, ...]) -> bool:
     return value is not None and bool(PYTHON[op](value, condition[2]))
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @example(rows=[(0.0, None, None)], group_rows=1, filters=[[("x", "in", [-0.0])]])
 @given(

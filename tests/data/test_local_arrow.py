@@ -49,6 +49,7 @@ def bytes_of(reader: ParquetReader) -> list[dict[str, bytes]]:
     return [{name: tensor.numpy().tobytes() for name, tensor in batch.items()} for batch in reader]
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(1, 200),

@@ -137,6 +137,7 @@ def test_our_files_of_one_vector_column_are_read_by_path_dense_or_sparse_as_they
     assert [row for batch in by_path for row in batch["v"].tolist()] == rows
 
 
+@pytest.mark.long
 def test_row_groups_are_sized_so_that_the_ranks_can_share_them(store: Store) -> None:
     table = pa.table({"id": np.arange(100_000)})
     dataset = materialize(table, store, columns=["id"], num_proc=4, partitions_per_process=5)

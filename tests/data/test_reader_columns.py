@@ -114,6 +114,7 @@ def test_spark_vectors_are_dense_tensors(tmp_path: Path) -> None:
     assert batch["v"].tolist() == [[1, 2, 3], [0, 0, 5], [0, 0, 0], [4, 5, 6]]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(lists=st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_size=10), length=st.integers(1, 5))
 def test_padding_is_what_python_does_row_by_row(lists: list[list[int]], length: int) -> None:

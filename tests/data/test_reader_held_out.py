@@ -26,6 +26,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return materialize(folder, Store.create(tmp_path_factory.mktemp("work")), columns=["id"], validation=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window_rows", [(1, 100), (100, 1), (100, 130)])
 def test_each_row_comes_once_whatever_the_second_reader_is(dataset: Dataset, window_rows: tuple[int, int]) -> None:
     for seed in range(20):

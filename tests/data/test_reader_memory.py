@@ -131,6 +131,7 @@ def test_a_data_set_of_twenty_times_the_bound_is_read_below_the_bound(
     assert found["grown"] <= found["bound"]
 
 
+@pytest.mark.long
 def test_blocks_that_wait_hold_no_indices_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "CHUNK_BYTES", MIB)
     write(tmp_path / "a.parquet", pa.table({"y": np.zeros(1 << 18, dtype="f4")}), 16 * MIB)
@@ -145,6 +146,7 @@ def test_blocks_that_wait_hold_no_indices_of_their_rows(tmp_path: Path, monkeypa
     assert held_bytes < 8 * MIB
 
 
+@pytest.mark.long
 def test_a_batch_that_is_kept_does_not_hold_its_window(tmp_path: Path) -> None:
     num_rows = 2 * SLAB_BYTES // 16  # in one row group, so that a window is as large
     table = pa.table({"x": np.zeros(num_rows), "y": np.arange(num_rows)})

@@ -66,6 +66,7 @@ def weaved(ranks: list[list[list[int]]]) -> list[int]:
     return rows  # type: ignore[return-value]
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(
     remainder=st.sampled_from(["drop", "pad", "partial", "uneven"]),
@@ -167,6 +168,7 @@ def test_reading_ahead_into_the_next_epoch_changes_no_order_and_ends_with_the_la
     assert readers_threads() == 0
 
 
+@pytest.mark.long
 def test_what_was_read_ahead_is_let_go_when_the_reader_goes_elsewhere_is_closed_or_dropped(folder: Path) -> None:
     path = written(folder, [30] * 8)
     (plain,) = ranks_of(path, 1)

@@ -53,6 +53,7 @@ def missing_names() -> list[str]:
     return names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", missing_names())
 def test_what_the_guide_calls_missing_explains_itself(name: str) -> None:
     parent, _, last = name.rpartition(".")

@@ -48,6 +48,7 @@ def pattern(message: str) -> str:
     return re.sub(r"\d+|[A-Z]{3,}", lambda value: f"(?:{value[0]}|{VALUE}|%[sd])", "[^\n]*".join(parts))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", messages())
 def test_a_message_of_troubleshooting_is_one_of_ours(message: str) -> None:
     assert re.search(pattern(message), texts(), re.IGNORECASE), pattern(message)

@@ -68,6 +68,7 @@ TURNS = st.tuples(st.integers(0, 7), st.integers(0, 3))
 HOSTS = st.none() | st.lists(st.sampled_from("aab"), min_size=4, max_size=4)
 
 
+@pytest.mark.long
 @given(worlds(), HOSTS, st.sampled_from(["", "b"]), st.lists(TURNS, max_size=120))
 @settings(max_examples=200, deadline=None)
 def test_any_interleaving_decides_everything_in_one_order(
@@ -95,6 +96,7 @@ def test_many_more_interleavings_do(world: Any, hosts: list[str] | None, without
     inner(world, hosts, without, turns)
 
 
+@pytest.mark.long
 @given(worlds(), HOSTS, st.lists(TURNS, max_size=40))
 @settings(max_examples=150, deadline=None)
 @pytest.mark.usefixtures("small_ring")
@@ -205,6 +207,7 @@ def test_a_rank_that_joins_while_its_vote_waits_for_room_reports_before_it_says_
         assert not any(isinstance(decision, Refuse) for decision in root.history)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_ring")
 def test_ranks_that_stand_still_for_a_while_lose_nothing() -> None:
     for seed in range(60):

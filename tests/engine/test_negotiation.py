@@ -141,6 +141,7 @@ def test_more_names_than_the_cache_holds_are_only_slower(capacity: int) -> None:
     assert all(len(node.negotiator._definitions) <= max(capacity, 0) for node in world.ranks)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_interleaving_decides_everything_once_and_alike(data: st.DataObject) -> None:

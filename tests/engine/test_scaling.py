@@ -239,6 +239,7 @@ def in_two(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part.clone() for part in tensor.split([1, len(tensor) - 1])]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(reduction=reductions([*HALVES, torch.float32, torch.float64]))
 def test_real_numbers_are_reduced_as_in_float64_up_to_their_own_rounding(world: World, reduction: Any) -> None:
@@ -265,6 +266,7 @@ def test_real_numbers_are_reduced_as_in_float64_up_to_their_own_rounding(world: 
     assert ((result.double() - wanted).abs() <= limit)[fits].all()
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(reduction=reductions(INTEGERS))
 def test_integers_are_reduced_as_pythons_are(world: World, reduction: Any) -> None:
@@ -284,6 +286,7 @@ def test_integers_are_reduced_as_pythons_are(world: World, reduction: Any) -> No
         assert torch.cat(result).tolist() == wanted
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(reduction=reductions([*HALVES, torch.float32, *INTEGERS]).filter(lambda drawn: drawn[1] in (SUM, AVERAGE)))
 def test_a_reducescatter_gives_the_rows_of_the_same_numbers(world: World, reduction: Any) -> None:
@@ -316,6 +319,7 @@ def test_a_reducescatter_gives_the_rows_of_the_same_numbers(world: World, reduct
 # ---- numbers that are easily lost -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 4.0), (4.0, 0.25), (0.1, 10.0), (1e-3, 1e3)], ids=str)
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER], ids=lambda kind: kind.value)
 def test_the_average_of_large_halves_does_not_overflow(world: World, kind: Kind, scales: tuple[float, float]) -> None:
@@ -392,6 +396,7 @@ def test_shared_tensors_get_the_bits_of_ordinary_ones(sharing: World, dtype: tor
         assert torch.equal(other, ordinary[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [10, 100_000, 900_000])
 @pytest.mark.parametrize("place", ["shared", "private", "mixed"])
 def test_a_tensor_that_is_given_twice_is_reduced_once(sharing: World, place: str, length: int) -> None:

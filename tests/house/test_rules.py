@@ -25,6 +25,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
         yield str(file.relative_to(PACKAGE)), ast.parse(file.read_text(), filename=str(file))
 
 
+@pytest.mark.long
 def test_the_environment_is_touched_in_two_files_only() -> None:
     found = [
         f"{name}:{node.lineno}"
@@ -60,6 +61,7 @@ def test_no_folder_of_tests_is_a_package() -> None:
     assert list(Path(__file__).parents[1].rglob("__init__.py")) == [], "tests/ray/__init__.py would shadow the real Ray"
 
 
+@pytest.mark.long
 def test_no_drawer_for_odds_and_ends() -> None:
     assert [name for name, _ in modules() if Path(name).stem in {"utils", "util", "common", "helpers", "misc"}] == []
 

@@ -130,6 +130,7 @@ def lacking(pack: object, monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> st
     return str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", [True, False], ids=["module", "name"])
 @pytest.mark.parametrize("launcher", ["hosts", "spark", "ray"])
 def test_a_missing_module_is_named_with_the_remedy_of_its_launcher(

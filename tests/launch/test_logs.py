@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hvd_cluster.launch.logs import MAX_LINE_BYTES, LinePrinter, LineSplitter, RankFiles, Tail, prefixed, printer
 
 
+@pytest.mark.long
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))), st.integers(1, 7))
 def test_lines_come_out_whole_however_the_bytes_arrive(lines: list[str], step: int) -> None:
     data = "\n".join(lines).encode()
@@ -98,6 +99,7 @@ def test_verbose_0_drops_lines_unless_a_stream_says_where_they_go(capfd: pytest.
     assert (stream.getvalue(), *capfd.readouterr()) == ("[0]<stdout>:kept\n", "", "[1]<stderr>:shown\n")
 
 
+@pytest.mark.long
 def test_a_pipe_that_does_not_wait_loses_nothing() -> None:
     reader, writer = os.pipe2(os.O_NONBLOCK)
     os.set_blocking(reader, True)

@@ -1,7 +1,7 @@
 """Marks the tests that need no second process ``fast``, and fails one of them that starts a process.
 
-The rule is read from the code: a test is fast unless it is slow, is marked ``spark`` or ``processes``, or names a thing
-that starts processes, itself or through the fixtures and functions of ``tests/`` that it uses.
+The rule is read from the code: a test is fast unless it is marked ``slow``, ``long``, ``spark`` or ``processes``, or
+names a thing that starts processes, itself or through the fixtures and functions of ``tests/`` that it uses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        marked = any(item.get_closest_marker(name) for name in ("slow", "spark", "processes"))
+        marked = any(item.get_closest_marker(name) for name in ("slow", "long", "spark", "processes"))
         if isinstance(item, pytest.Function) and not marked and not any(map(_starts, _functions(item))):
             item.add_marker("fast")
 

@@ -11,6 +11,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 NAME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "environ", "said"),
     [

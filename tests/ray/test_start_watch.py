@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from hvd_cluster.ray.start_watch import StartWatch, late_text
 
 
@@ -14,6 +16,7 @@ def test_workers_that_do_not_report_though_there_is_room_are_told_about() -> Non
     assert isinstance(watch.verdict, TimeoutError)
 
 
+@pytest.mark.long
 def test_nobody_is_late_while_there_is_no_room_or_once_all_have_reported() -> None:
     stopped = threading.Event()
     full = StartWatch(lambda: 0, lambda: {"a": 2}, needed=3, timeout_s=0.1, stop=stopped.set)

@@ -68,6 +68,7 @@ def test_a_reader_waits_until_the_key_is_set(server: KeyValueServer, client: Key
     thread.join()
 
 
+@pytest.mark.long
 def test_a_watched_reader_looks_up_and_gives_up_when_the_watch_says_so(client: KeyValueClient) -> None:
     looks = []
 

@@ -101,6 +101,7 @@ def test_threads_that_send_while_one_receives_lose_nothing(monkeypatch: pytest.M
             assert own == [b"%d/%d" % (sender, number) for number in range(num_messages)]
 
 
+@pytest.mark.long
 def test_the_store_serves_encrypted_clients_and_no_others() -> None:
     with KeyValueServer(SECRET) as server:
         address = f"127.0.0.1:{server.port}"

@@ -122,6 +122,7 @@ def test_a_driver_that_is_gone_stops_its_tasks(secret: bytes, messages: queue.Si
         line.close()
 
 
+@pytest.mark.long
 def test_a_slow_reader_slows_the_senders_down_instead_of_filling_the_memory(
     monkeypatch: pytest.MonkeyPatch, secret: bytes, messages: queue.SimpleQueue[Any]
 ) -> None:

@@ -54,6 +54,7 @@ orders: Any = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(remainder=st.sampled_from(REMAINDERS), **orders)
 def test_ranks_take_equal_steps_and_every_row_as_often_as_the_remainder_says(
@@ -83,6 +84,7 @@ def test_ranks_take_equal_steps_and_every_row_as_often_as_the_remainder_says(
             assert counts.max() <= 2
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(remainder=st.sampled_from(REMAINDERS), **orders)
 def test_ranks_together_see_in_each_step_what_one_process_with_the_global_batch_sees(
@@ -95,6 +97,7 @@ def test_ranks_together_see_in_each_step_what_one_process_with_the_global_batch_
     assert together == [sorted(step) for step in alone]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(**orders)
 def test_padding_is_at_the_end_of_a_batch_and_is_counted(

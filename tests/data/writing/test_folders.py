@@ -78,6 +78,7 @@ def test_files_that_the_driver_does_not_see_mean_that_the_store_is_not_shared(st
     assert names(store) == []
 
 
+@pytest.mark.long
 def test_of_writers_that_begin_at_once_one_fills_the_folder_and_the_others_leave_nothing(store: Store) -> None:
     gate = threading.Barrier(4)
 

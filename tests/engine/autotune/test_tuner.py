@@ -108,6 +108,7 @@ TRANSPORTS: dict[str, Callable[[int, int], float]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noisy", [False, True], ids=["still", "noisy"])
 @pytest.mark.parametrize("name", TRANSPORTS)
 @pytest.mark.parametrize(("count", "total"), [(160, 100 * MIB), (40, 20 * MIB), (300, 500 * MIB)])
@@ -123,6 +124,7 @@ def test_within_50_steps_it_is_at_least_as_good_as_the_best_of_a_grid(
     assert job.true_step_s(run.current) <= best_of_grid * tolerance
 
 
+@pytest.mark.long
 def test_the_tuned_parameters_are_better_than_the_first_where_these_are_bad() -> None:
     job = FakeJob(gradients(5, 160, 100 * MIB, 0.12), TRANSPORTS["a slow start"])
     run = Run(job, Tuner(Parameters(0, 0.0)), current=Parameters(0, 0.0)).go()
@@ -233,6 +235,7 @@ def hiccups(job: FakeJob, seed: int, often: float) -> Callable[[Parameters], lis
     return disturbed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_on_a_machine_that_others_use_it_is_not_worse_than_what_it_began_with(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +252,7 @@ def test_on_a_machine_that_others_use_it_is_not_worse_than_what_it_began_with(
     assert job.true_step_s(run.current) <= job.true_step_s(initial) * 1.02
 
 
+@pytest.mark.long
 def test_what_it_began_with_is_among_the_last_three_and_stays_where_nothing_is_better() -> None:
     job = FakeJob(gradients(5, 160, 100 * MIB, 0.12), TRANSPORTS["dear requests"])
     best = Run(job, Tuner(INITIAL)).go().current
@@ -258,6 +262,7 @@ def test_what_it_began_with_is_among_the_last_three_and_stays_where_nothing_is_b
     assert again.job.true_step_s(again.current) <= job.true_step_s(best)
 
 
+@pytest.mark.long
 def test_what_is_tried_is_new_until_the_first_and_the_best_two_others_are_measured_again() -> None:
     job = FakeJob(gradients(7, 100, 80 * MIB, 0.1), TRANSPORTS["a cache that overflows"], noise=random.Random(3))
     tuner = Tuner(INITIAL)

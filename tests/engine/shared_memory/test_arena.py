@@ -65,6 +65,7 @@ def test_what_is_freed_in_mid_allocation_is_not_given_out_twice(arena: Arena, mo
     assert arena.offset_of(arena.empty((NUM_PAGES * PAGE_BYTES,), torch.uint8)) == 0
 
 
+@pytest.mark.long
 def test_threads_allocate_and_free_at_once(arena: Arena) -> None:
     wrong: list[int] = []
 

@@ -199,6 +199,7 @@ def spec_of(store, **params):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool", ["thread", "process", "dummy"])
 def test_our_own_module_reads_as_it_is_told(tmp_path, pool):
     write(tmp_path / "data" / "a.parquet", 0, 32)

@@ -6,6 +6,8 @@ import queue
 import time
 from types import SimpleNamespace
 
+import pytest
+
 from hvd_cluster.data.store import Store
 from hvd_cluster.estimators import driver
 from hvd_cluster.estimators.driver import DriverRun
@@ -14,6 +16,7 @@ from hvd_cluster.estimators.run.reports import Reports, path_of
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 
+@pytest.mark.long
 def test_the_driver_finds_in_the_store_what_workers_cannot_tell_it(tmp_path):
     store = Store.create(tmp_path)
     spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)

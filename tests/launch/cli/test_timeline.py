@@ -24,6 +24,7 @@ def timeline(tmp_path: Path) -> Path:
     return tmp_path / "run.json"
 
 
+@pytest.mark.long
 def test_the_table_is_printed_and_the_picture_lies_beside_the_file(
     timeline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_finished_job_starts_nothing_and_sends_home_who_waits() -> None:
     assert (decision.start, decision.leave, decision.stop, decision.world) == ((), (1,), (2,), ())
 
 
+@pytest.mark.long
 def test_any_sequence_of_losses_and_changes_keeps_the_rules() -> None:
     """A simulation: whatever happens, worlds are no larger than allowed, no smaller, and begin with a holder."""
     for seed in range(200):

@@ -44,6 +44,7 @@ def equal(left: list[Any], right: list[Any]) -> bool:
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.long
 def test_a_model_and_its_optimizer_go_back_to_the_commit_and_train_on_as_if_nothing_was() -> None:
     model, optimizer = trained(2)
     state = hvd.elastic.TorchState(model, optimizer, epoch=1)
