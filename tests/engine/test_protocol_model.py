@@ -476,6 +476,7 @@ VOTERS: dict[str, Programs] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache", [64, 1])
 @pytest.mark.parametrize("programs", PAIRS.values(), ids=PAIRS)
 def test_two_ranks_of_a_host_in_every_order(programs: Programs, cache: int) -> None:
@@ -586,6 +587,7 @@ def draw_hosts(data: st.DataObject, programs: Programs) -> list[str]:
     return data.draw(st.lists(st.sampled_from("abc"), min_size=len(programs), max_size=len(programs)))
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_a_host_of_any_size_ends_with_everything_decided_or_failed(
@@ -595,6 +597,7 @@ def test_a_host_of_any_size_ends_with_everything_decided_or_failed(
         walk(model, lambda num: data.draw(st.integers(0, num - 1)))
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_hosts_of_any_shape_end_with_everything_decided_or_failed(
@@ -604,6 +607,7 @@ def test_hosts_of_any_shape_end_with_everything_decided_or_failed(
         walk(model, lambda num: data.draw(st.integers(0, num - 1)))
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_a_tree_of_any_shape_ends_with_everything_decided_or_failed(

@@ -7,6 +7,7 @@ import sys
 import cloudpickle
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from hvd_cluster.data.reader import ParquetReader
@@ -19,6 +20,7 @@ def noisy(row):
     return {"x": torch.rand(()).item()}
 
 
+@pytest.mark.processes
 def test_random_augmentation_beside_the_worker_differs_by_epoch_and_rank_and_repeats_with_the_seed(tmp_path):
     pq.write_table(pa.table({"x": [0.0] * 4}), tmp_path / "a.parquet")
     reader = ParquetReader(tmp_path, batch_size=4, num_threads=1, transformation_fn=noisy, shuffle=False)
