@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 RECORD = Path(__file__).with_name("horovod-0.28.1.txt")
 #: What a namespace needs to be imported.
 NEEDS = {"tensorflow": "tensorflow", "keras": "keras", "spark": "pyspark", "ray": "ray", "mxnet": "mxnet"}
