@@ -1,1 +1,1 @@
-"""What every framework's elastic shares: the state that survives, the loop that restores it, the driver's news."""
+"""Elastic training for every framework: the state, the loop that restores it, the driver's notifications."""

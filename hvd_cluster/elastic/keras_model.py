@@ -1,4 +1,4 @@
-"""What a Keras model's training must not lose, for the states of every package; nothing of Keras is imported."""
+"""The variables of a Keras model in training, for the states of every framework; does not import Keras."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def built_optimizer(model: Any, optimizer: Any, state: str) -> Any:
-    """The optimizer that trains ``model``, with its variables made; None where there is none.
+    """The optimizer that trains ``model``, built; None if there is none.
 
     Args:
         model: a built model.
         optimizer: the user's; None for the model's own, if it is compiled.
-        state: the name of the state that asks.
+        state: the name of the state, for the message.
 
     Raises:
         ValueError: the model is not built.

@@ -1,4 +1,4 @@
-"""The loop around an elastic training function: run it, and after a change of the workers run it again."""
+"""The loop around an elastic training function: run it, and run it again after the workers have changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How often in a row the same workers may meet anew with no commit between: then the fault is the function's.
-_MOST_VAIN_RESETS = 3
+#: Consecutive resets of the same workers without a commit: after this many the function itself must be at fault.
+_MAX_VAIN_RESETS = 3
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T]:
@@ -29,9 +29,9 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
 
     Returns:
         A function of the same arguments. It makes the state equal on all ranks and calls ``func``. When a collective
-        fails (``HorovodInternalError``), the state goes back to its last commit (unless that happens again and again to
-        the same workers: then the error is raised); when the hosts have changed
-        (``HostsUpdatedInterrupt``), it stays as it is. Then the workers meet anew and ``func`` is called again.
+        fails (``HorovodInternalError``), the state is restored to its last commit (if that happens repeatedly to the
+        same workers, the error is raised instead); when the hosts have changed (``HostsUpdatedInterrupt``), it is kept.
+        Then the workers form a new world and ``func`` is called again.
     """
 
     @functools.wraps(func)
@@ -47,23 +47,23 @@ def run_fn(func: Callable[..., T], reset: Callable[[], None]) -> Callable[..., T
                         notifications.begin_world(state)
                         state.on_reset()
                         must_reset = False
-                        # A worker that is new makes its state equal at first, and all must take part in that.
+                        # A new worker synchronizes its state first, and all ranks must take part in that.
                         skip_sync = skip_sync and not notifications.num_newcomers
                     if not skip_sync:
                         state.sync()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
                     if not notifications.is_elastic:
-                        raise  # nobody would bring the workers together again
+                        raise  # no driver would form a new world
                     is_vain = state.num_commits == num_commits and not notifications.has_changed
                     num_vain, num_commits = num_vain + 1 if is_vain else 0, state.num_commits
-                    if num_vain >= _MOST_VAIN_RESETS:
+                    if num_vain >= _MAX_VAIN_RESETS:
                         raise
-                    logger.warning("a worker was lost, or a collective failed: back to the last commit (%s)", error)
+                    logger.warning("a worker was lost, or a collective failed: restoring the last commit (%s)", error)
                     state.restore()
                     skip_sync = False
                 except HostsUpdatedInterrupt as interrupt:
-                    logger.info("the hosts have changed: meeting anew")
+                    logger.info("the hosts have changed: joining the next world")
                     skip_sync = interrupt.skip_sync
                 must_reset = True
         finally:

@@ -1,4 +1,4 @@
-"""One word for all ranks about changed hosts, as cheap as can be: it is asked for at every commit."""
+"""Rank 0's notification on all ranks, at little cost: every commit checks it."""
 
 from __future__ import annotations
 

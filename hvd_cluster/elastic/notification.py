@@ -1,4 +1,4 @@
-"""The thread that hears from the driver that the hosts have changed."""
+"""The thread that receives the driver's notifications that the hosts have changed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hvd_cluster.topology import Topology
 logger = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 3600.0
-#: A network may be away for some minutes; the training notices only if it needs it.
-_TRY_AGAIN_S, _MOST_TRIES = 5.0, 60
+#: A network may be down for some minutes without affecting the training.
+_RETRY_S, _MAX_TRIES = 5.0, 60
 
 
 class NotificationManager:
-    """Passes the driver's news on to every state that listens. One thread, which starts at the first :meth:`listen`."""
+    """Passes the driver's notifications to every registered state, in one thread that starts with the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class NotificationManager:
         self._latest: tuple[float, HostUpdateResult] | None = None
 
     def listen(self, state: State) -> None:
-        """Let ``state`` hear, also what came while nobody listened; nothing comes where the job is not elastic."""
+        """Register ``state``; it also receives the latest earlier notification. No effect if the job is not elastic."""
         self.begin_world(state)
         with self._lock:
             self._listeners.add(state)
@@ -39,16 +39,16 @@ class NotificationManager:
                 state.on_hosts_updated(*self._latest)
             if self._thread is None and self.is_elastic:
                 topology = Topology.from_env()
-                self._thread = threading.Thread(target=self._hear, args=(topology,), name="hvd-news", daemon=True)
+                self._thread = threading.Thread(target=self._receive, args=(topology,), name="hvd-news", daemon=True)
                 self._thread.start()
 
     def begin_world(self, state: State) -> None:
-        """Tell ``state`` which news is too old for the present world."""
+        """Let ``state`` ignore notifications that are older than the current world."""
         if self.is_elastic:
             state.begin_world(membership(Topology.from_env()).since)
 
     def forget(self, state: State) -> None:
-        """Let ``state`` hear no more."""
+        """Unregister ``state``."""
         with self._lock:
             self._listeners.discard(state)
 
@@ -59,40 +59,42 @@ class NotificationManager:
 
     @property
     def num_newcomers(self) -> int:
-        """How many workers of the present world were not in the one before."""
+        """How many workers of the current world were not in the previous one."""
         return membership(Topology.from_env()).num_newcomers if self.is_elastic else 0
 
     @property
     def has_changed(self) -> bool:
-        """Whether the present world has other workers than the one before."""
+        """Whether the current world has other workers than the previous one."""
         member = membership(Topology.from_env()) if self.is_elastic else None
         return member is None or member.num_newcomers > 0 or member.num_lost > 0
 
-    def _hear(self, topology: Topology) -> None:
+    def _receive(self, topology: Topology) -> None:
         news: MailboxReader | None = None
         num_vain = 0
         while True:
             try:
                 news = news or membership(topology).news()
-                told = json.loads(news.next(_READ_TIMEOUT_S))
+                message = json.loads(news.next(_READ_TIMEOUT_S))
             except TimeoutError:
                 continue
             except OSError as error:
                 num_vain += 1
-                if num_vain >= _MOST_TRIES:
-                    logger.debug("no more news from the driver: %s", error)  # it has ended; so will this process
+                if num_vain >= _MAX_TRIES:
+                    logger.debug(
+                        "no more notifications from the driver: %s", error
+                    )  # it has ended; so will this process
                     if news is not None:
                         news.close()
                     return
-                logger.debug("no news from the driver, trying again: %s", error)
-                time.sleep(_TRY_AGAIN_S)
+                logger.debug("no notification from the driver, trying again: %s", error)
+                time.sleep(_RETRY_S)
                 continue
             num_vain = 0
             with self._lock:
-                self._latest = float(told["at"]), HostUpdateResult(int(told["change"]))
+                self._latest = float(message["at"]), HostUpdateResult(int(message["change"]))
                 for state in self._listeners:
                     state.on_hosts_updated(*self._latest)
 
 
-#: The one of this process.
+#: The manager of this process.
 notifications = NotificationManager()

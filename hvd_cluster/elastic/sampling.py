@@ -1,4 +1,4 @@
-"""Which rank processes which samples of an epoch whose workers may change. Pure."""
+"""The samples that each rank processes in an epoch during which the workers may change."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ Indices = npt.NDArray[np.int64]
 
 
 def epoch_order(num_samples: int, *, shuffle: bool, seed: int, epoch: int) -> Indices:
-    """The order in which all ranks together go through an epoch; int64 of shape (num_samples,)."""
+    """The order of the samples in an epoch, over all ranks; int64 of shape (num_samples,)."""
     if not shuffle:
         return np.arange(num_samples, dtype=np.int64)
     return np.random.default_rng([seed, epoch]).permutation(num_samples).astype(np.int64)
 
 
 def share(order: Indices, processed: int, rank: int, size: int) -> Indices:
-    """The samples that ``rank`` of ``size`` takes of those that are left.
+    """The remaining samples that ``rank`` of ``size`` processes.
 
-    All ranks get equally many, in turns, so that ``n`` steps of all ranks are a prefix of the order: whoever goes on
-    later needs to know only how many samples were processed. Where the rest cannot be dealt evenly, its first samples
-    are dealt again.
+    All ranks get the same number, in turns, so that ``n`` steps of all ranks are a prefix of the order: to resume, only
+    the number of processed samples is needed. If the rest cannot be divided evenly, its first samples are repeated.
 
     Args:
         order: the epoch's order, shape (num_samples,).

@@ -24,10 +24,10 @@ class HostUpdateResult(IntFlag):
 
 
 class State:
-    """What one worker has of the job's progress. Subclasses say how it is saved, restored and made equal on all ranks.
+    """The training state of one worker. Subclasses define how it is saved, restored and synchronized between ranks.
 
     Args:
-        bcast_object: gives every rank rank 0's object.
+        bcast_object: returns rank 0's object on every rank.
         get_rank: this worker's rank.
     """
 
@@ -36,51 +36,51 @@ class State:
         self._rank = get_rank
         self._host_messages: queue.SimpleQueue[tuple[float, HostUpdateResult]] = queue.SimpleQueue()
         self._last_updated_timestamp = 0.0
-        self._is_told_of_worlds = False
+        self._knows_worlds = False
         self._reset_callbacks: list[Callable[[], None]] = []
         #: How often :meth:`commit` was called.
         self.num_commits = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Have ``callbacks`` called, in this order, whenever the workers have changed: to scale a rate, say."""
+        """Call ``callbacks``, in this order, whenever the workers have changed, for example to scale a rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The world is a new one: forget what was said about the old one, then :meth:`reset`, then the callbacks."""
-        while not self._is_told_of_worlds and not self._host_messages.empty():
+        """Start in a new world: drop notifications about the old one, then call :meth:`reset`, then the callbacks."""
+        while not self._knows_worlds and not self._host_messages.empty():
             self._host_messages.get()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def begin_world(self, since: float) -> None:
-        """News up to ``since`` is about worlds before; what is newer counts, even where it has come already.
+        """Ignore notifications up to ``since``: they concern earlier worlds.
 
         Args:
-            since: when the present world was made, in seconds, by the clock of those who send the news.
+            since: creation time of the current world, in seconds of the driver's clock.
         """
-        self._is_told_of_worlds = True
+        self._knows_worlds = True
         self._last_updated_timestamp = max(self._last_updated_timestamp, since)
 
     def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
-        """Take the driver's word, from another thread, that the hosts have changed."""
+        """Queue the driver's notification that the hosts have changed; called from another thread."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, then see whether the hosts have changed.
+        """Save the state, then check whether the hosts have changed.
 
         Raises:
-            HostsUpdatedInterrupt: they have, on all ranks alike.
+            HostsUpdatedInterrupt: they have; raised on all ranks.
         """
         self.save()
         self.num_commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """See whether the hosts have changed; a collective call: what rank 0 has heard counts for all.
+        """Check whether the hosts have changed: a collective call, in which rank 0's notifications count for all ranks.
 
         Raises:
-            HostsUpdatedInterrupt: they have, on all ranks alike.
+            HostsUpdatedInterrupt: they have; raised on all ranks.
         """
         latest, changes = self._last_updated_timestamp, HostUpdateResult.no_update
         while not self._host_messages.empty():
@@ -90,25 +90,25 @@ class State:
         before, latest, number = self._agree((self._last_updated_timestamp, latest, int(changes)))
         self._last_updated_timestamp = latest
         if latest > before:
-            # Where workers only leave, those that stay are equal already.
+            # If workers have only left, those that remain are equal already.
             raise HostsUpdatedInterrupt(number == HostUpdateResult.removed)
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        """Rank 0's news on every rank."""
+        """Rank 0's notification on every rank."""
         agreed: tuple[float, float, int] = self._bcast_object(news)
         return agreed
 
     def save(self) -> None:
-        """Keep the present state in memory, so that :meth:`restore` brings it back."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is saved")
+        """Keep the current state in memory for :meth:`restore`."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement save()")
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is restored")
+        """Restore the state that was saved last."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement restore()")
 
     def sync(self) -> None:
-        """Make the state of all ranks that of rank 0, and save it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is made equal on all ranks")
+        """Copy rank 0's state to all ranks, and save it."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement sync()")
 
     def reset(self) -> None:
         """Adapt to a new world; nothing by default."""
@@ -118,7 +118,7 @@ class ObjectState(State):
     """Values that can be pickled, as attributes: ``ObjectState(bcast, rank, epoch=0, batch=0)``.
 
     Args:
-        bcast_object: gives every rank rank 0's object.
+        bcast_object: returns rank 0's object on every rank.
         get_rank: this worker's rank.
         kwargs: the attributes and their first values.
     """
@@ -134,7 +134,7 @@ class ObjectState(State):
         self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Set the attributes to what was saved last."""
+        """Set the attributes to the values that were saved last."""
         for name, value in self._saved_state.items():
             setattr(self, name, copy.deepcopy(value))
 

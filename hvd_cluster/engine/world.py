@@ -20,7 +20,7 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.reach import host_key, interface_addresses
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.rendezvous.vanishing import notice_vanishing
+from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
 
@@ -214,7 +214,7 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
                 f"rank {topology.rank} cannot reach its leader at {address}:{port} ({error}): the hosts need open "
                 "ports among each other; HOROVOD_GLOO_IFACE names the interface to use"
             ) from error
-        notice_vanishing(sock)
+        detect_dead_host(sock)
         link = Link(sock, topology.secret, accepts=False)
         try:
             link.send(json.dumps(topology.rank).encode())
@@ -257,7 +257,7 @@ def _answer(
             with suppress(OSError):  # a stranger that is gone already
                 sock, _ = listener.accept()
                 unknown.append(Link(sock, topology.secret, accepts=True))
-                notice_vanishing(sock)
+                detect_dead_host(sock)
                 unknown[-1].flush()
             while len(unknown) > _MOST_STRANGERS + len(expected):
                 unknown.pop(0).close()

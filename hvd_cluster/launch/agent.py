@@ -48,7 +48,7 @@ from hvd_cluster.launch.task import start_worker
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.reach import host_key
-from hvd_cluster.rendezvous.vanishing import notice_vanishing
+from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def _call_launcher(greeting: Greeting) -> Channel | None:
 def _called(address: str, greeting: Greeting) -> Channel:
     sock = socket.create_connection((address, greeting.port), timeout=_CONNECT_TIMEOUT_S)
     try:
-        notice_vanishing(sock)
+        detect_dead_host(sock)
         return Channel.connect(sock, bytes.fromhex(greeting.secret))
     except BaseException:  # raised again: nobody else closes it
         sock.close()

@@ -1,9 +1,9 @@
 """How much output may be on its way to a launcher that perhaps takes none.
 
 A launcher is stopped with Ctrl-Z, or prints into a pager that waits for a key. TCP would let the workers' output fill
-the connection and then, to Linux, a host that reads nothing is one that has vanished (see
-:mod:`hvd_cluster.rendezvous.vanishing`). So the agent sends no more than the launcher has said it took, as in HTTP/2's
-flow control (RFC 9113, section 5.2), and the connection itself is never full.
+the connection, and then Linux treats a host that reads nothing as dead (see
+:mod:`hvd_cluster.rendezvous.tcp_keepalive`). So the agent sends no more than the launcher has acknowledged, as in
+HTTP/2's flow control (RFC 9113, section 5.2), and the connection itself is never full.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.listening import ANY, listen
-from hvd_cluster.rendezvous.vanishing import VANISHED_S, notice_vanishing
+from hvd_cluster.rendezvous.tcp_keepalive import DEAD_HOST_S, detect_dead_host
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Door:
         let_in: called, from another thread, with what a caller says (any object) and its connection; False closes it
             again.
         host: the address to listen on, or several.
-        unread_s: see :func:`hvd_cluster.rendezvous.vanishing.notice_vanishing`.
+        unread_s: see :func:`hvd_cluster.rendezvous.tcp_keepalive.detect_dead_host`.
 
     Raises:
         OSError: no port can be opened.
@@ -40,7 +40,7 @@ class Door:
         secret: bytes,
         let_in: Callable[[Any, Channel], bool],
         host: str | Sequence[str] = ANY,
-        unread_s: float = VANISHED_S,
+        unread_s: float = DEAD_HOST_S,
     ) -> None:
         self._secret = secret
         self._let_in = let_in
@@ -61,7 +61,7 @@ class Door:
 
     def _welcome(self, sock: socket.socket) -> None:
         try:
-            notice_vanishing(sock, self._unread_s)
+            detect_dead_host(sock, self._unread_s)
             channel = Channel.accept(sock, self._secret, _CALL_BACK_TIMEOUT_S)
             channel.settimeout(_CALL_BACK_TIMEOUT_S)
             hello = pickle.loads(channel.recv())

@@ -25,7 +25,7 @@ from hvd_cluster.ray.pickling import dumps, outliving
 from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import Settlement
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.vanishing import notice_vanishing
+from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class ActorWorker:
         try:
             with contextlib.ExitStack() as stack:
                 sock = stack.enter_context(socket.create_connection(address, timeout=timeout_s))
-                notice_vanishing(sock)
+                detect_dead_host(sock)
                 channel = Channel.connect(sock, self._secret, timeout_s)
                 channel.settimeout(_CALL_TIMEOUT_S)
                 channel.send(pickle.dumps("the driver"))

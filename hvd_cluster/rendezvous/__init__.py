@@ -1,8 +1,8 @@
-"""How the workers of one job find and trust each other: a signed channel, a key-value store, the job's secret.
+"""How the workers of one job find and authenticate each other: a signed channel, a key-value store, the job's secret.
 
-Start reading at :mod:`~hvd_cluster.rendezvous.session`, the signed conversation without sockets. A *channel* speaks
-it in code that may block, a *link* in event loops. The *store* is a *server*, which serves a *table*, and a *client*
-in each worker; a *mailbox* is a queue in it, and *membership* a worker's place in an elastic job. Where the launcher
-is not ours, *bootstrap* makes the *meeting*: ranks agree on a store through torchrun, the kernel, MPI
-(*communicator*) or a *folder*.
+Start with :mod:`~hvd_cluster.rendezvous.session`, the signed protocol without sockets. A *channel* implements it for
+code that may block, a *link* for event loops. The key-value store is a *server*, which serves a *table*, and a
+*client* in each worker; a *mailbox* is a queue in the store, and *membership* is a worker's part in an elastic job.
+Where another launcher started the ranks, *bootstrap* lets them agree on a store through torchrun, the kernel, MPI
+(*communicator*) or a shared *folder*.
 """

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from hvd_cluster.errors import AuthenticationError, StaleWorldError
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
-from hvd_cluster.rendezvous.keep_alive import keep_alive
 from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
+from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 from hvd_cluster.topology import split_address
 
 #: Requests that may be asked again where the connection breaks before the answer: done twice they do no harm. Who reads

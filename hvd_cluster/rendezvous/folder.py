@@ -1,7 +1,7 @@
-"""Finding each other through a folder that all hosts share, as home folders of Slurm and MPI clusters usually are.
+"""Bootstrap through a folder that all hosts share, such as the home folder on most Slurm and MPI clusters.
 
-Rank 0 leaves a note: its addresses, the port and the secret of the store. The file belongs to this user and nobody else
-may read it, which is what makes the secret one. It is removed once all ranks have come.
+Rank 0 writes a file with its addresses, the port and the secret of the store. Only this user may read the file, which
+keeps the secret. Rank 0 removes it when all ranks have connected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def meet_in_folder(topology: Topology, label: str, folder: str, timeout_s: float
 
     Args:
         topology: this rank's place.
-        label: names the meeting; equal on all ranks, and never used before by this user.
+        label: name of the meeting, equal on all ranks and never used before by this user.
         folder: on a file system that all hosts share.
         timeout_s: how long to wait for the others.
         interface: rank 0's network interface to use; any that the others can reach by default.
@@ -66,7 +66,7 @@ def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> M
         draft = note.with_suffix(f".{os.getpid()}")
         with open(draft, "w", encoding="ascii", opener=_private) as file:
             json.dump(content, file)
-        draft.replace(note)  # readers see all of it or nothing; what a job that died has left is gone
+        draft.replace(note)  # atomic; also replaces the file of a job that died
         client = KeyValueClient(join_address(wanted[0] if wanted else "127.0.0.1", server.port), secret, timeout_s)
         try:
             keys = [f"met/{rank}" for rank in range(1, topology.size)]
@@ -74,7 +74,7 @@ def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> M
         finally:
             client.close()
             note.unlink(missing_ok=True)
-    except BaseException:  # raised again: the server would outlive the attempt
+    except BaseException:  # raised again; without this the server would keep running
         server.close()
         raise
     address = own_address([host_key(), *(key for key, _ in came)], ["", *(address for _, address in came)])
@@ -83,14 +83,14 @@ def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> M
 
 def _visit(topology: Topology, note: Path, timeout_s: float) -> Meeting:
     deadline_s = time.monotonic() + timeout_s
-    reason = "rank 0 left no note there"
+    reason = "rank 0 has written no file there"
     while time.monotonic() < deadline_s:
         content = _read(note)
         if content is not None:
             addresses, port, secret = content
             try:
                 address = reachable(addresses, port, secret, min(5.0, deadline_s - time.monotonic()))
-            except ConnectionError as error:  # the note may be that of a job that died
+            except ConnectionError as error:  # the file may be that of a job that died
                 reason = str(error)
             else:
                 rendezvous = join_address(address, port)
@@ -103,8 +103,8 @@ def _visit(topology: Topology, note: Path, timeout_s: float) -> Meeting:
 
 
 def _read(note: Path) -> tuple[list[str], int, bytes] | None:
-    """The note, or None when there is none yet."""
-    # Listing the folder makes NFS look at it again; asking for the file alone may be answered from memory.
+    """What rank 0 has written, or None if it has not yet."""
+    # Listing the folder makes NFS refresh its cache; a lookup of the file alone may be answered from the cache.
     if not note.parent.is_dir() or note not in note.parent.iterdir():
         return None
     try:
@@ -114,7 +114,7 @@ def _read(note: Path) -> tuple[list[str], int, bytes] | None:
     except FileNotFoundError:
         return None
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise OSError(f"{note} belongs to somebody else, or others may read it")
+        raise OSError(f"{note} belongs to another user, or other users may read it")
     return content["addresses"], int(content["port"]), bytes.fromhex(content["secret"])
 
 

@@ -1,4 +1,4 @@
-"""A signed, message-wise connection that never blocks, for event loops: the store's server and the engine's tree."""
+"""Signed messages over a socket that never blocks, for event loops: the store's server and the engine's tree."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import socket
 from hvd_cluster.rendezvous.session import Session
 
 _READ_BYTES = 1 << 18
-#: A peer that floods its connection must not keep the loop from the others.
-_MOST_READS = 16
+#: Reads of one connection per turn, so that a peer that floods it cannot starve the others.
+_MAX_READS = 16
 
 
 class Link:
@@ -23,12 +23,12 @@ class Link:
     def __init__(self, sock: socket.socket, secret: bytes, *, accepts: bool) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            # Messages are small and somebody waits for each of them.
+            # Messages are small, and the peer waits for each.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._session = Session(secret, accepts=accepts)
         self._early: list[bytes] = []
-        #: Messages that were received by somebody for whom they were not meant; the next reader takes them.
+        #: Messages that a reader received but could not use; the next reader takes them first.
         self.kept: list[bytes] = []
 
     @property
@@ -71,7 +71,7 @@ class Link:
             AuthenticationError: the peer does not know the secret, or a message was altered.
         """
         messages: list[bytes] = []
-        for _ in range(_MOST_READS):
+        for _ in range(_MAX_READS):
             try:
                 data = self._socket.recv(_READ_BYTES)
             except (BlockingIOError, InterruptedError):
@@ -80,7 +80,7 @@ class Link:
                 raise EOFError(str(error)) from error
             if not data:
                 if messages:
-                    break  # hand over what came before the end; the next call reports the end
+                    break  # return what arrived before the end; the next call reports the end
                 raise EOFError("the peer closed the connection")
             messages += self._session.feed(data)
             if len(data) < _READ_BYTES:
@@ -89,7 +89,7 @@ class Link:
             for message in self._early:
                 self._session.seal(message)
             self._early.clear()
-        with contextlib.suppress(OSError):  # a broken connection shows itself at the next read
+        with contextlib.suppress(OSError):  # the next read reports a broken connection
             self.flush()
         return messages
 

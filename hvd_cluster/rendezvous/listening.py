@@ -1,4 +1,4 @@
-"""Sockets that listen on the addresses that a service needs, at one port."""
+"""Listening sockets on several addresses with one port number."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Sequence
 
 #: Every interface of this host.
 ANY = "0.0.0.0"
-#: A port that is free on one address is taken on another one about once in a hundred times.
-_MOST_TRIES = 20
+#: A port that is free on one address is in use on another about once in a hundred times.
+_MAX_TRIES = 20
 
 
 def listen(hosts: Sequence[str], port: int = 0, *, backlog: int = 512) -> list[socket.socket]:
     """One socket for each of ``hosts``, all with the same port number.
 
     Args:
-        hosts: addresses of this host. Where one of them is known to others only (a router translates it), the socket
-            listens on all interfaces.
+        hosts: addresses of this host. If one of them is not an address of an interface (a router translates it), the
+            socket listens on all interfaces.
         port: the port; 0 takes one that is free on all of them.
-        backlog: how many callers may wait to be accepted.
+        backlog: connections that may wait to be accepted.
 
     Raises:
         OSError: no port can be opened.
     """
     hosts = list(dict.fromkeys(hosts))
-    for left in reversed(range(_MOST_TRIES)):
+    for left in reversed(range(_MAX_TRIES)):
         with contextlib.ExitStack() as on_failure:
             found: list[socket.socket] = []
             try:

@@ -1,4 +1,4 @@
-"""Messages through the job's key-value store: many may post, one reads, in order."""
+"""A queue in the job's key-value store: many processes post, one reads, in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 
 
 def post(client: KeyValueClient, box: str, message: bytes) -> None:
-    """Put ``message`` behind those that are in ``box``."""
+    """Append ``message`` to ``box``."""
     client.push(box, message)
 
 
@@ -14,7 +14,7 @@ class MailboxReader:
     """The one reader of a box.
 
     Args:
-        client: a connection of the reader's own, if it reads in a thread of its own: a read keeps it busy.
+        client: the connection; a read keeps it busy, so a reader in its own thread needs its own connection.
         box: the name of the box.
     """
 
@@ -28,7 +28,7 @@ class MailboxReader:
         self._client.close()
 
     def next(self, timeout_s: float) -> bytes:
-        """The oldest message that was not read yet; raises ``TimeoutError`` where none comes in time."""
+        """The oldest unread message; raises ``TimeoutError`` if none arrives in time."""
         key = f"{self._box}/{self._next}"
         message = self._client.get(key, timeout_s)
         self._client.delete(key)

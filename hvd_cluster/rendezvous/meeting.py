@@ -1,4 +1,4 @@
-"""What ranks agree on before they form a world."""
+"""The result of bootstrap: the store that all ranks agreed on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hvd_cluster.topology import Topology
 
 @dataclass
 class Meeting:
-    """Where the ranks meet."""
+    """The store that the ranks agreed on."""
 
-    #: The topology, now with the address and the secret of the store.
+    #: The topology, with the address and the secret of the store.
     topology: Topology
-    #: The store's server, where this rank serves it.
+    #: The store's server, if it runs in this rank.
     server: KeyValueServer | None = None

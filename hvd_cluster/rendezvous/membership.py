@@ -1,9 +1,9 @@
-"""A worker's side of an elastic job: which place has it now? The driver answers through the job's store.
+"""A worker's side of an elastic job: it requests a rank in the next world, and the driver answers through the store.
 
-A worker that is new, or has left its world, asks for a place; the driver answers when a new world comes together.
-What is asked and answered, as JSON: ``{"worker", "request"}`` to :data:`DRIVER_BOX`; to the worker's own box either the
-fields of its new :class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers``, ``lost`` and
-``since``, or ``{"leave": why}``.
+A worker sends a request when it is new or has left its world; the driver answers when a new world is complete. The
+messages are JSON: ``{"worker", "request"}`` to :data:`DRIVER_BOX`; to the worker's own box either the fields of its new
+:class:`~hvd_cluster.topology.Topology` with ``interface``, ``devices``, ``newcomers``, ``lost`` and ``since``, or
+``{"leave": why}``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-#: Where the driver reads what workers ask.
+#: The box that the driver reads requests from.
 DRIVER_BOX = "elastic/driver"
 #: The fields of a topology that a new world changes.
 PLACE_FIELDS = (
@@ -31,12 +31,12 @@ PLACE_FIELDS = (
 
 
 def place_box(worker: str) -> str:
-    """Where ``worker`` reads its places."""
+    """The box that ``worker`` reads its topology from."""
     return f"elastic/place/{worker}"
 
 
 def news_box(worker: str) -> str:
-    """Where ``worker`` reads that the hosts have changed."""
+    """The box that ``worker`` reads changes of the hosts from."""
     return f"elastic/news/{worker}"
 
 
@@ -44,37 +44,37 @@ class Membership:
     """One process's part in an elastic job.
 
     Args:
-        topology: what the process was started with.
+        topology: as the process was started.
     """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._client = KeyValueClient(topology.rendezvous, topology.secret)
         self._places = MailboxReader(self._client, place_box(topology.worker))
-        #: The network interface by which the other hosts reach this one; empty where there are none.
+        #: The network interface through which other hosts reach this one; empty if there are no other hosts.
         self.interface = ""
-        #: For CUDA_VISIBLE_DEVICES, so that the worker's own GPU has its local rank as index; empty for no change.
+        #: Value for CUDA_VISIBLE_DEVICES, in local_rank order; empty for no change.
         self.devices = ""
-        #: Workers of the present world that were not in the one before.
+        #: Workers of this world that were not in the previous one.
         self.num_newcomers = 0
-        #: Workers of the world before that are not in the present one.
+        #: Workers of the previous world that are not in this one.
         self.num_lost = 0
-        #: When the present world was made, in seconds, by the clock of the news: what is older is not about it.
+        #: Creation time of this world, in seconds of the driver's clock; older notifications do not concern it.
         self.since = 0.0
 
     def next_place(self, timeout_s: float) -> Topology:
-        """Leave the world before, if there was one, and wait for the next.
+        """Leave the previous world, if there was one, and wait for the next.
 
         Args:
-            timeout_s: how long the driver waits for enough workers. A worker that has heard nothing for so long says
-                so, and waits on while the launcher lives: those that train may take long to their next commit, and
-                where there are too few the driver itself ends the job.
+            timeout_s: how long the driver waits for enough workers. After this time without an answer the worker logs a
+                warning and waits again, as long as the launcher is alive: workers that train may take long to reach
+                their next commit, and if there are too few workers the driver ends the job.
 
         Raises:
-            ConnectionError: the driver has gone.
-            SystemExit: the job goes on without this worker.
+            ConnectionError: the driver has ended.
+            SystemExit: the job continues without this worker.
         """
-        # By its number the driver knows a request that was pushed twice from one that is new.
+        # The number lets the driver recognise a request that was pushed twice.
         asked = {"worker": self.topology.worker, "request": uuid.uuid4().hex}
         post(self._client, DRIVER_BOX, json.dumps(asked).encode())
         answer = None
@@ -82,7 +82,9 @@ class Membership:
             try:
                 answer = json.loads(self._places.next(timeout_s))
             except TimeoutError:
-                logger.warning("the driver has given this worker no place for another %g s; it waits on", timeout_s)
+                logger.warning(
+                    "the driver has not assigned a rank to this worker for another %g s; it keeps waiting", timeout_s
+                )
         if "leave" in answer:
             logger.info("this worker leaves the job: %s", answer["leave"])
             sys.exit(0)
@@ -93,11 +95,11 @@ class Membership:
         return self.topology
 
     def news(self) -> MailboxReader:
-        """What the driver tells this worker unasked, over a connection of its own."""
+        """The driver's notifications about changed hosts, over a separate connection."""
         return MailboxReader(self._client.clone(), news_box(self.topology.worker))
 
     def close(self) -> None:
-        """Close the connection; the job does not care."""
+        """Close the connection; this does not affect the job."""
         self._client.close()
 
 

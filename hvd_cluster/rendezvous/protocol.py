@@ -1,4 +1,4 @@
-"""What the key-value store's client and server say to each other: a list of byte strings per message."""
+"""The messages between client and server of the key-value store: each is a list of byte strings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Command(bytes, Enum):
     """The first field of a request. Keys and values are bytes; numbers are written as decimal text."""
 
     SET = b"set"  # key, value -> OK
-    GET = b"get"  # timeout in ms, keys... -> OK, values...; waits until all are there
-    WAIT = b"wait"  # timeout in ms, keys... -> OK; waits until all are there
+    GET = b"get"  # timeout in ms, keys... -> OK, values...; waits until all keys exist
+    WAIT = b"wait"  # timeout in ms, keys... -> OK; waits until all keys exist
     ADD = b"add"  # key, amount -> OK, new number
     APPEND = b"append"  # key, value -> OK
     PUSH = b"push"  # box, value -> OK, its number in the box; sets "box/number", and counts in "box/posted"
     SWAP = b"swap"  # key, expected, desired -> OK, the value that is there now
     DELETE = b"delete"  # key -> OK, 1 or 0
-    CHECK = b"check"  # keys... -> OK, 1 if all are there or 0
+    CHECK = b"check"  # keys... -> OK, 1 if all exist or 0
     COUNT = b"count"  # -> OK, number of keys
 
 
@@ -44,7 +44,7 @@ def pack(fields: Iterable[bytes]) -> bytes:
 
 
 def unpack(message: bytes) -> list[bytes]:
-    """The fields of one message; raises ``struct.error`` when it is not one of ours."""
+    """The fields of one message; raises ``struct.error`` if it is not in this format."""
     (count,) = _COUNT.unpack_from(message)
     position = _COUNT.size
     fields: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Addresses: those that this host has, and the first of another host's at which its store answers."""
+"""The addresses of this host, and the first address of another host at which its store answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvd_cluster.topology import join_address
 
 LOOPBACK = "127.0.0.1"
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
-#: How long an address may be silent before the next one is tried.
-_PATIENCE_S = 3.0
+#: Seconds after which the next address is tried.
+_ATTEMPT_S = 3.0
 
 
 def host_key() -> str:
-    """A string that is equal for two processes of one kernel and network namespace, which may share memory then."""
+    """Equal for two processes of one kernel and network namespace, which can then share memory."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot_id}/{Path('/proc/self/ns/net').stat().st_ino}"
 
@@ -43,21 +43,21 @@ def reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_s: flo
     """The first of ``addresses`` at which a store answers that holds ``secret``.
 
     Raises:
-        ConnectionError: none did in time; the text says what each of them said.
+        ConnectionError: none did in time; the message has the reason for each address.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
         failures: list[str] = []
         for address in addresses:
-            left_s = max(0.1, min(_PATIENCE_S, deadline_s - time.monotonic()))
+            left_s = max(0.1, min(_ATTEMPT_S, deadline_s - time.monotonic()))
             try:
                 KeyValueClient(join_address(address, port), secret, left_s).close()
                 return address
-            except AuthenticationError as error:  # another host may have this address too, e.g. the loopback one
+            except AuthenticationError as error:  # another host may have the same address, e.g. loopback
                 failures.append(str(error))
             except ConnectionError as error:
                 failures.append(str(error))
         if time.monotonic() >= deadline_s:
             if all(address.startswith("127.") for address in addresses):
-                failures.append("its host has no IPv4 address but the loopback one, and hosts reach each other by IPv4")
+                failures.append("its host has no IPv4 address except loopback, and hosts connect to each other by IPv4")
             raise ConnectionError("; ".join(dict.fromkeys(failures)))

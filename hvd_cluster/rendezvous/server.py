@@ -13,20 +13,20 @@ import time
 from collections.abc import Sequence
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.rendezvous.keep_alive import keep_alive
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.rendezvous.listening import ANY, listen
 from hvd_cluster.rendezvous.protocol import pack, unpack
 from hvd_cluster.rendezvous.table import KeyValueTable
+from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 
 logger = logging.getLogger(__name__)
 
-#: Connections that have not proved themselves; more drive out the oldest. A burst of 512 workers proves itself at once.
-_MOST_STRANGERS = 600
+#: Unauthenticated connections; above this number the oldest are closed. 512 workers may connect at the same time.
+_MAX_UNAUTHENTICATED = 600
 
 
 class KeyValueServer:
-    """Serves a :class:`KeyValueTable` to whoever proves that it holds the job's secret.
+    """Serves a :class:`KeyValueTable` to clients that prove that they hold the job's secret.
 
     It runs from construction to :meth:`close`, and is a context manager.
 
@@ -48,8 +48,8 @@ class KeyValueServer:
         self._ports = dict.fromkeys([*hosts, *(one.getsockname()[0] for one in listeners)], self.port)
         self._to_listen: collections.deque[socket.socket] = collections.deque(listeners)
         self._listeners: set[socket.socket] = set()
-        self._bell, self._bell_far_end = socket.socketpair()
-        self._closing = threading.Lock()  # the bell must not be rung, nor a port opened, once the thread has ended
+        self._wakeup, self._wakeup_reader = socket.socketpair()
+        self._closing = threading.Lock()  # no wakeup is sent and no port opened after the thread has ended
         self._to_close: collections.deque[bytes] = collections.deque()
         self._table: KeyValueTable[Link] = KeyValueTable()
         self._links: dict[Link, None] = {}  # oldest first
@@ -57,7 +57,7 @@ class KeyValueServer:
         self._thread.start()
 
     def port_at(self, host: str) -> int:
-        """The port on which the server listens on that address of this host; from now on it does.
+        """The port on this address of the host; starts listening there if the server does not yet.
 
         Raises:
             OSError: no port can be opened there.
@@ -71,23 +71,23 @@ class KeyValueServer:
                 port = int(listener.getsockname()[1])
                 self._ports[host] = self._ports[listener.getsockname()[0]] = port
                 self._to_listen.append(listener)
-                self._bell.send(b"l")
+                self._wakeup.send(b"l")
         return port
 
     def close_keys(self, prefix: str) -> None:
-        """Remove the keys that start with ``prefix`` and refuse them from now on: what they belonged to is over."""
+        """Remove the keys that start with ``prefix`` and refuse them from now on: their world has ended."""
         self._to_close.append(prefix.encode())
         with self._closing:
             if self._thread.is_alive():
-                self._bell.send(b"c")
+                self._wakeup.send(b"c")
 
     def close(self) -> None:
-        """Stop serving; connected workers see the end of their connection. May be called twice, by several threads."""
+        """Stop serving and close all connections. May be called twice, and by several threads."""
         with self._closing:
             if self._thread.is_alive():
-                self._bell.send(b"x")
+                self._wakeup.send(b"x")
                 self._thread.join()
-            self._bell.close()
+            self._wakeup.close()
 
     def __enter__(self) -> KeyValueServer:
         return self
@@ -97,7 +97,7 @@ class KeyValueServer:
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._bell_far_end, selectors.EVENT_READ)
+            selector.register(self._wakeup_reader, selectors.EVENT_READ)
             while True:
                 while self._to_listen:
                     listener = self._to_listen.popleft()
@@ -107,16 +107,16 @@ class KeyValueServer:
                 deadline_s = self._table.next_deadline_s
                 timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
                 ready = [key.fileobj for key, _ in selector.select(timeout_s)]
-                if self._bell_far_end in ready:
-                    if b"x" in self._bell_far_end.recv(4096):
+                if self._wakeup_reader in ready:
+                    if b"x" in self._wakeup_reader.recv(4096):
                         break
                     while self._to_close:
                         self._deliver(self._table.close(self._to_close.popleft()))
                 for source in ready:
                     if isinstance(source, socket.socket) and source in self._listeners:
-                        self._welcome(source, selector)
-                    elif isinstance(source, Link) and source in self._links:  # else it was dropped in this round
-                        self._hear(selector, source)
+                        self._accept(source, selector)
+                    elif isinstance(source, Link) and source in self._links:  # otherwise it was dropped in this turn
+                        self._read(selector, source)
                 self._deliver(self._table.expire(time.monotonic()))
                 for link in self._links:
                     selector.modify(link, link.events)
@@ -124,28 +124,28 @@ class KeyValueServer:
                 link.close()
             for listener in [*self._listeners, *self._to_listen]:
                 listener.close()
-            self._bell_far_end.close()
+            self._wakeup_reader.close()
 
-    def _welcome(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    def _accept(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            # Gone already, or this process has no descriptor left: strangers give way first.
+            # The caller is gone, or no file descriptor is left: close unauthenticated connections first.
             logger.debug("the rendezvous could not accept a connection: %s", error)
-            self._drop_strangers(selector, most=0)
+            self._drop_unauthenticated(selector, most=0)
             return
-        with contextlib.suppress(OSError):  # its end shows at the next read
+        with contextlib.suppress(OSError):  # the next read reports the end
             keep_alive(sock)
             link = Link(sock, self._secret, accepts=True)
             link.flush()
             self._links[link] = None
             selector.register(link, link.events)
-        self._drop_strangers(selector, most=_MOST_STRANGERS)
+        self._drop_unauthenticated(selector, most=_MAX_UNAUTHENTICATED)
 
-    def _drop_strangers(self, selector: selectors.BaseSelector, most: int) -> None:
-        """Close the oldest connections that have not proved themselves, so that they cannot use up the descriptors."""
-        strangers = [link for link in self._links if not link.established]
-        for link in strangers[: max(0, len(strangers) - most)]:
+    def _drop_unauthenticated(self, selector: selectors.BaseSelector, most: int) -> None:
+        """Close the oldest unauthenticated connections, so that they cannot exhaust the file descriptors."""
+        unauthenticated = [link for link in self._links if not link.established]
+        for link in unauthenticated[: max(0, len(unauthenticated) - most)]:
             self._drop(selector, link)
 
     def _drop(self, selector: selectors.BaseSelector, link: Link) -> None:
@@ -154,13 +154,13 @@ class KeyValueServer:
         self._table.forget(link)
         link.close()
 
-    def _hear(self, selector: selectors.BaseSelector, link: Link) -> None:
+    def _read(self, selector: selectors.BaseSelector, link: Link) -> None:
         try:
             for message in link.receive():
                 self._deliver(self._table.apply(link, unpack(message), time.monotonic()))
             return
         except EOFError:
-            pass  # a worker that has finished, or died: its launcher knows which
+            pass  # the worker finished or died; its launcher knows which
         except AuthenticationError as error:
             logger.warning("the rendezvous refused a connection: %s", error)
         except (ValueError, struct.error) as error:
@@ -169,5 +169,5 @@ class KeyValueServer:
 
     def _deliver(self, answers: list[tuple[Link, list[bytes]]]) -> None:
         for link, reply in answers:
-            with contextlib.suppress(OSError):  # its end shows at the next read
+            with contextlib.suppress(OSError):  # the next read reports the end
                 link.send(pack(reply))

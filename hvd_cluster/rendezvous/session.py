@@ -1,4 +1,4 @@
-"""The signed conversation, without any input or output: bytes in, messages out.
+"""The signed protocol between two ends of a connection, without I/O: bytes in, messages out.
 
 Both ends prove that they know the secret before either accepts a message: each side sends 32 fresh random bytes, and
 each answers with an HMAC-SHA256 over both (a mutual challenge and response, ISO/IEC 9798-4 style). The two directions
@@ -28,14 +28,14 @@ _CHALLENGE_BYTES = 32
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">Q")
 _HEADER_BYTES = _LENGTH.size + _MAC_BYTES
-#: Below this a copy is cheaper than a second call.
+#: Below this size a copy is cheaper than a second call.
 _SHORT_BYTES = 1 << 16
-#: No message of ours comes near this; a larger length is a corrupt or hostile stream.
+#: No valid message is this large; a larger length means a corrupt or hostile stream.
 _MAX_MESSAGE_BYTES = 1 << 40
 
 
 class Session:
-    """One end of a conversation. Feed it what arrived; send what stands in :attr:`outgoing`.
+    """One end of a connection. Pass received bytes to :meth:`feed`; send the bytes in :attr:`outgoing`.
 
     Args:
         secret: the job's secret.
@@ -56,7 +56,7 @@ class Session:
         self._num_sent = 0
         self._num_received = 0
         self._proof_expected = b""
-        #: Bytes to write to the peer; whoever writes them removes them.
+        #: Bytes to write to the peer; the writer removes them.
         self.outgoing = bytearray()
         #: True once the peer has proved that it knows the secret.
         self.established = False
@@ -80,13 +80,13 @@ class Session:
             self._emit(header + message)
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """Take bytes that arrived; return the messages that they complete.
+        """Process received bytes; return the messages that they complete.
 
         Raises:
             AuthenticationError: the peer does not know the secret, or a message was altered. Close the connection.
         """
         self._incoming += data if self._tls is None else self._decrypted(self._tls, data)
-        if not self.established and not self._shake_hands():
+        if not self.established and not self._handshake():
             return []
         messages: list[bytes] = []
         start = 0
@@ -97,7 +97,7 @@ class Session:
             end = start + _HEADER_BYTES + length
             if len(self._incoming) < end:
                 break
-            with memoryview(self._incoming) as view:  # a slice of a bytearray would be a second copy
+            with memoryview(self._incoming) as view:  # a slice of the bytearray would copy twice
                 mac = bytes(view[start + _LENGTH.size : start + _HEADER_BYTES])
                 message = bytes(view[start + _HEADER_BYTES : end])
             if not hmac.compare_digest(mac, _mac(self._receive_key, self._num_received, message)):
@@ -120,7 +120,7 @@ class Session:
         self.outgoing += tls.pending()  # its handshake
         return plain
 
-    def _shake_hands(self) -> bool:
+    def _handshake(self) -> bool:
         hello_bytes = len(_MAGIC) + _CHALLENGE_BYTES
         if not self._send_key:
             known = min(len(self._incoming), len(_MAGIC))
@@ -151,7 +151,7 @@ class Session:
 
 def _mac(key: bytes, number: int, message: bytes | bytearray | memoryview) -> bytes:
     if len(message) < _SHORT_BYTES:
-        # The one-shot form costs a third of hmac.new() for the short messages that somebody waits for.
+        # For short messages hmac.digest() takes a third of the time of hmac.new().
         return hmac.digest(key, _LENGTH.pack(number) + message, "sha256")
     signature = hmac.new(key, _LENGTH.pack(number), "sha256")
     signature.update(message)

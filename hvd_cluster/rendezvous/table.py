@@ -1,4 +1,4 @@
-"""The key-value table and the requests that wait for its keys: values in, values out, no sockets and no clock."""
+"""The key-value table and the requests that wait for its keys: values in, values out, without sockets or a clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Waiting(Generic[Client]):
 
 
 class KeyValueTable(Generic[Client]):
-    """A dictionary whose readers may wait for keys that are not there yet.
+    """A dictionary whose readers may wait for keys that do not exist yet.
 
     Every method that may answer returns ``(client, reply)`` pairs; a waiting request is answered by the request that
     sets its last key, or by :meth:`expire`.
@@ -53,13 +53,13 @@ class KeyValueTable(Generic[Client]):
         return answers
 
     def expire(self, now_s: float) -> list[tuple[Client, list[bytes]]]:
-        """Give up on the requests whose time has passed; they are told which keys are missing."""
+        """End the requests whose time has passed; their replies name the missing keys."""
         late = [w for w in self._waiting if w.deadline_s <= now_s]
         self._waiting = [w for w in self._waiting if w.deadline_s > now_s]
         return [(w.client, [Answer.TIMEOUT, *(key for key in w.keys if key not in self._values)]) for w in late]
 
     def close(self, prefix: bytes) -> list[tuple[Client, list[bytes]]]:
-        """Remove the keys that start with ``prefix``, and refuse whoever asks or waits for one from now on."""
+        """Remove the keys that start with ``prefix``, and refuse requests for them, also those that wait."""
         self._closed = (*self._closed, prefix)
         self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
         refused = [(w, key) for w in self._waiting if (key := self._closed_key(w.keys)) is not None]
@@ -72,7 +72,7 @@ class KeyValueTable(Generic[Client]):
         return next((key for key in keys if key.startswith(self._closed)), None)
 
     def forget(self, client: Client) -> None:
-        """``client`` is gone: nothing waits for it any more."""
+        """Remove the waiting requests of ``client``, which has disconnected."""
         self._waiting = [w for w in self._waiting if w.client is not client]
 
     def _answer_complete(self, candidates: list[_Waiting[Client]]) -> list[tuple[Client, list[bytes]]]:
@@ -101,7 +101,7 @@ class KeyValueTable(Generic[Client]):
             values[key] = values.get(key, b"") + value
             return [Answer.OK], key
         if command == Command.PUSH:
-            # One step: whoever dies while it posts leaves no number without its message.
+            # One step: a client that dies while it posts leaves no number without its message.
             box, value = fields
             number = values.get(box + b"/posted", b"0")
             values[box + b"/posted"] = str(int(number) + 1).encode()

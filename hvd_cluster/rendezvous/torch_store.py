@@ -1,6 +1,6 @@
-"""The key-value store as torch's process groups want it.
+"""The key-value store behind torch's interface, for process groups.
 
-torch's own TCPStore authenticates nobody; a process group built on this one meets only workers of the job.
+torch's own TCPStore does not authenticate its clients; a process group on this one connects only workers of the job.
 """
 
 from __future__ import annotations

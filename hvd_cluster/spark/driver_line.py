@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.keep_alive import keep_alive
+from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 from hvd_cluster.spark.messages import STOP, Line, Message
 from hvd_cluster.topology import split_address
 

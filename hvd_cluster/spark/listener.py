@@ -15,8 +15,8 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.reception import Reception
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.rendezvous.keep_alive import keep_alive
 from hvd_cluster.rendezvous.listening import listen
+from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 from hvd_cluster.spark.messages import STOP, Lost, Seated
 from hvd_cluster.topology import join_address
 

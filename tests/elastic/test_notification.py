@@ -40,8 +40,8 @@ def tell(server: KeyValueServer, at: float) -> None:
 
 
 def test_news_are_heard_again_once_the_network_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notification, "_TRY_AGAIN_S", 0.05)
-    monkeypatch.setattr(notification, "_MOST_TRIES", 100)
+    monkeypatch.setattr(notification, "_RETRY_S", 0.05)
+    monkeypatch.setattr(notification, "_MAX_TRIES", 100)
     monkeypatch.setattr(membership, "_membership", None)
     server = KeyValueServer(SECRET)
     topology = Topology(rendezvous=f"127.0.0.1:{server.port}", secret=SECRET, worker="w7", job_id="j")
@@ -60,7 +60,7 @@ def test_news_are_heard_again_once_the_network_is_back(monkeypatch: pytest.Monke
         tell(back, 2.0)
         assert state.has_heard.acquire(timeout=30)
     assert state.heard == [1.0, 2.0]
-    monkeypatch.setattr(notification, "_MOST_TRIES", 1)
+    monkeypatch.setattr(notification, "_MAX_TRIES", 1)
     thread = manager._thread
     assert thread is not None
     thread.join(30)

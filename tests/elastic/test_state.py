@@ -100,6 +100,6 @@ def test_news_of_a_new_world_that_came_before_its_reset_is_kept_and_older_news_i
 
 
 @pytest.mark.parametrize("method", ["save", "restore", "sync"])
-def test_a_state_of_one_s_own_must_say_how(method: str) -> None:
-    with pytest.raises(NotImplementedError, match="Mine does not say"):
+def test_a_subclass_must_implement_its_methods(method: str) -> None:
+    with pytest.raises(NotImplementedError, match="Mine does not implement"):
         getattr(type("Mine", (State,), {})(alone, lambda: 0), method)()

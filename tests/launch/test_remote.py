@@ -13,7 +13,7 @@ import psutil
 import pytest
 from hosts import Machines
 
-from hvd_cluster.rendezvous.vanishing import VANISHED_S
+from hvd_cluster.rendezvous.tcp_keepalive import DEAD_HOST_S
 
 HVDRUN = [sys.executable, "-m", "hvd_cluster.launch.cli.main"]
 MakeHosts = Callable[[int], Machines]
@@ -220,7 +220,7 @@ def test_a_launcher_that_takes_no_output_for_a_while_loses_no_host_and_no_line(
         said = [launcher.stdout.readline()]
         if how == "stopped":
             launcher.send_signal(signal.SIGSTOP)
-        time.sleep(VANISHED_S + 5)
+        time.sleep(DEAD_HOST_S + 5)
         launcher.send_signal(signal.SIGCONT)
         said += launcher.stdout.readlines()
         launcher.wait(60)

@@ -121,7 +121,7 @@ def test_a_note_that_others_could_read_is_not_trusted(tmp_path: Path) -> None:
     name = f"meeting-{hashlib.sha256(b'hvd_cluster/job/0.0/').hexdigest()[:24]}.json"
     (tmp_path / name).write_text('{"addresses": ["127.0.0.1"], "port": 1, "secret": "00"}')
     (tmp_path / name).chmod(0o644)
-    with pytest.raises(ConnectionError, match="others may read it"):
+    with pytest.raises(ConnectionError, match="other users may read it"):
         meet(topology, 0, 1.0, folder=str(tmp_path))
 
 

@@ -118,7 +118,7 @@ def test_junk_and_silent_connections_do_not_disturb_the_server(server: KeyValueS
 def test_a_stranger_that_gives_way_while_it_speaks_does_not_end_the_server(
     server: KeyValueServer, client: KeyValueClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvd_cluster.rendezvous.server._MOST_STRANGERS", 4)
+    monkeypatch.setattr("hvd_cluster.rendezvous.server._MAX_UNAUTHENTICATED", 4)
     large = b"x" * 50_000_000
     strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
     client.num_keys()  # all of them are in
@@ -245,13 +245,13 @@ def test_an_address_to_which_no_way_leads_is_named() -> None:
 def test_an_address_to_which_no_way_leads_does_not_hide_one_that_answers(
     server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(reach, "_ATTEMPT_S", 0.3)
     assert reachable([NO_WAY, "127.0.0.1"], server.port, SECRET, 30.0) == "127.0.0.1"
 
 
 @pytest.mark.parametrize("addresses", [[], ["127.0.0.1"]])
-def test_a_host_without_an_address_for_others_is_told_that_ipv4_is_needed(addresses: list[str]) -> None:
-    with pytest.raises(ConnectionError, match="no IPv4 address but the loopback one"):
+def test_a_host_without_an_address_for_others_is_named(addresses: list[str]) -> None:
+    with pytest.raises(ConnectionError, match="no IPv4 address except loopback"):
         reachable(addresses, 9, SECRET, 0.3)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.agent import Agent
 from hvd_cluster.rendezvous.secret import certificate_of
-from hvd_cluster.rendezvous.vanishing import notice_vanishing
+from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 from hvd_cluster.spark.devices import task_environment, task_gpus
 from hvd_cluster.spark.driver_line import reach_driver
 from hvd_cluster.spark.encryption import gloo_variables
@@ -54,7 +54,7 @@ def perform(context: Any, versions: dict[str, str], offer: bytes, slot: int) -> 
     if errors:
         return [(slot, "problem", "; ".join(errors).encode())]
     job: Offer = pickle.loads(offer)  # Spark brought it, as it brought this function
-    channel, _ = reach_driver(job.driver_addresses, job.secret, notice_vanishing)
+    channel, _ = reach_driver(job.driver_addresses, job.secret, detect_dead_host)
     if channel is None:
         text = (
             f"the task on {here} cannot reach the driver at {', '.join(job.driver_addresses)}. The process that called "

@@ -34,7 +34,7 @@ class StateHandler:
 
     def sync(self) -> None:
         """Take over rank 0's state, and save it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is made equal on all ranks")
+        raise NotImplementedError(f"{type(self).__name__} does not implement sync()")
 
     def reset(self) -> None:
         """Adapt to a new world."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from hvd_cluster.rendezvous.keep_alive import keep_alive
+from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 
 #: The shortest time after which a common firewall forgets a silent connection: Azure's load balancer.
 FORGOTTEN_S = 240
