@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import PackedCall, unpack
@@ -21,9 +21,6 @@ from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
 from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.strategy import Reservation
-
-if TYPE_CHECKING:
-    from hvd_cluster.ray.executor import RayExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +35,12 @@ class ClientAdapter(Adapter):
 
     Args:
         spec: what the user wants of the executor.
+        executor_class: what to make in the cluster; it takes the fields of ``spec``.
     """
 
-    def __init__(self, spec: ExecutorSpec) -> None:
+    def __init__(self, spec: ExecutorSpec, executor_class: type[Any]) -> None:
         self._spec = spec
+        self._executor_class = executor_class
         self._actor: Any = None
         self._connection = Connection()
         self._reservation: Reservation | None = None
@@ -55,8 +54,6 @@ class ClientAdapter(Adapter):
     ) -> None:
         self.shutdown()
         executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
-        from hvd_cluster.ray.executor import RayExecutor
-
         arguments = {field.name: getattr(self._spec, field.name) for field in fields(self._spec)}
         options: dict[str, Any] = {}
         self._connection = Connection.current()
@@ -69,7 +66,7 @@ class ClientAdapter(Adapter):
             actor_class = load_ray().remote(_Elsewhere)
             # A thread for the call, and one to ask meanwhile what workers have logged.
             self._actor = actor_class.options(num_cpus=0, max_concurrency=2, **options).remote(
-                packed(RayExecutor, kwargs=arguments)
+                packed(self._executor_class, kwargs=arguments)
             )
             self._result(self._actor.start.remote(executable, extra_env_vars))
         except BaseException:  # an interrupt as well: what it has started ends with it
@@ -161,7 +158,7 @@ class _Elsewhere:
     """In the cluster: the executor, and what its workers have logged."""
 
     def __init__(self, make: PackedCall) -> None:
-        self._executor: RayExecutor = unpack(make)()
+        self._executor: Any = unpack(make)()
         self._logged: collections.deque[dict[str, Any]] = collections.deque()
 
     def start(self, executable: PackedCall | None, env: Mapping[str, Any] | None) -> None:
@@ -169,13 +166,16 @@ class _Elsewhere:
         self._executor.start(executable_cls=make, extra_env_vars=env)
 
     def execute(self, call: PackedCall, logs: bool) -> list[Any]:
-        return self._executor.execute(unpack(call), [self._logged.append] if logs else None)
+        results: list[Any] = self._executor.execute(unpack(call), [self._logged.append] if logs else None)
+        return results
 
     def run(self, call: PackedCall, logs: bool) -> list[Any]:
-        return self._executor.run(unpack(call), callbacks=[self._logged.append] if logs else None)
+        results: list[Any] = self._executor.run(unpack(call), callbacks=[self._logged.append] if logs else None)
+        return results
 
     def run_remote(self, call: PackedCall) -> list[Any]:
-        return self._executor.run_remote(unpack(call))
+        refs: list[Any] = self._executor.run_remote(unpack(call))
+        return refs
 
     def execute_single(self, call: PackedCall, logs: bool) -> Any:
         return self._executor.execute_single(unpack(call))

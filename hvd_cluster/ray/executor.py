@@ -150,7 +150,7 @@ class RayExecutor:
         """
         connect()  # RAY_ADDRESS may make this process a Ray Client
         if is_client() and not isinstance(self.adapter, ClientAdapter):
-            self.adapter = ClientAdapter(self._spec)
+            self.adapter = ClientAdapter(self._spec, RayExecutor)
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:

@@ -9,7 +9,6 @@ REMAINING: list[set[str]] = [
     {"hvd_cluster.engine.basics", "hvd_cluster.engine.process_sets"},
     {"hvd_cluster.estimators.estimator", "hvd_cluster.estimators.view.tracking"},
     {"hvd_cluster.estimators.run.data_module", "hvd_cluster.estimators.run.readers"},
-    {"hvd_cluster.ray.client", "hvd_cluster.ray.executor"},
     {
         "hvd_cluster.estimators.params",
         "hvd_cluster.estimators.stages.persistence",

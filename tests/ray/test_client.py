@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def test_an_executor_whose_actor_has_died_shuts_down_and_starts_again(ray_cluster: TestCluster) -> None:
     import ray
 
-    adapter = ClientAdapter(ExecutorSpec(settings=RayExecutor.create_settings(timeout_s=100), num_workers=1))
+    adapter = ClientAdapter(
+        ExecutorSpec(settings=RayExecutor.create_settings(timeout_s=100), num_workers=1), RayExecutor
+    )
     adapter.start()
     ray.kill(adapter._actor)
     adapter.shutdown()
