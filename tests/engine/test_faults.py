@@ -52,7 +52,7 @@ def survive(folder: str, num_elements: int, victim: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("gloo", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("num_elements", "victim"), [(1, 0), pytest.param(20_000_000, 2, marks=pytest.mark.slow)], ids=["small", "80 MB"]
 )
@@ -74,7 +74,7 @@ def test_kill_9_in_mid_operation_is_an_error_on_every_survivor_within_10_s(
         assert f"rank {victim}" in story["text"] or "failed" in story["text"]
 
 
-@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+@pytest.mark.parametrize("shares", ["1", pytest.param("0", marks=pytest.mark.slow)], ids=["shm", "gloo"])
 def test_shutdown_with_an_operation_in_flight_fails_it_on_the_others(shares: str) -> None:
     def fn() -> str:
         from footprint import footprint, left_over
