@@ -120,6 +120,7 @@ def test_all_brings_what_notebooks_and_examples_import(path: Path) -> None:
     assert list(not_brought(imported(code), ["all"])) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", sorted(page.name for page in (ROOT / "docs").glob("*.md")))
 def test_a_guides_extras_bring_what_its_programs_import(page: str) -> None:
     blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)

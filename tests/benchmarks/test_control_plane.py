@@ -13,6 +13,7 @@ from hvd_cluster.engine.request import Kind, Signature, TensorMeta
 SIGNATURE = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cpu"),))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_hosts", [1, 9, 64, 300])
 def test_the_time_on_the_network_is_that_of_the_hops_and_the_bytes(num_hosts: int) -> None:
     simulation = Simulation(list(range(num_hosts)), Costs(0.0, 0.0), counts_cpu=False)

@@ -154,6 +154,7 @@ def test_a_reader_without_a_full_batch_has_no_steps(dataset: Dataset) -> None:
     assert list(too_large.epoch(0)) == []
 
 
+@pytest.mark.long
 def test_closing_or_dropping_an_iterator_ends_its_threads(dataset: Dataset) -> None:
     # With room for one window at a time, there is work left for the threads after the first batch.
     options: dict[str, Any] = {"num_threads": 3, "window_bytes": 8 * 40, "prefetch_bytes": 1}

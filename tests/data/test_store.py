@@ -107,6 +107,7 @@ def test_files_are_written_read_listed_copied_and_deleted(tmp_path: Path, prefix
         store.read(path)
 
 
+@pytest.mark.long
 def test_a_reader_sees_the_old_file_or_the_new_one_but_no_half(store: Store) -> None:
     path = f"{store.prefix}/checkpoint"
     contents = [bytes([number]) * 300_000 for number in range(8)]

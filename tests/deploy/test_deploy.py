@@ -49,6 +49,7 @@ def test_a_manifest_is_what_its_kind_allows(name: str, of: str) -> None:
     jsonschema.validate(manifest(name), schema(of))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "of"), MANIFESTS.items())
 def test_the_schemas_find_what_is_wrong(name: str, of: str) -> None:
     for change in ({"replicas": 2}, {"suspend": "yes"}):

@@ -58,6 +58,7 @@ def test_a_cycle_is_over_when_requests_have_waited_for_company() -> None:
     mailbox.close()
 
 
+@pytest.mark.long
 def test_a_cycle_that_older_requests_have_begun_does_not_end_for_what_was_submitted_just_now() -> None:
     mailbox = Mailbox(0.5)
     mailbox.submit(_request("a"), is_waited_for=False)

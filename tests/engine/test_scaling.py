@@ -381,6 +381,7 @@ def test_a_bfloat16_sum_within_a_host_rounds_once() -> None:
 # ---- where a tensor lives -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("op", [SUM, AVERAGE, MAX], ids=lambda op: op.name)
 def test_shared_tensors_get_the_bits_of_ordinary_ones(sharing: World, dtype: torch.dtype, op: ReduceOp) -> None:

@@ -1,11 +1,13 @@
 """The reporting tree: one leader for each host, every rank below the root, no rank with too many children."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_cluster.engine.tree import FANOUT, plan
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1, max_size=60))
 def test_every_rank_hangs_below_the_root_exactly_once(hosts: list[str]) -> None:
     places = plan(hosts)
@@ -19,6 +21,7 @@ def test_every_rank_hangs_below_the_root_exactly_once(hosts: list[str]) -> None:
         assert sum(map(len, parts)) == len(set().union(*parts)) if parts else True
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=2, max_size=60))
 def test_only_leaders_talk_between_hosts(hosts: list[str]) -> None:
     leaders = {host: hosts.index(host) for host in hosts}

@@ -102,6 +102,7 @@ def test_one_who_says_nothing_keeps_nobody_else_waiting() -> None:
     door.close()
 
 
+@pytest.mark.long
 def test_a_door_that_found_no_descriptor_once_stays_open() -> None:
     guests = Guests()
     door = Door(SECRET, guests.let_in, "127.0.0.1")

@@ -34,11 +34,17 @@ def test_silent_strangers_keep_no_caller_from_a_beacon(monkeypatch: pytest.Monke
     monkeypatch.setattr(reach, "_MOST_CALLERS", 2)
     secret = new_secret()
     with contextlib.closing(Beacon(secret, "here")) as beacon, contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", beacon.port))) for _ in range(4)]
-        assert strangers[0].recv(1000)  # its greeting
+
+        def stranger() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", beacon.port)))
+
+        first = stranger()
+        assert first.recv(1000)  # its greeting, which it would not get if it gave way before
+        for _ in range(3):
+            stranger()
         # With a caller of the job in the queue, not a stranger's time has to pass but a stranger to give way.
         assert call([Claim("here", ("127.0.0.1",), beacon.port)], secret) == {"here": ("127.0.0.1",)}
-        while strangers[0].recv(1000):
+        while first.recv(1000):
             pass
 
 

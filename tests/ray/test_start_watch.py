@@ -7,6 +7,7 @@ import pytest
 from hvd_cluster.ray.start_watch import StartWatch, late_text
 
 
+@pytest.mark.long
 def test_workers_that_do_not_report_though_there_is_room_are_told_about() -> None:
     stopped = threading.Event()
     watch = StartWatch(lambda: 1, lambda: {"a": 2, "b": 1}, needed=3, timeout_s=0.1, stop=stopped.set)

@@ -105,6 +105,7 @@ def test_ranks_on_several_hosts_meet_in_a_folder_that_they_share(launcher: str, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_ranks_on_several_hosts_without_a_way_to_meet_are_told_what_to_use(tmp_path: Path) -> None:
     lost = Topology(rank=0, size=4, local_rank=0, local_size=2, cross_size=2, launcher="openmpi")
     with pytest.raises(ConnectionError, match=r"started by openmpi, which says nothing .* hvdrun, torchrun"):

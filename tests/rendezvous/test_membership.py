@@ -80,6 +80,7 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
     news.close()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, driver: KeyValueClient) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
     told = threading.Timer(0.7, post, (driver, place_box("w7"), place))

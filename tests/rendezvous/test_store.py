@@ -115,6 +115,7 @@ def test_junk_and_silent_connections_do_not_disturb_the_server(server: KeyValueS
         assert client.get("k") == b"v"
 
 
+@pytest.mark.long
 def test_a_stranger_that_gives_way_while_it_speaks_does_not_end_the_server(
     server: KeyValueServer, client: KeyValueClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_stranger_that_gives_way_while_it_speaks_does_not_end_the_server(
         stranger.close()
 
 
+@pytest.mark.long
 def test_a_stranger_that_sends_a_byte_now_and_then_is_dropped_in_time() -> None:
     near, far = socket.socketpair()
 
@@ -312,6 +314,7 @@ def test_a_gloo_process_group_works_on_the_authenticated_store(server: KeyValueS
     assert not dist.is_initialized()
 
 
+@pytest.mark.long
 def test_several_threads_may_close_a_server_at_once() -> None:
     for _ in range(200):
         server = KeyValueServer(SECRET)

@@ -54,6 +54,7 @@ def test_messages_arrive_and_none_of_them_is_on_the_wire() -> None:
     assert b"nobody" in wire
 
 
+@pytest.mark.long
 def test_threads_that_send_while_one_receives_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pending = tls.TlsLayer.pending
 

@@ -161,6 +161,7 @@ def test_an_end_carries_the_outcome(listener: Listener, secret: bytes, messages:
         assert messages.get(timeout=5) == Ended(outcome)
 
 
+@pytest.mark.long
 def test_a_line_from_which_the_driver_takes_nothing_is_closed_at_once(secret: bytes) -> None:
     with socket.create_server((LOCAL[0], 0)) as server, contextlib.ExitStack() as stack:
         accepted: list[Channel] = []

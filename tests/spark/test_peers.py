@@ -39,6 +39,7 @@ def test_a_worker_may_go_on_until_another_one_has_failed(peers: list[Peers]) -> 
     assert FAILURE_GRACE_S - 1 < left_s <= FAILURE_GRACE_S
 
 
+@pytest.mark.long
 def test_the_store_is_kept_until_all_have_ended(peers: list[Peers]) -> None:
     asked: list[int] = []
 

@@ -49,6 +49,7 @@ class Growing(Session):
         raise NotImplementedError
 
 
+@pytest.mark.long
 def test_executors_that_come_later_are_waited_for_and_the_log_says_for_what(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

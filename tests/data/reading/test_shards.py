@@ -112,6 +112,7 @@ def test_padding_is_at_the_end_of_a_batch_and_is_counted(
     assert sorted(fresh) == list(range(split.rows))
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(**orders)
 def test_a_small_split_has_one_order_however_it_was_cut_into_row_groups(

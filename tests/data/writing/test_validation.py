@@ -16,6 +16,7 @@ from hvd_cluster.data.writing.validation import check, column_mask, ratio_mask
 from hvd_cluster.errors import DataError
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     ratio=st.floats(0.001, 0.999),

@@ -141,6 +141,7 @@ def test_what_the_user_has_set_stays(frozen: set[str]) -> None:
         assert {getattr(parameters, name) for parameters in run.changes} == {getattr(INITIAL, name)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("packed", "least"), [(4 * MIB, 4 * MIB), (500 * MIB, INITIAL.fusion_threshold_bytes)])
 def test_what_was_packed_before_the_engine_had_it_is_never_given_a_threshold_that_would_have_packed_it_otherwise(
     packed: int, least: int

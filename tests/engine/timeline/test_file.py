@@ -54,6 +54,7 @@ def test_a_new_file_replaces_the_old_one_and_its_elder(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["t.json"]
 
 
+@pytest.mark.long
 def test_the_size_is_bounded_and_the_newest_events_stay_with_their_names(tmp_path: Path) -> None:
     path, older = tmp_path / "t.json", tmp_path / "t.older.json"
     timeline = TimelineFile(path, max_bytes=MIB)

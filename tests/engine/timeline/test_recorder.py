@@ -75,6 +75,7 @@ def test_cycles_are_marked_where_that_was_asked_for() -> None:
         assert [e["name"] for e in taken(recorder) if e["ph"] == "i"] == ["CYCLE_START"] * marks
 
 
+@pytest.mark.long
 def test_events_beyond_a_bound_are_counted_and_forgotten() -> None:
     recorder = Recorder(0, "h")
     recorder.start()
@@ -87,6 +88,7 @@ def test_events_beyond_a_bound_are_counted_and_forgotten() -> None:
     assert [e["name"] for e in taken(recorder)] == ["x"]
 
 
+@pytest.mark.long
 def test_unnamed_operations_share_a_lane_and_so_do_too_many_tensors() -> None:
     recorder = Recorder(0, "h")
     recorder.start()
@@ -102,6 +104,7 @@ def test_unnamed_operations_share_a_lane_and_so_do_too_many_tensors() -> None:
     assert used.count("more tensors") == 6000 - 4095
 
 
+@pytest.mark.long
 def test_threads_may_record_while_another_takes() -> None:
     recorder = Recorder(0, "h")
     recorder.start()
