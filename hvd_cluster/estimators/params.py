@@ -29,7 +29,7 @@ class Row:
     doc: str
     #: Turns a value into its final form, or raises ValueError.
     rule: Rule = anything
-    #: None is a value of its own, not only the default.
+    #: Whether None is a value of the param. Where it is not, None stands for the default.
     optional: bool = True
     #: What follows "set" and "get", where it is not the name in camel case; further entries are further spellings.
     setters: tuple[str, ...] = ()

@@ -79,6 +79,13 @@ def test_a_setter_refuses_what_the_param_cannot_hold(name, value):
         setter(value)
 
 
+def test_none_stands_for_the_default():
+    estimator = TorchEstimator(batch_size=None, verbose=None, loss=None)
+    assert (estimator.getBatchSize(), estimator.getVerbose(), estimator.getLoss()) == (32, 1, None)
+    assert estimator.setEpochs(5).setEpochs(None).getEpochs() == 1
+    assert estimator.setParams(shuffle=None).getShuffle() is True
+
+
 def test_an_unknown_param_is_a_type_error_with_the_near_miss():
     with pytest.raises(TypeError, match=r"no param 'epoch' \(did you mean epochs"):
         TorchEstimator(epoch=3)

@@ -21,10 +21,11 @@ from hvd_cluster.estimators.params import ESTIMATOR_ROWS, with_params
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.snapshot import Snapshot
 from hvd_cluster.estimators.spec import TrainResult
+from hvd_cluster.estimators.typed_params import KerasEstimatorParams
 
 
 @with_params(ESTIMATOR_ROWS, KERAS_ROWS)
-class KerasEstimator(KerasStage, DistributedEstimator):
+class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
     """Trains a Keras 3 model on the rows of a DataFrame, with several workers, and returns a :class:`KerasModel`.
 
     ``fit(data)`` takes what :class:`TorchEstimator`'s takes. Workers run Keras on the backend that the model was made

@@ -17,6 +17,7 @@ from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, with_params
 from hvd_cluster.estimators.scoring.scorer import Framework
+from hvd_cluster.estimators.typed_params import KerasModelParams
 
 
 def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -27,7 +28,7 @@ def predict(model: Any, features: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @with_params(MODEL_ROWS, KERAS_MODEL_ROWS)
-class KerasModel(KerasStage, FittedModel):
+class KerasModel(KerasModelParams, KerasStage, FittedModel):
     """A trained Keras model as a transformer.
 
     ``transform(data)`` keeps every column and adds one for each output, named ``<label>__output`` unless

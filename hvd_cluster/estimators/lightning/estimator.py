@@ -26,6 +26,7 @@ from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tuples, unsized
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import Findings, floating_dtype, probe
+from hvd_cluster.estimators.typed_params import LightningEstimatorParams
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _ITS_OWN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
 
 @with_params(ESTIMATOR_ROWS, LIGHTNING_ROWS)
-class LightningEstimator(ModuleEstimator):
+class LightningEstimator(LightningEstimatorParams, ModuleEstimator):
     """Trains a LightningModule on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
 
     ``fit(data)`` takes what :class:`TorchEstimator`'s takes. In each worker a Trainer with ``HorovodStrategy`` runs.

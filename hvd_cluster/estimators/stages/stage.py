@@ -79,7 +79,13 @@ class Stage(Params, MLWritable, MLReadable):
         return self._set(**given)
 
     def _set(self, **kwargs: Any) -> Any:
-        return super()._set(**self._by_key(self._by_keyword(kwargs)))
+        given = self._by_keyword(kwargs)
+        for name, value in list(given.items()):
+            row = self.param_rows.get(name)
+            if value is None and row is not None and not row.optional:  # as if not given
+                self.clear(getattr(self, row.key))
+                del given[name]
+        return super()._set(**self._by_key(given))
 
     def _setDefault(self, **kwargs: Any) -> Any:
         return super()._setDefault(**self._by_key(self._by_keyword(kwargs)))

@@ -22,10 +22,11 @@ from hvd_cluster.estimators.torch.module_estimator import ModuleEstimator, as_tu
 from hvd_cluster.estimators.torch.optimizer_state import OptimizerState
 from hvd_cluster.estimators.torch.probe import probe
 from hvd_cluster.estimators.torch.train import train
+from hvd_cluster.estimators.typed_params import TorchEstimatorParams
 
 
 @with_params(ESTIMATOR_ROWS, TORCH_ROWS)
-class TorchEstimator(ModuleEstimator):
+class TorchEstimator(TorchEstimatorParams, ModuleEstimator):
     """Trains a PyTorch model on the rows of a DataFrame, with several workers, and returns a :class:`TorchModel`.
 
     ``fit(data)`` takes a Spark DataFrame (classic or Connect), and then the workers run on the Spark cluster; or a

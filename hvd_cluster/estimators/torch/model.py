@@ -15,6 +15,7 @@ from hvd_cluster.estimators.scoring.scorer import Framework
 from hvd_cluster.estimators.torch.cpu_copies import module_on_cpu
 from hvd_cluster.estimators.torch.model_pickling import make_picklable
 from hvd_cluster.estimators.torch.objective import as_outputs
+from hvd_cluster.estimators.typed_params import TorchModelParams
 
 
 def predict(model: torch.nn.Module, features: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -36,7 +37,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 @with_params(MODEL_ROWS, TORCH_MODEL_ROWS)
-class TorchModel(FittedModel):
+class TorchModel(TorchModelParams, FittedModel):
     """A trained PyTorch model as a transformer.
 
     ``transform(data)`` keeps every column and adds one for each output, named ``<label>__output`` unless
