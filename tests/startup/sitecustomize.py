@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 
 #: What Keras and TensorFlow Lite try to import for features that no test uses: seconds in each process.
 OPTIONAL = {"matplotlib", "sklearn"} | ({"jax"} if os.environ.get("KERAS_BACKEND") != "jax" else set())
@@ -23,3 +26,11 @@ class Finder:
 
 
 sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+
+# Then the one that Python would have found without this one: hvd_cluster's own, in workers.
+HERE = str(Path(__file__).resolve().parent)
+if HERE in sys.path:
+    spec = PathFinder.find_spec("sitecustomize", sys.path[sys.path.index(HERE) + 1 :])
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["sitecustomize"])
