@@ -32,7 +32,7 @@ from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.metadata import Metadata
-from hvd_cluster.estimators.stages.stage import Estimator
+from hvd_cluster.estimators.stages.spark_ml import Estimator
 from hvd_cluster.estimators.view import tracking
 from hvd_cluster.estimators.view.loss_watch import LossWatch
 from hvd_cluster.estimators.view.progress_bar import ProgressBar

@@ -20,7 +20,7 @@ from hvd_cluster.estimators.scoring import output_columns
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR
 from hvd_cluster.estimators.scoring.scorer import Framework, Scorer, ShippedModel, content_key, score_batches
 from hvd_cluster.estimators.spec import Inputs
-from hvd_cluster.estimators.stages.stage import Model
+from hvd_cluster.estimators.stages.spark_ml import Model
 from hvd_cluster.estimators.view import history
 
 logger = logging.getLogger(__name__)

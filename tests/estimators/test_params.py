@@ -128,7 +128,7 @@ def test_stages_are_pickled_with_their_values(cls):
 
 
 def test_a_subclass_may_have_params_of_its_own_in_the_way_of_synapse_ml():
-    from hvd_cluster.estimators.stages.stage import Param, Params
+    from hvd_cluster.estimators.stages.spark_ml import Param, Params
 
     class Vision(TorchEstimator):
         backbone = Param(Params._dummy(), "backbone", "name of the backbone")
@@ -221,7 +221,7 @@ def test_output_cols_and_history_answer_to_horovods_names_and_to_our_older_ones(
 
 
 def test_a_subclass_with_a_param_of_spark_mls_name_keeps_that_param():
-    from hvd_cluster.estimators.stages.stage import Param, Params
+    from hvd_cluster.estimators.stages.spark_ml import Param, Params
 
     class VisionModel(TorchModel):
         labelCol = Param(Params._dummy(), "labelCol", "column of the label")  # noqa: N815

@@ -11,7 +11,8 @@ from typing import Any
 
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS, KERAS_ROWS
 from hvd_cluster.estimators.lightning.params import LIGHTNING_ROWS
-from hvd_cluster.estimators.params import ESTIMATOR_ROWS, MODEL_ROWS, TORCH_MODEL_ROWS, TORCH_ROWS, Row
+from hvd_cluster.estimators.params import ESTIMATOR_ROWS, MODEL_ROWS, TORCH_MODEL_ROWS, TORCH_ROWS
+from hvd_cluster.estimators.stages.param_row import Row
 
 CLASSES = {
     "TorchEstimator": (ESTIMATOR_ROWS, TORCH_ROWS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_cluster.estimators import values
-from hvd_cluster.estimators.params import Row
+from hvd_cluster.estimators.stages.param_row import Row
 
 
 def named(value: Any) -> dict[str, Any]:

@@ -26,7 +26,8 @@ import cloudpickle
 
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.stages.stage import MLReader, MLWriter, Stage
+from hvd_cluster.estimators.stages.param_row import HasParams
+from hvd_cluster.estimators.stages.spark_ml import MLReader, MLWriter
 from hvd_cluster.estimators.stages.stage_path import store_at
 
 CHUNK_BYTES = 64 * 2**20
@@ -40,7 +41,7 @@ _METADATA, _SUCCESS, _BLOB = "metadata/part-00000", "metadata/_SUCCESS", "data/p
 class StageWriter(MLWriter):
     """Saves one stage."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: HasParams) -> None:
         super().__init__()
         self.stage = stage
 
@@ -79,7 +80,7 @@ class StageWriter(MLWriter):
 class StageReader(MLReader):
     """Loads one stage of the class ``cls`` or of a subclass."""
 
-    def __init__(self, cls: type[Stage]) -> None:
+    def __init__(self, cls: type[Any]) -> None:
         super().__init__()
         self.cls = cls
 
@@ -102,7 +103,7 @@ class StageReader(MLReader):
         return stage
 
 
-def _split(stage: Stage, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(stage: HasParams, values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values that JSON gives back as they were, and the others; both by the key of the param."""
     saved = {row.param_name: row.saved for row in stage.param_rows.values()}
     plain: dict[str, Any] = {}

@@ -1,33 +1,16 @@
 # ruff: noqa: N802 - the spelling is that of pyspark.ml
-"""What the stages inherit: Spark ML's own classes where pyspark is installed, else :mod:`plain_stage`'s."""
+"""The base of estimators and models: constructed by keyword from the params of the class, saved and loaded."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-try:
-    from pyspark.ml.base import Estimator, Model
-    from pyspark.ml.param import Param, Params
-    from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
-except ImportError:
-    from hvd_cluster.estimators.stages.plain_stage import (
-        Estimator,
-        MLReadable,
-        MLReader,
-        MLWritable,
-        MLWriter,
-        Model,
-        Param,
-        Params,
-    )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hvd_cluster.estimators.params import Row
-
-__all__ = ["Estimator", "MLReadable", "MLReader", "MLWritable", "MLWriter", "Model", "Param", "Params", "Stage"]
+from hvd_cluster.estimators.stages.param_row import Row, check
+from hvd_cluster.estimators.stages.persistence import StageReader, StageWriter
+from hvd_cluster.estimators.stages.spark_ml import MLReadable, MLReader, MLWritable, MLWriter, Params
+from hvd_cluster.estimators.view import params_text
 
 
 class Stage(Params, MLWritable, MLReadable):
@@ -50,8 +33,6 @@ class Stage(Params, MLWritable, MLReadable):
         return functools.partial(accessor, self)
 
     def __init__(self, **given: Any) -> None:
-        from hvd_cluster.estimators.params import check
-
         super().__init__()
         given = self._by_keyword(given)
         check(self.param_rows, given, type(self).__name__)
@@ -60,20 +41,14 @@ class Stage(Params, MLWritable, MLReadable):
 
     def __repr__(self) -> str:
         """The class with the params that were given; values that may hold secrets are left out."""
-        from hvd_cluster.estimators.view.params_text import given
-
-        shown = ", ".join(f"{name}={text}" for name, text in given(self).items())
+        shown = ", ".join(f"{name}={text}" for name, text in params_text.given(self).items())
         return f"{type(self).__name__}({shown})"
 
     def _repr_html_(self) -> str:
-        from hvd_cluster.estimators.view.params_text import html
-
-        return html(self)
+        return params_text.html(self)
 
     def setParams(self, **given: Any) -> Any:
         """Set several params at once; what is wrong is reported all at once. Returns self."""
-        from hvd_cluster.estimators.params import check
-
         given = self._by_keyword(given)
         check(self.param_rows, given, type(self).__name__)
         return self._set(**given)
@@ -129,13 +104,9 @@ class Stage(Params, MLWritable, MLReadable):
 
     def write(self) -> MLWriter:
         """A writer as Spark ML has them: ``stage.write().overwrite().save(path)``."""
-        from hvd_cluster.estimators.stages.persistence import StageWriter
-
         return StageWriter(self)
 
     @classmethod
     def read(cls) -> MLReader:
         """A reader as Spark ML has them: ``cls.read().load(path)``."""
-        from hvd_cluster.estimators.stages.persistence import StageReader
-
         return StageReader(cls)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import html as markup
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from hvd_cluster.data.store import Store
-
-if TYPE_CHECKING:
-    from hvd_cluster.estimators.stages.stage import Stage
+from hvd_cluster.estimators.stages.param_row import HasParams
 
 #: Params of which the values stay with the user: variables and arguments for what this package does not know.
 _MAY_HOLD_SECRETS = ("backend_env", "trainer_args")
@@ -18,7 +16,7 @@ _MAY_HOLD_SECRETS = ("backend_env", "trainer_args")
 _MAX_CHARS = 60
 
 
-def given(stage: Stage) -> dict[str, str]:
+def given(stage: HasParams) -> dict[str, str]:
     """The params of ``stage`` that were given, each value as a short text."""
     texts = {}
     for name, row in stage.param_rows.items():
@@ -28,7 +26,7 @@ def given(stage: Stage) -> dict[str, str]:
     return texts
 
 
-def html(stage: Stage) -> str:
+def html(stage: HasParams) -> str:
     """The same as a small table."""
     rows = "".join(
         f"<tr><td>{markup.escape(name)}</td><td>{markup.escape(text)}</td></tr>" for name, text in given(stage).items()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvd_cluster.errors import MissingExtraError
+from hvd_cluster.estimators.stages.param_row import HasParams
 from hvd_cluster.estimators.view.history import rows
 from hvd_cluster.estimators.view.params_text import text_of
-
-if TYPE_CHECKING:
-    from hvd_cluster.estimators.estimator import DistributedEstimator
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class MlflowTracker(NoTracker):
 
 
 @contextlib.contextmanager
-def tracked(stage: DistributedEstimator, run_id: str) -> Iterator[NoTracker]:
+def tracked(stage: HasParams, run_id: str) -> Iterator[NoTracker]:
     """The run of a fit, ended as finished or failed with the context.
 
     Raises:
@@ -89,7 +87,7 @@ def _experiment_id(client: Any, wanted: bool | str, parent: Any) -> str:
     return str(found.experiment_id if found is not None else client.create_experiment(wanted))
 
 
-def _params(stage: DistributedEstimator) -> dict[str, str]:
+def _params(stage: HasParams) -> dict[str, str]:
     """The params that were given, as text that gives no secrets away."""
     given = {name: stage._value(name) for name, row in stage.param_rows.items() if stage.isSet(row.key)}
     shown = {name: text_of(name, value) for name, value in given.items() if name not in ("backend", "mlflow")}

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     import torch
 
     from hvd_cluster.estimators import TorchEstimator, TorchModel
-    from hvd_cluster.estimators.stages.stage import Estimator
+    from hvd_cluster.estimators.stages.spark_ml import Estimator
 
     frame = pd.DataFrame({"x": [[float(i), 1.0] for i in range(20)], "y": [2.0 * i for i in range(20)]})
     net = torch.nn.Linear(2, 1)

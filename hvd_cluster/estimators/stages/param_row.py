@@ -1,0 +1,105 @@
+# ruff: noqa: N802, N815 - the spelling is that of pyspark.ml
+"""One param of a stage: its names, default and rule, and the check of what a constructor is given."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from hvd_cluster.estimators.values import Rule, anything
+
+
+@dataclass(frozen=True)
+class Row:
+    """One param."""
+
+    #: Keyword of the constructor, and of ``_set``.
+    name: str
+    default: Any
+    doc: str
+    #: Turns a value into its final form, or raises ValueError.
+    rule: Rule = anything
+    #: Whether None is a value of the param. Where it is not, None stands for the default.
+    optional: bool = True
+    #: What follows "set" and "get", where it is not the name in camel case; further entries are further spellings.
+    setters: tuple[str, ...] = ()
+    getters: tuple[str, ...] = ()
+    #: Spark ML's names for the same, as keyword and in accessors; they take and give a single column's name too.
+    aliases: tuple[str, ...] = ()
+    #: Spark ML's name of the Param, where it is not the keyword; the keyword stays a second name of its attribute.
+    param: str = ""
+    #: Attribute that holds the Param, where the Param's name serves something else.
+    attribute: str = ""
+    #: What a saved stage keeps of the value: itself, or nothing (a live connection, a running session).
+    saved: bool = True
+
+    @property
+    def param_name(self) -> str:
+        """What ``getParam``, ``_setDefault`` and saved stages call the Param."""
+        return self.param or self.name
+
+    @property
+    def key(self) -> str:
+        """The attribute that holds the Param."""
+        return self.attribute or self.param_name
+
+    def convert(self, value: Any) -> Any:
+        """``value`` in its final form.
+
+        Raises:
+            ValueError: the param cannot hold it.
+        """
+        if value is None:
+            if self.optional:
+                return None
+            raise ValueError(f"{self.name}=None: the default is {self.default!r}")
+        try:
+            return self.rule(value)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={_short(value)} {error}") from None
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+class HasParams(Protocol):
+    """What is needed of a stage to show or save its params."""
+
+    uid: Any
+    param_rows: ClassVar[Mapping[str, Row]]
+    _paramMap: Any
+    _defaultParamMap: Any
+
+    def isSet(self, param: Any) -> bool: ...
+    def _value(self, name: str) -> Any: ...
+    def _as_saved(self, name: str, value: Any) -> Any: ...
+
+
+def check(rows: Mapping[str, Row], given: Mapping[str, Any], owner: str) -> None:
+    """Raise for everything that is wrong with the keywords of a constructor, all at once.
+
+    Raises:
+        TypeError: names that are no params, with the near misses.
+        ValueError: values that the params cannot hold.
+    """
+    unknown = [name for name in given if name not in rows]
+    if unknown:
+        raise TypeError(f"{owner} has no param " + "; no param ".join(_near(name, rows) for name in unknown))
+    wrong = []
+    for name, value in given.items():
+        try:
+            if value is not None:
+                rows[name].convert(value)
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def _near(name: str, rows: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, rows, n=2)
+    return f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else "")
