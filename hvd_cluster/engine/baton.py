@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Protocol
 
+from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.errors import HorovodInternalError
 
@@ -87,11 +88,19 @@ class Baton:
 
         Raises:
             HorovodInternalError: this thread drives already: it was called from a signal handler or a ``__del__``.
-            BaseException: what a signal handler raises, as it is. The world goes on if it came while this thread only
-                waited.
+            BaseException: what a signal handler raises, as it is, once the work in hand is done. The world goes on,
+                unless that work has waited for other ranks for too long.
         """
+        holds_back = interrupts.begin()
+        try:
+            self._drive_until(handle, holds_back)
+        finally:
+            if holds_back:
+                interrupts.end()
+
+    def _drive_until(self, handle: Handle, holds_back: bool) -> None:
         me = threading.get_ident()
-        if not self._get(me, handle):
+        if not self._get(me, handle, holds_back):
             return
         self._holder = me
         is_working = True
@@ -105,16 +114,24 @@ class Baton:
                     if handle.settled() or self._engine.is_over():
                         break
                     is_working = False
-                    if self._engine.expect():
+                    if holds_back:
+                        interrupts.wait()
+                    has_news = self._engine.expect()
+                    if holds_back:
+                        interrupts.work()
+                    is_working = True  # looking once more takes the ballot's lock for a moment
+                    if has_news or not self._engine.may_sleep():
                         continue
-                    is_working = True  # it takes the ballot's lock for a moment
-                    if not self._engine.may_sleep():
-                        continue
-                    is_working = False
                     if not self._is_detached:
                         self._sleep.unregister(self._poll)
                         self._is_detached = True
-                    events = self._poll.poll(_until(self._engine.deadline_s()))
+                    until = _until(self._engine.deadline_s())
+                    is_working = False
+                    if holds_back:
+                        interrupts.wait()
+                    events = self._poll.poll(until)
+                    if holds_back:
+                        interrupts.work()
                     is_working = True
                     self._engine.hear(events)
             except Exception as error:  # whatever it was, every rank must hear of it
@@ -129,12 +146,14 @@ class Baton:
                     self._engine.ring()
                 raise
             finally:
+                if holds_back:
+                    interrupts.work()
                 self._leave()
         finally:
             self._holder = None
             self._lock.release()
 
-    def _get(self, me: int, handle: Handle) -> bool:
+    def _get(self, me: int, handle: Handle, holds_back: bool) -> bool:
         """Get the baton; False where another waiter has it, or the handle is settled meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
@@ -148,6 +167,8 @@ class Baton:
         # The engine's thread lets go soon. A waiter does when its own result is there, and that may take what this
         # thread does next: so never wait for a waiter. (None: somebody is about to say who it is.)
         while self._holder in (self.thread.ident, None):
+            if holds_back:
+                interrupts.release()
             if self._lock.acquire(timeout=_PATIENCE_S):
                 return True
             if handle.settled():

@@ -15,6 +15,7 @@ from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution, carry_out_at_once
 from hvd_cluster.engine.host import share_host, spares_cores
+from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.mailbox import Mailbox
 from hvd_cluster.engine.messages import Bucket, Close, Decision, Entry, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
@@ -96,7 +97,7 @@ class Loop:
             settings.disable_group_fusion,
         )
         with ExitStack() as undo:  # a peer that dies meanwhile leaves nothing of this world behind
-            check, plan = self._neighbours.check, self._negotiator.plan
+            check, plan = self._check, self._negotiator.plan
             if world.client is not None:
                 world.client.watch = check
             self.host = share_host(world, settings, mailbox.bell, plan=plan, check=check)
@@ -129,7 +130,7 @@ class Loop:
         self._queues = Queues(
             process_sets,
             mailbox.ring,
-            self._neighbours.check,
+            self._check,
             is_idle=self.transports.is_idle,
             on_drained=self.transports.remove,
         )
@@ -416,6 +417,11 @@ class Loop:
             self._timeline.stop()
         else:
             self._timeline.start(path, mark_cycles)
+
+    def _check(self) -> None:
+        """While work waits for other ranks: raise what ends the wait, the end of the world or an overdue interrupt."""
+        self._neighbours.check()
+        interrupts.check()
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 

@@ -332,3 +332,85 @@ def test_an_exception_of_a_finish_callback_is_that_of_its_own_handle_alone(num_r
 
     expected = [["mine", "mine", float(num_ranks)], [float(num_ranks), 1.0, float(num_ranks)]][:num_ranks]
     assert local.run(fn, num_proc=num_ranks, env=ENV) == expected
+
+
+@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+def test_exceptions_of_a_signal_handler_that_come_at_any_moment_leave_the_world_whole(shares: str) -> None:
+    def fn() -> list[int]:
+        import random
+
+        import hvd_cluster.torch as hvd
+
+        class TimeIsUp(Exception):
+            pass
+
+        is_armed = False
+
+        def handler(*_: object) -> None:
+            if is_armed:
+                raise TimeIsUp
+
+        hvd.init()
+        signal.signal(signal.SIGALRM, handler)
+        tensors = [torch.ones(count) for count in (1, 1000, 3_000_000)]
+        chance = random.Random(7)
+        num_wrong = num_interrupts = 0
+        for turn in range(300):
+            tensor = tensors[turn % 3 if turn % 30 < 3 else 1]
+            tensor.fill_(turn)
+            handle = hvd.allreduce_async_(tensor, name=f"{turn}", op=hvd.Sum)
+            while True:
+                try:
+                    is_armed = hvd.rank() == 1
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 3e-3))  # once
+                    hvd.synchronize(handle)
+                    is_armed = False
+                    break
+                except TimeIsUp:
+                    num_interrupts += 1
+            num_wrong += int((tensor != hvd.size() * turn).sum())
+        is_restored = signal.getsignal(signal.SIGALRM) is handler
+        hvd.barrier()
+        hvd.shutdown()
+        return [num_wrong, num_interrupts > 20, is_restored]
+
+    found = local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares})
+    assert found == [[0, False, True], [0, True, True]]
+
+
+def test_an_exception_of_a_signal_handler_ends_work_that_waits_for_a_stopped_rank(tmp_path: Path) -> None:
+    def fn() -> list[str]:
+        import hvd_cluster.engine.interrupts as module
+        import hvd_cluster.torch as hvd
+
+        class TimeIsUp(Exception):
+            pass
+
+        def handler(*_: object) -> None:
+            raise TimeIsUp
+
+        hvd.init()
+        module._MOST_S = 0.5
+        pids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
+        found = []
+        if hvd.rank() == 0:
+            signal.signal(signal.SIGALRM, handler)
+            while "T" not in Path(f"/proc/{pids[1]}/stat").read_text().split()[2]:
+                time.sleep(0.01)
+            handle = hvd.allreduce_async(torch.ones(10), name="x")
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        else:
+            handle = hvd.allreduce_async(torch.ones(10), name="x")
+            time.sleep(0.3)  # its vote is counted: the other rank begins, and waits in the middle of the operation
+            os.kill(os.getpid(), signal.SIGSTOP)
+        for _ in range(2 - hvd.rank()):
+            try:
+                hvd.synchronize(handle)
+            except (TimeIsUp, hvd.HorovodInternalError) as error:
+                found.append(type(error).__name__)
+                os.kill(pids[1], signal.SIGCONT)
+        hvd.shutdown()
+        return found
+
+    # Rank 1 may still read the other's part: that was there before the end.
+    assert local.run(fn, num_proc=2, env=ENV)[0] == ["TimeIsUp", "WorldEndedError"]

@@ -1,0 +1,116 @@
+"""Exceptions of signal handlers: held back while the main thread does the engine's work, raised where it only waits.
+
+Python runs a signal handler between any two steps of the main thread. An exception that it raises there would leave an
+operation half done, and the other ranks with it. So while the main thread works, each handler is called by a stand-in,
+at once as ever, and what it raises is kept until the work in hand is done.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+#: How long work that waits for other ranks may hold an exception back.
+_MOST_S = 5.0
+
+_NUMBERS = range(1, signal.NSIG)
+# Below the signal module, whose functions make an enum of each number: that takes longer than all else here.
+_signal: Any = import_module("_signal")
+_get: Callable[[int], Any] = _signal.getsignal
+_set: Callable[[int, Any], Any] = _signal.signal
+
+
+class _StandIn:
+    """Calls a handler."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.handler(number, frame)
+        except BaseException as error:  # whatever it is, it is raised later
+            if not interrupts.is_held_back:
+                raise
+            interrupts.keep(error)
+
+
+class Interrupts:
+    """The handlers of this process. There is one object; only the main thread's calls have an effect."""
+
+    def __init__(self) -> None:
+        #: What a handler raises is kept.
+        self.is_held_back = False
+        self._has_stand_ins = False
+        self._kept: BaseException | None = None
+        self._kept_s = 0.0
+        self._handlers: list[Any] = []
+        self._stand_ins: list[tuple[int, _StandIn]] = []
+
+    def begin(self) -> bool:
+        """Hold back what handlers raise; True if :meth:`end` has to be called, where this thread does so already."""
+        if self._has_stand_ins or threading.get_ident() != threading.main_thread().ident:
+            return False
+        handlers = [*map(_get, _NUMBERS)]
+        if handlers != self._handlers:
+            # A stand-in is found where an exception has come between the lines of end().
+            found = [(n, h.handler if isinstance(h, _StandIn) else h) for n, h in zip(_NUMBERS, handlers, strict=True)]
+            self._stand_ins = [(number, _StandIn(handler)) for number, handler in found if callable(handler)]
+            self._handlers = handlers
+        try:
+            self._kept = None
+            self._has_stand_ins = self.is_held_back = True
+            for number, stand_in in self._stand_ins:
+                _set(number, stand_in)
+        except BaseException:  # of a handler without a stand-in yet
+            self.end()
+            raise
+        return True
+
+    def end(self) -> None:
+        """Raise what was kept, and from here on at once what handlers raise."""
+        self._has_stand_ins = self.is_held_back = False
+        for number, stand_in in self._stand_ins:
+            if _get(number) is stand_in:  # a handler may have put another one in its place
+                _set(number, stand_in.handler)
+        self.release()
+
+    def wait(self) -> None:
+        """The work in hand is done, and this thread is about to wait: raise what was kept, and all else at once."""
+        self.is_held_back = False
+        self.release()
+
+    def work(self) -> None:
+        """The wait is over."""
+        self.is_held_back = True
+
+    def keep(self, error: BaseException) -> None:
+        """Raise this later; of several, the first."""
+        if self._kept is None:
+            self._kept, self._kept_s = error, time.monotonic()
+
+    def release(self) -> None:
+        """Raise what was kept."""
+        if self._kept is not None:
+            error, self._kept = self._kept, None
+            raise error
+
+    def check(self) -> None:
+        """Raise what was kept for too long, once: the work that waits for other ranks is given up.
+
+        :meth:`end` raises it again, to the caller.
+        """
+        if self._kept is None or time.monotonic() - self._kept_s < _MOST_S:
+            return
+        if threading.get_ident() == threading.main_thread().ident:
+            self._kept_s = math.inf
+            raise self._kept
+
+
+interrupts = Interrupts()
