@@ -1,4 +1,4 @@
-"""Loading a model to go on with its training on all ranks."""
+"""Loading a model to continue its training on all ranks."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Passes:
     def _step(
         self, passes: int, variables: Sequence[Any], reduction: Reduction, apply: Callable[[list[Any]], Any]
     ) -> None:
-        """Reduce and apply the sums of so many passes."""
+        """Reduce and apply the sums of ``passes`` passes."""
         sums = [self._sums[id(variable)] for variable in variables]
         divisor = passes if self._average else 1
         # Without any gradient Keras says what is wrong.

@@ -137,7 +137,7 @@ def pass_variable(value: tf.Tensor, name: str) -> Any:
     """A variable that no broadcast and no checkpoint of a v1 graph takes; an elastic state does.
 
     Raises:
-        NotImplementedError: the job is elastic, and this is no v1 graph, in which a state would find it.
+        NotImplementedError: the job is elastic, and this is not a v1 graph, in which a state would find it.
     """
     if not is_v1_graph() and Settings.from_env().elastic:
         raise NotImplementedError(

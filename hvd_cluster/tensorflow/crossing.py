@@ -6,8 +6,8 @@ that ``tf.numpy_function`` makes over the tensor's memory.
 A ``tf.function`` runs such calls one after the other, in the order of the program
 (:mod:`hvd_cluster.tensorflow.order`), so one blocking call at a time is all there is. A v1 graph runs them in any
 order, on as many threads as TensorFlow has for it: two ranks with all their threads waiting for different tensors would
-wait for ever. There one node begins a call, and another one waits for it, behind a lock of the graph that takes no
-thread to wait for: one thread waits, the others go on to begin what else the session runs. That holds for a session of
+wait forever. There one node starts a call, and another one waits for it, behind a lock of the graph that no thread
+has to wait for: one thread waits, the others start what else the session runs. That holds for a session of
 one thread too: TensorFlow grants the lock in a thread of its own, which puts what waits for the lock behind all that is
 ready to run. (A ``tf.function`` that a v1 graph calls blocks the thread it runs in: several that run beside each other
 need as many threads, or an order.)
@@ -158,7 +158,7 @@ def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
 
 
 def _is_numbered_as_in_torch(device: str) -> bool:
-    """Whether what lies on ``device`` may cross by DLPack, which tells TensorFlow's number of a GPU.
+    """Whether tensors on ``device`` may cross by DLPack, which passes on TensorFlow's number of a GPU.
 
     That number counts the visible GPUs alone, and the parts of one that was divided; torch counts all. The answer is
     for all GPUs alike: where each rank has left out all but its own, only the first rank's has torch's number, and a

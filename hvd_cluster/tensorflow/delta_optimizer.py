@@ -47,7 +47,7 @@ class DeltaOptimizer(WrappingOptimizer):
         """Take this rank's step, and where it is time to combine the changes of all ranks.
 
         Raises:
-            NotImplementedError: the number of ranks is no power of two; or the job is elastic, and a rank takes
+            NotImplementedError: the number of ranks is not a power of two; or the job is elastic, and a rank takes
                 several steps alone outside of a v1 graph.
             tf.errors.OpError: the ranks disagree, or the job has ended.
         """

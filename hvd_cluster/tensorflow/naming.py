@@ -25,7 +25,7 @@ def label(name: str | None, tensor: Any, *, ignore_name_scope: bool = False) -> 
         Eagerly ``name``, and None where there is none: the operations are then matched by their number. In a graph the
         name scope, and ``name`` or that of the tensor, and a number where the same graph has had it before: it does not
         depend on how often the graph was traced. The branches of a condition and the body of a loop are graphs of their
-        own, which may run beside each other: the scope of the condition or the loop tells them apart.
+        own, which may run beside each other: the scope of the condition or the loop distinguishes them.
     """
     if tf.executing_eagerly():
         return name
@@ -39,8 +39,8 @@ def label(name: str | None, tensor: Any, *, ignore_name_scope: bool = False) -> 
 def unscoped_label(name: str | None) -> str | None:
     """:func:`label` of an operation that this package calls ``name``, whatever Keras calls the layers around it.
 
-    Those names count what a process has built before, which need not be the same on all ranks. What tells conditions
-    and loops apart stays.
+    Those names count what a process has built before, which need not be the same on all ranks. What distinguishes
+    conditions and loops stays.
 
     Returns:
         None eagerly, or where ``name`` is None.

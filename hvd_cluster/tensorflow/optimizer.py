@@ -55,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: ``optimizer`` is none, ``op`` is none of these, or the options contradict each other.
-        NotImplementedError: Adasum on a number of ranks that is no power of two, or in a process set.
+        NotImplementedError: Adasum on a number of ranks that is not a power of two, or in a process set.
     """
     del device_dense, device_sparse
     op = ReduceOp(op)
@@ -143,7 +143,7 @@ class _DistributedV1Optimizer(WrappingOptimizer):
         if self._aggregation is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
         if not tf.executing_eagerly():
-            with tf.init_scope():  # slots are no matter of one branch
+            with tf.init_scope():  # slots must not belong to one branch
                 self._optimizer._create_slots([variable for gradient, variable in pairs if gradient is not None])
         return self._aggregation.apply(
             lambda: self._optimizer.apply_gradients(pairs, global_step, name),

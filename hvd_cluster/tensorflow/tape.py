@@ -25,7 +25,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape like ``gradtape`` whose ``gradient()`` gives reduced gradients; it goes on with what that has recorded.
+    """A tape like ``gradtape`` whose ``gradient()`` gives reduced gradients; it keeps what that tape has recorded.
 
     Args:
         gradtape: a tape, still recording or not.

@@ -47,7 +47,7 @@ class DeltaOptimizer(Wrapper):
         """Wrap ``optimizer``; a step takes the gradients of ``passes_per_step`` backward passes, summed.
 
         Raises:
-            NotImplementedError: the number of ranks is no power of two.
+            NotImplementedError: the number of ranks is not a power of two.
         """
         check_adasum(global_process_set)
         wrapped = wrap(optimizer, DeltaOptimizer)
@@ -90,7 +90,7 @@ class DeltaOptimizer(Wrapper):
 
         Raises:
             HorovodInternalError: the ranks disagree, for instance in what is frozen, or the job has ended.
-            NotImplementedError: the number of ranks has become one that is no power of two.
+            NotImplementedError: the number of ranks is no longer a power of two.
         """
         check_adasum(global_process_set)
         self.mark_stepped()
@@ -102,7 +102,7 @@ class DeltaOptimizer(Wrapper):
             deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts, strict=True)]
             try:
                 combined = self._combined(parameters, deltas)
-            except BaseException:  # raised again: every rank has moved its own way, and a program may go on
+            except BaseException:  # raised again: the ranks have diverged, and the program may continue
                 for parameter, start in zip(parameters, starts, strict=True):
                     parameter.copy_(start)
                 raise

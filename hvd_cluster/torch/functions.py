@@ -25,7 +25,7 @@ def broadcast_parameters(
 
     Args:
         params: a state dict, or a list of tensors or of (name, tensor) pairs, alike on all ranks. Entries of a state
-            dict that are no tensors are left alone.
+            dict that are not tensors are ignored.
         root_rank: the global rank whose tensors all get.
         process_set: whose ranks take part.
 
@@ -39,8 +39,8 @@ def broadcast_parameters(
     else:
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
-    # A tensor that is no contiguous block travels through a copy; names keep the ranks matched in either case.
-    # So does one whose memory is not what it says: a conjugate or a negative that torch has not worked out yet.
+    # A tensor that is not contiguous is sent through a copy; names keep the ranks matched in either case. So is one
+    # whose conjugation or negation torch has not computed yet.
     copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
     handles = [
         broadcast_async_(_as_sendable(copy), root_rank, f"parameters.{name}", process_set)

@@ -45,15 +45,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     instance of a subclass with the same name as ``optimizer``'s class and shares its parameter groups and state, so
     schedulers, ``isinstance`` and state dicts work as before.
 
-    Ranks may differ in what they freeze (``requires_grad``): zeros stand for what is frozen. Only a parameter of which
-    no rank has had a gradient yet has to be unfrozen by all ranks at one step, and none amid a step.
+    Ranks may freeze different parameters (``requires_grad``): a frozen one contributes zeros. All ranks must unfreeze a
+    parameter that never had a gradient before the same step; do not unfreeze any between ``backward()`` and ``step()``.
 
     Args:
         optimizer: any optimizer of ``torch.optim``'s kind.
         named_parameters: ``model.named_parameters()``; the names match the ranks' gradients. Without it the position
             in the parameter groups does.
         compression: how gradients travel.
-        backward_passes_per_step: gradients of so many backward passes are summed before they are reduced.
+        backward_passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
         op: Average, or another reduction. With Adasum every rank steps alone, and the changes are combined.
         gradient_predivide_factor: divides the gradients before the sum and multiplies them afterwards; Average only.
         num_groups: deprecated, use ``groups``.
@@ -65,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         ValueError: the arguments contradict each other or do not describe the parameters, or ``init()`` was not called.
-        NotImplementedError: Adasum with a process set, or among ranks whose number is no power of two.
+        NotImplementedError: Adasum with a process set, or with a number of ranks that is not a power of two.
     """
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
@@ -82,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"DistributedOptimizer wraps a torch optimizer, and was given a {type(optimizer).__name__}")
     if not hasattr(compression, "compress"):
-        raise ValueError(f"compression={compression!r} is no compressor: use hvd.Compression.fp16, or another of these")
+        raise ValueError(f"compression={compression!r} is not a compressor: use hvd.Compression.fp16 or bf16")
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     names = named(optimizer, named_parameters)
@@ -103,7 +103,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 @dataclass(frozen=True, kw_only=True)
 class _Configuration:
-    """What a wrapped optimizer needs besides the optimizer and its parameters, for itself and for its copies."""
+    """The options of a wrapped optimizer, for itself and for its copies."""
 
     compression: type[Compressor]
     passes_per_step: int
@@ -220,8 +220,8 @@ class _DistributedOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Synchronize and take a step. With a closure, each of its evaluations is synchronized.
 
-        LBFGS decides by the loss how to go on, and gets the average of the ranks' losses, or with ``op=hvd.Sum`` their
-        sum, so that all decide alike.
+        LBFGS chooses its next step by the loss. It receives the average of the ranks' losses, or their sum with
+        ``op=hvd.Sum``, so that all ranks choose the same.
         """
         self.mark_stepped()
         if not self._should_synchronize:

@@ -78,7 +78,7 @@ def resolve_groups(
             if not isinstance(parameter, torch.Tensor):
                 raise ValueError(f"groups must consist of lists of tensors; one holds a {type(parameter).__name__}")
             if parameter not in names:
-                raise ValueError("groups holds a tensor that is no parameter of the optimizer")
+                raise ValueError("groups holds a tensor that is not a parameter of the optimizer")
             if parameter in members:
                 raise ValueError(f"a tensor can only appear once in groups; {names[parameter]!r} is twice")
             members.add(parameter)

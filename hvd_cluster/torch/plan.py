@@ -50,8 +50,8 @@ class Plan:
     def of(cls, census: Census, num_parameters: int) -> Plan:
         """The plan that follows from the first census."""
         numbers = range(num_parameters)
-        # Without the first rank nothing tells optimizers apart, but then the requests of a step are made at its end,
-        # and those of two optimizers do not meet.
+        # Without the first rank the names of two optimizers are equal, but then the requests of a step are submitted at
+        # its end, so that requests of two optimizers never overlap.
         label = f"DistributedOptimizer.{census.number if census.number >= 0 else 'alone'}"
         unknown = {number for number in numbers if number not in census.dense and number not in census.sparse}
         plan = cls(label, [], {}, dict(census.sparse), unknown, unknown & census.unfrozen)

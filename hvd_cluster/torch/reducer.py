@@ -53,7 +53,7 @@ class GradientReducer:
     Args:
         names: a unique name for each parameter, equal on all ranks.
         groups: parameters whose gradients travel together.
-        passes_per_step: gradients of so many backward passes are summed before they are reduced.
+        passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
         manner: how they travel.
         is_sparse_only: the optimizer takes sparse gradients only.
     """
@@ -132,7 +132,7 @@ class GradientReducer:
             hook.remove()
         self._hooks.clear()
         self._is_attached = True
-        # An optimizer that is gone must not go on sending the gradients of parameters that live on.
+        # A deleted optimizer must not keep sending the gradients of parameters that still exist.
         this = weakref.ref(self)
         for number, parameter in enumerate(self.roster.parameters):
             if not (parameter.is_floating_point() or parameter.is_complex()):
@@ -152,7 +152,7 @@ class GradientReducer:
             self.attach()
 
     def set_passes_per_step(self, passes: int) -> None:
-        """Sum the gradients of so many backward passes before they are reduced."""
+        """Sum the gradients of ``passes`` backward passes before they are reduced."""
         self._passes_per_step = passes
         self._passes_left = [passes] * len(self.roster)
         if self._plan is not None:
@@ -188,7 +188,7 @@ class GradientReducer:
         """Forget the gradients that are on their way."""
         self._transfers.give_up()
         try:
-            # Where the world has broken, an elastic job goes on with the state that is loaded now.
+            # If the world has ended, an elastic job continues with the state that is loaded now.
             with suppress(HorovodInternalError):
                 self._transfers.wait()
         finally:
@@ -350,7 +350,7 @@ class GradientReducer:
         )
 
     def _give_up(self) -> None:
-        """Nobody wants the gradients of this step any more, but the other ranks wait for what this one has begun."""
+        """Discard the gradients of this step, but complete the requests that other ranks wait for."""
         plan = self._present_plan
         try:
             if plan is not None:

@@ -67,7 +67,7 @@ def submit(
         members: a number that says which tensors are in a group, where their shapes and types do not.
         splits: rows for each rank; alltoall only.
         finish: makes the value of the handle out of the results.
-        is_waited_for: the caller waits for the handle next, so nobody else need see to it.
+        is_waited_for: the caller waits for the handle next, so no other thread needs to make progress.
         labels: what the timeline calls the tensors, where the request's name does not say it.
         unnamed: the family that an operation without a name is numbered in.
 

@@ -64,7 +64,7 @@ class _Sent:
     parcels: list[wire.Parcel] | None
     #: What was done to them.
     compression: type[Compressor]
-    #: False where the gradients were given up: the other ranks wait for the request, and nobody for its result.
+    #: False if the gradients were discarded: the other ranks wait for the request, but its result is not used.
     is_wanted: bool
 
 
@@ -151,7 +151,7 @@ class Transfers:
         )
 
     def give_up(self) -> None:
-        """Nobody wants the results of what is under way."""
+        """Discard the results of all requests in flight."""
         for sent in self._sent:
             sent.is_wanted = False
 

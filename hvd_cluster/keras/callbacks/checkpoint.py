@@ -8,12 +8,12 @@ import keras
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc,unused-ignore]
-    """``keras.callbacks.ModelCheckpoint`` with ``save_best_only``; whoever runs the fit assigns its ``filepath``.
+    """``keras.callbacks.ModelCheckpoint`` with ``save_best_only``, whose ``filepath`` the estimator assigns.
 
     Args:
         monitor: the metric that says which model is best.
         verbose: 1 reports every save.
-        mode: "min", "max", or "auto" to tell by the metric's name.
+        mode: "min", "max", or "auto" to choose by the metric's name.
         save_freq: "epoch", or a number of batches.
         save_weights_only: save no architecture.
     """
@@ -41,7 +41,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         """See that there is a path.
 
         Raises:
-            ValueError: nobody has assigned one.
+            ValueError: it has not been assigned.
         """
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint has no filepath: assign one, or give it to an estimator, which does")

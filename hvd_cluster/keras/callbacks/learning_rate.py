@@ -57,7 +57,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         """Find out how many batches an epoch has.
 
         Raises:
-            ValueError: nobody knows.
+            ValueError: it is not known.
         """
         if self.staircase or self.steps_per_epoch:
             return
@@ -65,7 +65,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if not self.steps_per_epoch:
             raise ValueError(
                 "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to "
-                f"the {type(self).__name__}() or upgrade to the version of Keras that tells it."
+                f"the {type(self).__name__}() or upgrade Keras to a version that reports it."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -10,7 +10,7 @@ from hvd_cluster.elastic.state import State
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Commits the state every so many batches and at the end of each epoch. Stands behind the other two callbacks.
+    """Commits the state every ``batches_per_commit`` batches and at the end of each epoch. List it after the other two.
 
     The last batch of an epoch is committed with its epoch, so that no state stands between the two: one that is taken
     up there would begin the epoch again.
@@ -27,7 +27,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count anew: all ranks begin together."""
+        """Reset the count: all ranks begin together."""
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -76,7 +76,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
         self._end = _EndOfEpoch()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """The first epoch of a fit goes on where the state stands."""
+        """The first epoch of a fit continues where the state is."""
         self._done_before = self.state.batch
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -87,7 +87,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
             self.model.stop_training = self._end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next epoch begins at its beginning; the training goes on, unless somebody else has stopped it."""
+        """The next epoch begins at its first batch; training continues unless something else has stopped it."""
         if self.model.stop_training is self._end:
             self.model.stop_training = False
         self.state.batch = self._done_before = 0

@@ -157,7 +157,7 @@ def check_adasum(tensors: Sequence[Any], process_set: ProcessSet) -> None:
     """Raise where Adasum is not defined.
 
     Raises:
-        NotImplementedError: a process set, a number of ranks that is no power of two, integers or sparse tensors.
+        NotImplementedError: a process set, a number of ranks that is not a power of two, integers or sparse tensors.
     """
     submission.check_adasum(process_set)
     if any(isinstance(tensor, tf.IndexedSlices) or not tensor.dtype.is_floating for tensor in tensors):

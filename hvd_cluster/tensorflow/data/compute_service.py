@@ -40,7 +40,7 @@ class TfDataServiceConfig:
     dispatcher_side: str
     #: "host:port" of the service's registry, one for each interface of its host.
     addresses: list[str]
-    #: The registry's secret. Whoever holds it can take part.
+    #: The registry's secret: every process that holds it can take part.
     key: bytes
     #: Seconds to wait for a process that has not announced itself.
     timeout: int = 60
@@ -88,7 +88,7 @@ class TfDataServiceConfig:
         """Read what :meth:`write` wrote; waits for the file, if asked to, for as long as it takes.
 
         Raises:
-            FileNotFoundError: there is none, and nobody wants to wait.
+            FileNotFoundError: there is none, and ``wait_for_file_creation`` is False.
         """
         path = Path(filename)
         while wait_for_file_creation and not path.exists():
@@ -103,7 +103,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     Args:
         compute_config: the service.
         rank: of the training process. With several dispatchers rank r has number ``r % dispatchers``; on the training
-            side rank r runs it, where there are so many.
+            side rank r runs it, if there are that many.
 
     Yields:
         The address for ``tf.data.experimental.service.distribute(service=...)``.
@@ -164,7 +164,7 @@ def send_to_data_service(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
-                # The service gives whoever names a job that job's elements, whatever dataset comes with the name.
+                # The service returns the elements of the named job, whichever dataset the request contains.
                 job_name=f"job.{next(_next_job)}" if reuse_dataset else None,
                 consumer_index=rank if deals else None,
                 num_consumers=size if deals else None,

@@ -55,7 +55,7 @@ def _serve(configfile: str, dispatchers: int, side: str, timeout_s: int) -> None
         config.write(configfile)
         try:
             compute_worker_fn(config)
-            hvd.barrier()  # nobody waits for the registry any more
+            hvd.barrier()  # no rank waits for the registry any more
         finally:
             Path(configfile).unlink(missing_ok=True)
 

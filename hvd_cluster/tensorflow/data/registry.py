@@ -1,6 +1,6 @@
 """Where dispatchers and workers of a tf.data service announce themselves, and training processes find them.
 
-It is the job's kind of key-value store, so whoever talks to it proves first that it holds the key.
+It is a key-value store like the job's, so a client must first prove that it holds the key.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ComputeClient:
             client.wait([f"worker/{first + number}" for number in range(self._workers_per_dispatcher)], timeout)
 
     def shutdown(self) -> None:
-        """Tell dispatchers and workers that the training is over."""
+        """Let dispatchers and workers end: the training is over."""
         with self._connected() as client:
             client.set(_SHUTDOWN, b"1")
 

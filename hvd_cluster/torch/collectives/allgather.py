@@ -69,7 +69,7 @@ def _submit_allgather(
     if not tensors:
         return keep_finished([])
     for tensor in tensors:
-        if getattr(tensor, "ndim", None) == 0:  # what is no tensor at all is refused by submit()
+        if getattr(tensor, "ndim", None) == 0:  # submit() refuses what is not a tensor
             label = "a tensor" if name is None else f"tensor {name!r}"
             raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLGATHER a rank-zero tensor. ({label})")
     return submit(

@@ -58,7 +58,7 @@ def sparse_allreduce_async(
 
     @functools.cache
     def result() -> torch.Tensor:
-        if failures:  # the handle is gone, but whoever asks again shall hear it again
+        if failures:  # the handle is released, but a second call must raise again
             raise failures[0]
         try:
             indices, values = synchronize(handle)

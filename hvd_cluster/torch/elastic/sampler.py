@@ -12,7 +12,7 @@ from hvd_cluster.engine import basics
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Deals a dataset to the workers, and after they have changed deals what is left of the epoch anew.
+    """Divides a dataset among the workers, and divides the rest of the epoch again after they have changed.
 
     Pass it to a ``DataLoader`` and to a :class:`~hvd_cluster.torch.elastic.TorchState`, and call :meth:`record_batch`
     behind every step, before the commit.
@@ -39,7 +39,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``: call it at the end of each, so that a restored state does not begin the epoch anew."""
+        """Start ``epoch``: call it at the end of each epoch, so that a restored state does not repeat the epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
