@@ -61,7 +61,8 @@ FOREIGN_FILES = (
     "libzstd",
     "snappy-",
     "artifacts-",
-    "__autograph_generated_file",
+    "__autograph_generated_file",  # TensorFlow's, and its bytecode
+    "__pycache__",
 )
 
 
