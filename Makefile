@@ -19,13 +19,14 @@ help: ## this list
 demo: $(READY) ## Spark DataFrame -> two workers -> fitted model, on the handwritten digits
 	@$(PY) demo/run.py
 
-# Two lanes side by side: tests wait more than they compute, and two cores take both. The tests know nothing of the make above
-# them. What the second lane prints comes when it is done.
+# `make test LANES=2` runs both lanes side by side: tests wait more than they compute. On two cores that are busy otherwise, a
+# start of Spark then takes longer than its tests allow. What the second lane prints comes when it is done.
+LANES := 1
 LANE_2 := tests/estimators tests/examples tests/keras tests/lightning tests/tensorflow
 IN_LANE := unset MAKEFLAGS MFLAGS MAKELEVEL
 
 test: $(READY) ## everything but the slow tests; a process for each kind of Spark session
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 .lane-1 .lane-2
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(LANES) .lane-1 .lane-2
 
 .lane-1:
 	@$(IN_LANE); $(PYTEST) --ignore=tests/house -m "not spark and not slow" $(LANE_2:%=--ignore=%)
