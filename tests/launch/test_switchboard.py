@@ -73,7 +73,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
 @pytest.mark.processes
 def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = hvd_cluster.__version__
-    monkeypatch.setattr(hvd_cluster, "__version__", "99.9")
+    monkeypatch.setattr("hvd_cluster.launch.switchboard.__version__", "99.9")
     board = Switchboard(SECRET, Ssh(), (), lambda: None)
     try:
         with pytest.raises(LaunchError, match=f"elsewhere: hvd_cluster is {there} there and 99.9 here"):
