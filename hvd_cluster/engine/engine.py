@@ -102,7 +102,9 @@ class Engine:
                 "process set."
             )
         if self._alone is not None:
-            self._mailbox.name(request)
+            if request.is_unnamed:
+                request.name += f".{self.next_number(request.process_set_id, request.name)}"
+                request.is_unnamed = False
             self._alone.carry_out(request)
         else:
             self._mailbox.submit(request, is_waited_for=is_waited_for)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class Mailbox:
         self._has_joined = False
         self._num_joins = 0
         #: How many unnamed operations there were since the last join, by process set and family.
-        self._numbers: Counter[tuple[int, str]] = Counter()
+        self._numbers: dict[tuple[int, str], int] = {}
         self._pending: dict[Key, Request] = {}
         #: Decided, and being carried out: their tensors are in use.
         self._in_use: set[Key] = set()
@@ -81,27 +81,28 @@ class Mailbox:
                 raise WorldEndedError(self._end)
             if self._has_joined:
                 raise ValueError(f"{request.name!r} was submitted while a join() of this rank is under way")
-            # Only what is accepted takes a number: an operation that one rank alone refuses shifts none.
-            self.name(request)
+            family, number = (request.process_set_id, request.name), -1
+            if request.is_unnamed:
+                number = self._numbers.get(family, 0)
+                request.name = f"{request.name}.{SerialNumber(self._num_joins, number)}"
+                request.is_unnamed = False
             key = request.key
             if key in self._pending or key in self._in_use:
                 raise ValueError(f"{DUPLICATE_NAME_TEXT} (tensor {request.name!r})")
+            # Only what is accepted takes a number: an operation that one rank alone refuses shifts none. Nothing is
+            # called before the last line, so a signal handler's exception comes before all of this or after it.
             self._pending[key] = request
+            if number >= 0:
+                self._numbers[family] = number + 1
             self._submitted.append(request)
             if not is_waited_for:
                 self.cycle.start()
 
-    def name(self, request: Request) -> None:
-        """Complete the name of an unnamed request."""
-        if request.is_unnamed:
-            request.name = f"{request.name}.{self.next_number(request.process_set_id, request.name)}"
-            request.is_unnamed = False
-
     def next_number(self, process_set_id: int, family: str) -> SerialNumber:
         """The next number of unnamed operations of one family; a new world restarts the count, on all ranks alike."""
         with self._lock:
-            number = self._numbers[process_set_id, family]
-            self._numbers[process_set_id, family] += 1
+            number = self._numbers.get((process_set_id, family), 0)
+            self._numbers[process_set_id, family] = number + 1
             return SerialNumber(self._num_joins, number)
 
     def join(self, handle: Handle, device: int) -> None:

@@ -139,7 +139,9 @@ def synchronize(handle: int) -> Any:
         if error is entry.error:
             _handles.pop(handle, None)
         raise
-    _handles.pop(handle, None)
+    if handle in _handles:
+        # Not by a call, after which a signal handler could raise, and the result would be lost.
+        del _handles[handle]  # noqa: RUF051
     return result
 
 

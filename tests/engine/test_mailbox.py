@@ -6,7 +6,7 @@ from select import poll
 
 import pytest
 
-from hvd_cluster.engine.mailbox import Mailbox
+from hvd_cluster.engine.mailbox import Mailbox, SerialNumber
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import HorovodInternalError
@@ -110,3 +110,23 @@ def test_a_timer_goes_off_once_for_each_start() -> None:
     timer.start()
     assert waiting.poll(1000)
     timer.close()
+
+
+def test_an_operation_that_is_interrupted_before_it_is_handed_in_takes_no_number(
+    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unnamed() -> Request:
+        request = _request("noname")
+        request.is_unnamed = True
+        return request
+
+    def interrupt(_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SerialNumber, "__str__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            mailbox.submit(unnamed(), is_waited_for=True)
+    for _ in range(2):
+        mailbox.submit(unnamed(), is_waited_for=True)
+    assert [request.name for request in mailbox.take_submitted()] == ["noname.0", "noname.1"]
