@@ -14,6 +14,7 @@ from typing import Any
 
 from hvd_cluster.engine import process_sets as sets
 from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.log_output import speak_as
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
@@ -72,10 +73,17 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                 "init(comm=[ranks]) takes process sets of ranks; for those of communicators hand it a communicator too"
             )
         started_as = Topology.from_env()
-        if settings.elastic and started_as.worker:
-            _join_elastic(started_as, comm, static, settings)
-        else:
-            _join(started_as, comm, static, settings)
+        holds_back = interrupts.begin()
+        try:
+            if holds_back:
+                interrupts.wait()
+            if settings.elastic and started_as.worker:
+                _join_elastic(started_as, comm, static, settings)
+            else:
+                _join(started_as, comm, static, settings)
+        finally:
+            if holds_back:
+                interrupts.end()  # raises what a handler has raised as it is, whatever was made of it
 
 
 def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
@@ -93,7 +101,7 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
             _join(topology, comm, static, settings)
             return
         except (OSError, EOFError, HorovodInternalError) as error:
-            if attempt == _MOST_BROKEN_WORLDS - 1:
+            if attempt == _MOST_BROKEN_WORLDS - 1 or interrupts.has_come:
                 raise
             logger.info("generation %d did not come together: %s", topology.generation, error)
 
@@ -109,8 +117,14 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         topology = some_of(topology, comm)
     job = (topology.job_id, topology.generation, topology.world)
     attempt = _attempts[job] = _attempts.get(job, -1) + 1
+
+    def forget_attempt() -> None:
+        if interrupts.has_come:  # the others have not failed, and wait in this attempt
+            _attempts[job] -= 1
+
     # Whatever raises, an interrupt too: nothing of a world that did not come about may stay.
     with ExitStack() as on_failure:
+        on_failure.callback(forget_attempt)
         if server is not None:
             on_failure.callback(server.close)
         table = sets.register(static, topology.size, comm if is_communicator(comm) else None)
@@ -120,10 +134,16 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         world = assemble(topology, settings, attempt, terms)
         on_failure.callback(world.close)
         world.server = world.server or server
-        _engine = Engine(world, settings, table)
-        on_failure.pop_all()
-    _static_sets[:] = static
-    _is_inherited = False
+        started = Engine(world, settings, table)
+        is_held_back, interrupts.is_held_back = interrupts.is_held_back, True
+        try:
+            started.start()
+            _static_sets[:] = static
+            _is_inherited = False
+            _engine = started
+            on_failure.pop_all()
+        finally:
+            interrupts.is_held_back = is_held_back
     if settings.timeline and settings.timeline != "DYNAMIC":
         _engine.record_timeline(settings.timeline, settings.timeline_mark_cycles)
 
@@ -135,9 +155,11 @@ def shutdown() -> None:
         if _engine is None or _is_inherited:
             return
         engine, _engine = _engine, None
-        engine.shutdown()
-        sets.unregister(_static_sets)
-        _static_sets.clear()
+        try:
+            engine.shutdown()
+        finally:
+            sets.unregister(_static_sets)
+            _static_sets.clear()
 
 
 def is_initialized() -> bool:

@@ -71,17 +71,14 @@ class Baton:
         self._poll = poll
         self._lock = threading.Lock()
         self._holder: int | None = None
-        self._is_finished = False
+        #: Set when the engine's thread ends. (A join() that a signal's exception ends takes the thread for ended.)
+        self.is_over = threading.Event()
         # The engine's thread sleeps on this one, which is ready when the poll is, unless somebody else drives.
         self._sleep = select.epoll()
         self._sleep.register(poll.fileno(), select.EPOLLIN)
         self._is_detached = False
         self._wakes_s: float | None = None
         self.thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
-
-    def start(self) -> None:
-        """Start the engine's thread."""
-        self.thread.start()
 
     def drive_until(self, handle: Handle) -> None:
         """Drive until ``handle`` is settled; returns early when another thread drives, or everything is over.
@@ -105,7 +102,7 @@ class Baton:
         self._holder = me
         is_working = True
         try:
-            if self._is_finished or handle.settled():
+            if self.is_over.is_set() or handle.settled():
                 return
             try:
                 while True:
@@ -207,10 +204,12 @@ class Baton:
                 self._holder = threading.get_ident()
                 try:
                     if self._drive():
-                        self._engine.finish()
-                        self._is_finished = True
-                        self._sleep.close()
-                        self._poll.close()
+                        try:
+                            self._engine.finish()
+                        finally:
+                            self._sleep.close()
+                            self._poll.close()
+                            self.is_over.set()
                         return
                 finally:
                     self._holder = None

@@ -66,7 +66,11 @@ class Engine:
                 raise ConnectionError(f"the world did not come together: {gone.reason}") from gone
             self._baton = Baton(self._loop, poll)
             on_failure.pop_all()
-        self._baton.start()
+
+    def start(self) -> None:
+        """Begin to work; called once."""
+        if self._baton is not None:
+            self._baton.thread.start()
 
     @property
     def has_dynamic_process_sets(self) -> bool:
@@ -167,13 +171,23 @@ class Engine:
         if self._alone is not None:
             self._alone.close()
         elif self._baton is not None:
-            thread = self._baton.thread
-            self._mailbox.command("leave")
-            thread.join(self._settings.gloo_timeout_s + FAREWELL_S)
-            if thread.is_alive():
-                logger.warning("rank %d: the engine did not stop in time; its connections are cut", self._rank)
-                self._mailbox.command("abort", "shutdown() was called, but another rank did not answer")
-                thread.join(FAREWELL_S)
+            is_over = self._baton.is_over
+            reason = "its shutdown() was interrupted"
+            try:
+                self._mailbox.command("leave")
+                if is_over.wait(self._settings.gloo_timeout_s + FAREWELL_S):
+                    self._baton.thread.join(FAREWELL_S)
+                reason = "shutdown() was called, but another rank did not answer"
+            finally:
+                if not is_over.is_set():
+                    logger.warning("rank %d: the engine's connections are cut: %s", self._rank, reason)
+                    self._mailbox.command("abort", reason)
+                    is_over.wait(FAREWELL_S)
+                self._close()
+            return
+        self._close()
+
+    def _close(self) -> None:
         self._mailbox.close()
         self.world.close()
 

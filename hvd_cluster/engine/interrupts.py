@@ -36,9 +36,9 @@ class _StandIn:
         try:
             self.handler(number, frame)
         except BaseException as error:  # whatever it is, it is raised later
+            interrupts.keep(error)
             if not interrupts.is_held_back:
                 raise
-            interrupts.keep(error)
 
 
 class Interrupts:
@@ -90,6 +90,11 @@ class Interrupts:
         """The wait is over."""
         self.is_held_back = True
 
+    @property
+    def has_come(self) -> bool:
+        """A handler has raised something, which :meth:`end` raises even if it was caught meanwhile."""
+        return self._kept is not None
+
     def keep(self, error: BaseException) -> None:
         """Raise this later; of several, the first."""
         if self._kept is None:
@@ -104,9 +109,10 @@ class Interrupts:
     def check(self) -> None:
         """Raise what was kept for too long, once: the work that waits for other ranks is given up.
 
-        :meth:`end` raises it again, to the caller.
+        Where nothing is held back, it was raised already, and something has caught it: raise it again.
+        :meth:`end` raises it to the caller.
         """
-        if self._kept is None or time.monotonic() - self._kept_s < _MOST_S:
+        if self._kept is None or (self.is_held_back and time.monotonic() - self._kept_s < _MOST_S):
             return
         if threading.get_ident() == threading.main_thread().ident:
             self._kept_s = math.inf

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_cluster.engine import tree
+from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.bootstrap import meet
 from hvd_cluster.rendezvous.client import KeyValueClient
@@ -96,6 +97,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             on_failure.callback(meeting.server.close)
         client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
         on_failure.callback(client.close)
+        client.watch = interrupts.check
         address = interface_address(settings.gloo_interface) if settings.gloo_interface else client.local_host
         links: dict[int, Link] = {}
         with _listening(address) as listener:

@@ -414,3 +414,43 @@ def test_an_exception_of_a_signal_handler_ends_work_that_waits_for_a_stopped_ran
 
     # Rank 1 may still read the other's part: that was there before the end.
     assert local.run(fn, num_proc=2, env=ENV)[0] == ["TimeIsUp", "WorldEndedError"]
+
+
+def test_an_exception_of_a_signal_handler_ends_init_and_shutdown_as_itself_and_init_works_again(tmp_path: Path) -> None:
+    def fn() -> tuple[list[str], float]:
+        import hvd_cluster.torch as hvd
+
+        def handler(*_: object) -> None:
+            raise TimeoutError("mine")  # which the rendezvous raises and catches too
+
+        signal.signal(signal.SIGALRM, handler)
+        pid = tmp_path / "pid"
+        found = []
+        if is_first := os.environ["HOROVOD_RANK"] == "0":
+            for step in (hvd.init, hvd.shutdown):
+                if step is hvd.shutdown:
+                    hvd.init()
+                    while not pid.exists() or "T" not in Path(f"/proc/{pid.read_text()}/stat").read_text().split()[2]:
+                        time.sleep(0.01)
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+                try:
+                    step()
+                except TimeoutError as error:
+                    found.append(str(error))
+                (tmp_path / step.__name__).touch()
+            os.kill(int(pid.read_text()), signal.SIGCONT)
+        else:
+            while not (tmp_path / "init").exists():
+                time.sleep(0.01)
+            hvd.init()
+            (tmp_path / "new").write_text(str(os.getpid()))
+            (tmp_path / "new").rename(pid)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            hvd.shutdown()
+        assert not hvd.is_initialized()
+        hvd.init()
+        result = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        hvd.shutdown()
+        return found if is_first else [], result
+
+    assert local.run(fn, num_proc=2, env=ENV) == [(["mine", "mine"], 2.0), ([], 2.0)]
