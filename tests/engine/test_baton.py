@@ -269,9 +269,9 @@ def test_an_interrupt_of_a_driver_that_leaves_ends_the_world() -> None:
     assert engine.num_rings == 2
 
 
-@pytest.mark.parametrize("shares", ["1", "0"], ids=["shm", "gloo"])
+@pytest.mark.parametrize(("shares", "num_ranks"), [("1", 3), ("0", 2)], ids=["shm", "gloo"])
 def test_an_exception_of_a_signal_handler_reaches_the_waiter_and_leaves_the_world_whole(
-    tmp_path: Path, shares: str
+    tmp_path: Path, shares: str, num_ranks: int
 ) -> None:
     def fn() -> list[float]:
         import hvd_cluster.torch as hvd
@@ -303,7 +303,8 @@ def test_an_exception_of_a_signal_handler_reaches_the_waiter_and_leaves_the_worl
         hvd.shutdown()
         return [late[0].item(), after[0].item()]
 
-    assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [[4.0, 4.0]] * 2
+    sums = [float(num_ranks**2)] * 2
+    assert local.run(fn, num_proc=num_ranks, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [sums] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -416,6 +417,7 @@ def test_an_exception_of_a_signal_handler_ends_work_that_waits_for_a_stopped_ran
     assert local.run(fn, num_proc=2, env=ENV)[0] == ["TimeIsUp", "WorldEndedError"]
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_signal_handler_ends_init_and_shutdown_as_itself_and_init_works_again(tmp_path: Path) -> None:
     def fn() -> tuple[list[str], float]:
         import hvd_cluster.torch as hvd
