@@ -35,6 +35,12 @@ def two_workers() -> Iterator[Kept]:
 
 
 @pytest.fixture(scope="session")
+def three_workers() -> Iterator[Kept]:
+    with Executor(3, env={"OMP_NUM_THREADS": "1"}, verbose=0) as executor:
+        yield Kept(executor, 3)
+
+
+@pytest.fixture(scope="session")
 def one_worker() -> Iterator[Kept]:
     with Executor(1, env={"OMP_NUM_THREADS": "1"}, verbose=0) as executor:
         yield Kept(executor, 1)

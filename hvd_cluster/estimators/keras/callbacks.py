@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,22 +130,33 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         return self._course.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")  # type: ignore[no-any-return]
 
     def _validated(self) -> tuple[int, dict[str, Any]]:
-        """Rows of this rank, and the loss and the metrics over them."""
-        rows = 0
+        """Rows of this rank, and the loss and the metrics over them.
+
+        Where its rows have ended, it makes the other ranks' steps, in which a metric may wait for it, with a row that
+        counts nothing.
+        """
+        rows, given = 0, self._course.batches.validation()
+        repeated: list[Any] = []
 
         def items() -> Any:
             nonlocal rows
-            for count, item in self._course.batches.validation():
+            for count, item in given:
+                if not count:
+                    repeated.append(item)
+                    return
                 rows += count
                 yield item
 
-        given = items()
-        first = next(given, None)
+        own, numbers = items(), {}
+        first = next(own, None)
         if first is None:
             self.model.reset_metrics()
-            return 0, {}
-        data = as_taken(self._course.spec.model.backend, first, given, self._course.spec.prefetch)
-        numbers = self.model.evaluate(data, verbose=0, return_dict=True)
+        else:
+            data = as_taken(self._course.spec.model.backend, first, own, self._course.spec.prefetch)
+            numbers = self.model.evaluate(data, verbose=0, return_dict=True)
+        for item in itertools.chain(repeated, (item for _, item in given)):
+            with rank_state.metrics_kept(self.model):
+                self.model.test_on_batch(*item)
         return rows, values(numbers)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.estimators.spec import Inputs
 
@@ -89,9 +89,9 @@ class KerasBatches:
                 yield self.columns.item(batch)
 
     def validation(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Rows and item of each validation batch of this rank."""
+        """Rows and item of each validation batch of this rank; 0 from where it repeats a row, in step with others."""
         for batch in self.readers.validation_batches():
-            yield len(next(iter(batch.values()))), self.columns.item(batch)
+            yield rows_of(batch), self.columns.item(batch)
 
 
 def as_taken(backend: str, first: Any, rest: Iterator[Any], prefetch: int = 0) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -43,6 +44,14 @@ def restore(model: Any, state: bytes) -> None:
     _assign([generator.state for generator in _seed_generators(model)], content["seeds"])
     _assign(model.metrics_variables, content["metrics"])
     random_state.restore(content["random"])
+
+
+@contextlib.contextmanager
+def metrics_kept(model: Any) -> Iterator[None]:
+    """Put the metrics back as they were."""
+    kept = _values(model.metrics_variables)
+    yield
+    _assign(model.metrics_variables, kept)
 
 
 def _seed_generators(model: Any) -> list[Any]:

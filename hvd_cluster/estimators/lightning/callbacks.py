@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from hvd_cluster.estimators.lightning.completion import hooks_for
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
+from hvd_cluster.estimators.run.readers import RepeatedRow
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
@@ -61,6 +63,7 @@ class Epochs(_callbacks.Checkpoint):
         self._trained_on = Fingerprint.of(spec.dataset, spec.inputs)
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
+        self._before_repeated: dict[str, Any] = {}
         self._trainer: Any = None
         #: The number of ranks that an earlier start of the run had.
         self._size_before = found.size if found is not None else None
@@ -172,6 +175,16 @@ class Epochs(_callbacks.Checkpoint):
                 data_wait_share=watch.wait_share,
             )
 
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Remember the torchmetrics metrics before a row that counts nothing."""
+        self._before_repeated = rank_part.metric_states(pl_module) if isinstance(batch, RepeatedRow) else {}
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        """Put them back."""
+        rank_part.set_metric_states(pl_module, self._before_repeated)
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Let the gradients of an epoch's last group of batches be their mean, also where the group is short.
 
@@ -269,9 +282,22 @@ class AgreeOnLogged(_callbacks.Callback):
         """Reduce what was logged in training."""
         self._reduce(trainer)
 
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Let a row that is repeated count nothing in what is logged."""
+        self.on_validation_epoch_end(trainer, pl_module)
+        if isinstance(batch, RepeatedRow):
+            trainer._results.update_metrics = functools.partial(_count_nothing, trainer._results)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """What is logged counts again."""
+        vars(trainer._results).pop("update_metrics", None)
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Reduce what was logged in validation."""
         self._reduce(trainer)
+        _ = trainer.callback_metrics  # takes the numbers up, also where no callback reads them
 
     def _reduce(self, trainer: Any) -> None:
         """Reduce each number of the epoch that every rank has logged alone, as its ``reduce_fx`` says."""
@@ -285,6 +311,16 @@ class AgreeOnLogged(_callbacks.Callback):
             result.meta.sync.should, result._computed = True, None
             result.compute()  # Lightning keeps the number until more is logged
             result.meta.sync.should = False
+
+
+def _count_nothing(results: Any, key: str, value: Any, batch_size: int) -> None:
+    """Take a logged number without adding it to the epoch's: every rank must know the name when they reduce."""
+    result = results[key]
+    before = {name: getattr(result, name) for name in result._defaults}
+    type(results).update_metrics(results, key, value, batch_size)
+    if result.meta.on_epoch:
+        for name, state in before.items():
+            setattr(result, name, state)
 
 
 def _is_own(result: Any) -> bool:

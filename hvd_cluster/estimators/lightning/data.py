@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.readers import Readers, RepeatedRow
 from hvd_cluster.estimators.run.watch import Watch
 
 
@@ -100,11 +100,12 @@ class ValidationBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for batch in self.readers.validation_batches(even=True):
+        for batch in self.readers.validation_batches():
             yield floating(batch, self.floating_dtype)
 
 
 def floating(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
     """The batch with every floating column in one dtype, that of the model."""
     wanted: torch.dtype = getattr(torch, dtype)
-    return {name: column.to(wanted) if column.is_floating_point() else column for name, column in batch.items()}
+    found = {name: column.to(wanted) if column.is_floating_point() else column for name, column in batch.items()}
+    return RepeatedRow(found) if isinstance(batch, RepeatedRow) else found

@@ -6,6 +6,7 @@ random generators.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,20 @@ def restore(part: dict[str, Any], trainer: Any, module: Any) -> None:
     trainer._logger_connector._first_loop_iter = False
     trainer.callback_metrics.update({name: value.to(module.device) for name, value in part["monitored"].items()})
     random_state.restore(part["random"])
+
+
+def metric_states(module: Any) -> dict[str, dict[str, Any]]:
+    """Copies of the states of the module's torchmetrics metrics, by path."""
+    return {path: copy.deepcopy(metric.metric_state) for path, metric in _metrics(module)}
+
+
+def set_metric_states(module: Any, states: dict[str, dict[str, Any]]) -> None:
+    """Put back what :func:`metric_states` returned, or nothing for ``{}``."""
+    if not states:
+        return
+    for path, metric in _metrics(module):
+        for name, value in states.get(path, {}).items():
+            setattr(metric, name, value)
 
 
 def _metrics(module: torch.nn.Module) -> Iterator[tuple[str, torchmetrics.Metric]]:

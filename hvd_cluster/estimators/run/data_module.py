@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.readers import Readers, one_pass, options_of_pool
+from hvd_cluster.estimators.run.readers import Readers, RepeatedRow, one_pass, options_of_pool, rows_of
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec, Inputs
@@ -239,16 +239,16 @@ class DataModuleReaders(Readers):
         for _ in range(self.train_steps - done):
             yield self._as_batch(self._next())
 
-    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         mine = self._validation()
-        yield from _as_many(mine) if even and self._size > 1 else mine
+        yield from _as_many(mine) if self._size > 1 else mine
 
     def _validation(self) -> Iterator[dict[str, Tensor]]:
         batches = self._module.val_data()
         if batches is not None:
             for batch in itertools.islice(iter(batches), self._val_steps):
                 tensors = self._as_batch(batch)
-                if len(next(iter(tensors.values()))):
+                if rows_of(tensors):
                     yield tensors
 
     def _next(self) -> Any:
@@ -277,9 +277,9 @@ class DataModuleReaders(Readers):
 
 
 def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """As many batches on every rank: one that has no more sees a row a second time. Every rank takes part.
+    """Equally many batches on every rank: one that has no more gets a :class:`RepeatedRow`. Every rank takes part.
 
-    Nobody knows in advance how many a module of the user's own gives.
+    How many batches a module of the user's own gives is not known in advance.
     """
     import hvd_cluster.torch as hvd
 
@@ -288,7 +288,7 @@ def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]
     spare = next((row for row in rows if row is not None), None)
     while spare is not None:
         spare = spare if batch is None else _first_row(batch)
-        yield spare if batch is None else batch
+        yield RepeatedRow(spare) if batch is None else batch
         batch = next(batches, None)
         goes_on = hvd.allreduce(
             torch.tensor([float(batch is not None)]), op=hvd.Max, name="hvd_cluster.validation_goes_on"

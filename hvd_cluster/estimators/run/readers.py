@@ -26,6 +26,15 @@ _ALL_BYTES = 1 << 62
 _UINT64 = (1 << 64) - 1
 
 
+class RepeatedRow(dict[str, Any]):
+    """A row seen elsewhere, in place of a validation batch that has no row on this rank: it counts nothing."""
+
+
+def rows_of(batch: Any) -> int:
+    """Rows of a batch of columns that count in means."""
+    return 0 if isinstance(batch, RepeatedRow) else len(next(iter(batch.values())))
+
+
 class Readers(ABC):
     """Training and validation batches of one rank, inside of its context."""
 
@@ -54,11 +63,11 @@ class Readers(ABC):
         """The ``train_steps`` batches of an epoch but for the first ``done``."""
 
     @abstractmethod
-    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
-        """Batches of the validation rows, without those that have no row on this rank.
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        """Batches of the validation rows, equally many on every rank.
 
-        Args:
-            even: as many on every rank; a rank without a row sees one a second time.
+        So a metric or callback of the user's may use collectives. A rank whose rows have ended gets
+        :class:`RepeatedRow` from there on.
         """
 
 
@@ -66,8 +75,7 @@ class ParquetReaders(Readers):
     """Those of our own reader.
 
     A training epoch goes through all rows; the last global batch is filled up with rows seen before, so every batch is
-    full and all ranks have as many. Validation takes each row once, in the order of the data; ranks may differ in
-    their batches.
+    full and all ranks have as many. Validation takes each row once, in the order of the data.
     """
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
@@ -130,14 +138,10 @@ class ParquetReaders(Readers):
             yield from itertools.islice(self._pass(self._train, through, offset), taken)
             at += taken
 
-    def validation_batches(self, even: bool = False) -> Iterator[dict[str, Tensor]]:
-        if self._validation is None:
-            return
-        batches = itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch)
-        if even:
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        if self._validation is not None:
+            batches = itertools.islice(self._pass(self._validation, 0, 0), self._spec.validation_steps_per_epoch)
             yield from with_rows(batches, lambda: next(self._validation_of_one().epoch(0)))
-        else:
-            yield from (batch for batch in batches if len(next(iter(batch.values()))))
 
     def _validation_of_one(self) -> ParquetReader:
         """The validation rows as a rank alone reads them: there are fewer rows than ranks."""
@@ -156,14 +160,15 @@ class ParquetReaders(Readers):
 def with_rows(
     batches: Iterator[dict[str, Tensor]], first_row: Callable[[], dict[str, Tensor]]
 ) -> Iterator[dict[str, Tensor]]:
-    """The batches, with one row seen before in place of one that has no row; ``first_row`` where there was none."""
+    """The batches, with a :class:`RepeatedRow` in place of each without rows; ``first_row`` where none had one."""
     seen: dict[str, Tensor] | None = None
     for batch in batches:
-        if len(next(iter(batch.values()))):
+        if rows_of(batch):
             seen = batch
             yield batch
         else:
-            yield {name: column[:1] for name, column in (first_row() if seen is None else seen).items()}
+            seen = first_row() if seen is None else seen
+            yield RepeatedRow({name: column[:1] for name, column in seen.items()})
 
 
 def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:

@@ -19,7 +19,9 @@ class Means:
         self._sums = torch.zeros(2 + sum(map(len, self._names)), dtype=torch.float64, device=device)
 
     def add(self, loss: Tensor, metrics: Sequence[Any], rows: float) -> None:
-        """One batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it."""
+        """One batch: its mean loss, its mean metrics (tensors or numbers), and the rows that count in it, perhaps 0."""
+        if not rows:  # a value that is not finite would stay in the sums
+            return
         values = [torch.as_tensor(value, device=self._sums.device).detach() for value in (loss, *metrics)]
         batch = torch.stack([value.to(torch.float64).reshape(()) for value in values])
         self._sums[:-1] += batch * rows

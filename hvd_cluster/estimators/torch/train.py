@@ -120,13 +120,15 @@ def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Te
     """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
 
     With other metrics now, the means of the epoch are those of its rest. Another number of ranks draws other random
-    numbers, and may go through the rest in another order: see :func:`steps_of_rows`.
+    numbers, and may go through the rest in another order: see :func:`steps_of_rows`. Where it trains on some rows again,
+    the sums are scaled to the rows that it does not, so that the means weigh as many rows as the epoch has.
     """
     done = steps_of_rows(spec, running.rows, hvd.size())
     if len(running.sums) == hvd.size():
         random_state.restore(running.random[hvd.rank()])
         return done, running.sums[hvd.rank()]
-    return done, running.sums.sum(dim=0) if hvd.rank() == 0 else None
+    kept = done * spec.batch_size * hvd.size() / running.rows
+    return done, running.sums.sum(dim=0) * kept if hvd.rank() == 0 else None
 
 
 def _objective(spec: TrainSpec, device: torch.device) -> Objective:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
-from hvd_cluster.estimators.run.readers import Readers
+from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.estimators.spec import TrainSpec
@@ -83,14 +83,17 @@ class Worker:
         return all_finite(self.steps.model.parameters())
 
     def validate_epoch(self) -> dict[str, Any]:
-        """The loss and the metrics over the validation rows, each row counted once, without training."""
+        """The loss and the metrics over the validation rows, each row counted once, without training.
+
+        Every rank makes the same number of steps.
+        """
         means = self._means()
         self.steps.model.eval()
         with torch.no_grad():
             for step, batch in enumerate(self.readers.validation_batches()):
                 inputs, labels, weights = self._take(batch)
                 outputs, loss = self.steps.validate(inputs, labels, weights, step)
-                means.add(loss, self._metrics(outputs, labels), len(labels[0]))
+                means.add(loss, self._metrics(outputs, labels), rows_of(batch))
         return means.over_ranks(self.hvd, "hvd_cluster.validation_means")
 
     def _take(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:

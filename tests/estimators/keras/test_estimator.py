@@ -667,6 +667,48 @@ def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(dr
     assert driver(fn, frame, str(tmp_path), ENVIRONMENT) == (True, 0, 4)
 
 
+def test_ranks_without_validation_rows_make_the_same_steps_and_count_nothing(driver, frame):
+    fit = estimator
+
+    def fn(workers, frame):
+        import keras
+        import numpy as np
+
+        class Together(keras.Model):
+            """Waits for the other ranks in each validation step."""
+
+            def test_step(self, data):
+                import torch
+
+                import hvd_cluster.torch as hvd
+
+                if keras.config.backend() == "torch" and hvd.is_initialized():
+                    hvd.allreduce(torch.ones(1), name="together")
+                return super().test_step(data)
+
+        found = []
+        for rows in (1, 2, 7):
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((4,))
+            net = Together(inputs, keras.layers.Dense(1)(inputs))
+            net.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae", keras.metrics.MeanSquaredError(name="error")])
+            marked = frame.assign(v=np.arange(len(frame)) < rows)
+            given = {"feature_cols": ["x"], "validation": "v", "val_batch_size": 2, "epochs": 1}
+            model = fit(workers(3), net, custom_objects={"Together": Together}, **given).fit(marked)
+            held_out = marked[marked["v"]]
+            difference = model.transform(held_out)["y__output"].to_numpy("float64") - held_out["y"].to_numpy("float64")
+            recorded = {name: values[0] for name, values in model.getHistory().items()}
+            squares = float(np.mean(difference**2))
+            found.append((squares, recorded["val_loss"]))
+            found.append((squares, recorded["val_error"]))
+            found.append((float(np.mean(np.abs(difference))), recorded["val_mae"]))
+        workers(3).executor.close()
+        return found
+
+    for alone, recorded in driver(fn, frame):
+        assert recorded == pytest.approx(alone, rel=2e-6)
+
+
 def test_metrics_that_no_mean_over_ranks_gives_are_those_of_all_rows(driver, frame):
     fit = estimator
 

@@ -548,6 +548,49 @@ def test_every_validation_row_is_seen_by_a_lightning_data_module(frame, two_work
     assert model.getHistory()[0]["logged"]["val_rows"] == rows
 
 
+@pytest.mark.parametrize(("reader", "rows"), [("ours", 1), ("ours", 7), ("a data module", 7)])
+def test_a_row_that_a_rank_repeats_counts_nothing(frame, three_workers, rows, reader):
+    import torchmetrics
+
+    from hvd_cluster.estimators.lightning.datamodule import PetastormDataModule
+
+    class Logs(Net):
+        def __init__(self):
+            super().__init__()
+            self.error, self.count = torchmetrics.MeanSquaredError(), torchmetrics.SumMetric()
+
+        def validation_step(self, batch, batch_idx):
+            output = self(batch["x"], batch["a"]).flatten()
+            self.all_gather(torch.ones(1))  # all ranks come here as often
+            self.error(output, batch["y"])
+            self.count(len(batch["y"]))
+            self.log("val_error", self.error)
+            self.log("val_loss", F.mse_loss(output, batch["y"]), sync_dist=True, on_step=True, on_epoch=True)
+            self.log("val_alone", F.mse_loss(output, batch["y"]))
+            self.log("val_largest", (output - batch["y"]).abs().max(), reduce_fx="max", sync_dist=True)
+
+        def on_validation_batch_end(self, outputs, batch, batch_idx):
+            self.log("val_rows", float(len(batch["y"])), reduce_fx="sum", sync_dist=True)
+
+        def on_validation_epoch_end(self):
+            self.log("val_count", self.count.compute())
+            self.count.reset()
+
+    module = {"data_module": PetastormDataModule} if reader == "a data module" else {}
+    marked = frame.assign(v=np.arange(len(frame)) < rows)
+    given = {"validation": "v", "val_batch_size": 2, "epochs": 1, **module}
+    fitted = estimator(three_workers, Logs(), **given).fit(marked)
+    held_out = marked[marked["v"]]
+    x, a = torch.tensor(np.stack(held_out["x"])), torch.tensor(held_out["a"].to_numpy(), dtype=torch.float32)
+    with torch.no_grad():
+        difference = fitted.getModel()(x, a).flatten().double() - torch.tensor(held_out["y"].to_numpy()).double()
+    logged = fitted.getHistory()[0]["logged"]
+    for name in ("val_error", "val_loss", "val_alone"):
+        assert logged[name] == pytest.approx(float((difference**2).mean()), rel=1e-6), name
+    assert logged["val_largest"] == pytest.approx(float(difference.abs().max()), rel=1e-6)
+    assert (logged["val_rows"], logged["val_count"]) == (rows, rows)
+
+
 def test_a_short_last_group_of_batches_is_averaged_over_its_own_batches(frame, two_workers):
     from hvd_cluster.estimators import TorchEstimator
 

@@ -273,6 +273,52 @@ def test_validation_counts_every_row_once(frame, two_workers):
     assert found["all_metrics"] == [{"group_0_y": pytest.approx(np.mean(np.abs(output - rows["y"])), rel=1e-4)}]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7, 47])
+def test_ranks_with_few_or_no_validation_rows_make_the_same_steps_and_count_each_row_once(frame, three_workers, rows):
+    def error(output, label):
+        import hvd_cluster.torch as hvd
+
+        if hvd.is_initialized():  # not where the model is tried
+            hvd.allreduce(torch.ones(1))  # a rank that made fewer steps would be missed here
+        return (output - label).abs().mean()
+
+    marked = frame.assign(v=np.arange(len(frame)) < rows)
+    model = fit(marked, three_workers, validation="v", metrics=[error], val_batch_size=3, epochs=1)
+    held_out = marked[marked["v"]]
+    output = model.transform(held_out)["y__output"].to_numpy().astype("float64")
+    found = model.getHistory()[-1]["validation"]
+    assert found["loss"] == pytest.approx(np.mean((output - held_out["y"]) ** 2), rel=1e-6)
+    assert found["all_metrics"][0]["group_0_y"] == pytest.approx(np.mean(np.abs(output - held_out["y"])), rel=1e-6)
+
+
+def test_an_epoch_that_resumes_on_another_number_of_ranks_weighs_its_rows_once(
+    frame, two_workers, three_workers, tmp_path
+):
+    class Ends:
+        """One for each batch, but for the seventh."""
+
+        steps = 0
+
+        def __call__(self, output, label):
+            import hvd_cluster.torch as hvd
+
+            self.steps += hvd.is_initialized()
+            if self.steps == 7:
+                raise RuntimeError("ended here")
+            return torch.ones(())
+
+    given = {"store": str(tmp_path), "run_id": "one", "checkpoint_every_steps": 5, "max_restarts": 0, "epochs": 1}
+    with pytest.raises(WorkerFailedError, match="ended here"):
+        fit(frame, two_workers, metrics=[Ends()], **given)
+
+    def zero(output, label):
+        return torch.zeros(())
+
+    # 80 rows were saved; three ranks resume after 72 of them, and make 6 steps of 24 rows.
+    model = fit(frame, three_workers, metrics=[zero], **given)
+    assert model.getHistory()[0]["train"]["all_metrics"] == [{"group_0_y": pytest.approx(72 / 216)}]
+
+
 def test_row_weights_count_in_the_loss(frame, two_workers, tmp_path):
     fitted = fit(frame, two_workers, sample_weight_col="w", epochs=1)
     net = Net()
