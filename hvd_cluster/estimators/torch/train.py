@@ -120,8 +120,8 @@ def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Te
     """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
 
     With other metrics now, the means of the epoch are those of its rest. Another number of ranks draws other random
-    numbers, and may go through the rest in another order: see :func:`steps_of_rows`. Where it trains on some rows again,
-    the sums are scaled to the rows that it does not, so that the means weigh as many rows as the epoch has.
+    numbers, and may go through the rest in another order: see :func:`steps_of_rows`. Where it trains on some rows
+    again, the sums are scaled to the rows that it does not, so that the means weigh as many rows as the epoch has.
     """
     done = steps_of_rows(spec, running.rows, hvd.size())
     if len(running.sums) == hvd.size():
