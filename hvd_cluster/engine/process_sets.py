@@ -81,6 +81,9 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self.process_set_id = 0
 
+    def __reduce__(self) -> str:
+        return "global_process_set"  # there is one: copies and pickles refer to it
+
 
 #: All ranks; id 0.
 global_process_set: ProcessSet = _GlobalProcessSet()

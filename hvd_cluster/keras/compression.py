@@ -1,4 +1,4 @@
-"""Gradients made smaller for the wire, on any backend of Keras."""
+"""Compression of gradients while they travel, on any backend of Keras."""
 
 from __future__ import annotations
 
@@ -6,55 +6,29 @@ from typing import Any
 
 import keras
 
+from hvd_cluster.engine.compression import CastCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """How to make a tensor smaller, and back. Subclass it for a compression of your own."""
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
+
+class _KerasCastCompressor(CastCompressor):
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to send, and whatever :meth:`decompress` needs to undo this."""
-        raise TypeError("a Compressor has to define compress()")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The received tensor in its original form."""
-        raise TypeError("a Compressor has to define decompress()")
-
-
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class _CastCompressor(Compressor):
-    """Sends floating-point tensors in a narrower type; integers go as they are."""
-
-    wire_dtype: str
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+    def describe(tensor: Any) -> tuple[str, bool]:
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        return (keras.ops.cast(tensor, cls.wire_dtype) if "float" in dtype else tensor), dtype
+        return dtype, "float" in dtype
 
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return keras.ops.cast(tensor, ctx)
+    @staticmethod
+    def cast(tensor: Any, dtype: str) -> Any:
+        return keras.ops.cast(tensor, dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_KerasCastCompressor):
     """Sends floating-point tensors as float16."""
 
     wire_dtype = "float16"
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_KerasCastCompressor):
     """Sends floating-point tensors as bfloat16, which keeps float32's range."""
 
     wire_dtype = "bfloat16"

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.keras.compilation import keep_from_xla
 from hvd_cluster.keras.compression import Compression, Compressor
@@ -16,7 +17,7 @@ from hvd_cluster.keras.loss_scale import agree_where_distributed, around
 from hvd_cluster.keras.naming import subclass_saved_as
 from hvd_cluster.keras.passes import Passes
 from hvd_cluster.keras.reduction import reduction_of_backend
-from hvd_cluster.keras.reduction.reducer import Groups, Reduction
+from hvd_cluster.keras.reduction.reducer import Reduction
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -68,7 +69,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"op={op} is not supported: use hvd.Average or hvd.Sum")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
-    reduction = reduction_of_backend()(
+    config = ReductionConfig(
         op=ReduceOp(op),
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -77,6 +78,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
+    reduction = reduction_of_backend()(config)
     passes = Passes(backward_passes_per_step, average=average_aggregated_gradients)
     wrapped = _distributed(optimizer, name, _Distribution(reduction, passes))
     agree_where_distributed(_DistributedOptimizer)

@@ -133,7 +133,7 @@ class Passes:
 def _dense(gradient: Any, reduction: Reduction) -> Any:
     if type(gradient).__name__ != "IndexedSlices":
         return gradient
-    if not reduction.sparse_as_dense:
+    if not reduction.config.sparse_as_dense:
         raise ValueError(
             "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False: use "
             "sparse_as_dense=True"

@@ -1,47 +1,26 @@
-"""Gradients made smaller for the wire."""
+"""Compression of MXNet gradients while they travel."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from hvd_cluster.engine.compression import CastCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """How to make an array smaller, and back. Subclass it for a compression of your own."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The array to send, and whatever :meth:`decompress` needs to undo this."""
-        raise TypeError("a Compressor has to define compress()")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The received array in its original form."""
-        raise TypeError("a Compressor has to define decompress()")
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Sends arrays as they are."""
+class FP16Compressor(CastCompressor):
+    """Sends floating-point arrays as float16; integers travel as they are."""
+
+    wire_dtype = "float16"
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
+    def describe(tensor: Any) -> tuple[Any, bool]:
+        return tensor.dtype, tensor.dtype.__name__ in ("float32", "float64")
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class FP16Compressor(Compressor):
-    """Sends floating-point arrays as float16; integers go as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        is_wide = tensor.dtype.__name__ in ("float32", "float64")
-        return (tensor.astype("float16") if is_wide else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor.astype(ctx)
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
 
 class Compression:

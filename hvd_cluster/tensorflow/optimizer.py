@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.tensorflow.aggregation import LocalAggregation
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.delta_optimizer import DeltaOptimizer
-from hvd_cluster.tensorflow.gradients import GradientReducer, Groups
+from hvd_cluster.tensorflow.gradients import GradientReducer
 from hvd_cluster.tensorflow.wrapping import WrappingOptimizer
 
 
@@ -92,13 +93,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             f"{type(optimizer).__name__}"
         )
     reducer = GradientReducer(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        predivide_factor=gradient_predivide_factor,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
+        ReductionConfig(
+            op=op,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            predivide_factor=gradient_predivide_factor,
+            groups=groups if groups is not None else num_groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
     )
     name = name or f"Distributed{type(optimizer).__name__}"
     if op == ReduceOp.ADASUM:

@@ -7,9 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.tensorflow.compression import Compression, Compressor
-from hvd_cluster.tensorflow.gradients import GradientReducer, Groups, variable_key, variables_of_layers
+from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key, variables_of_layers
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -49,13 +50,15 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     tape = kind.__new__(kind)
     tape.__dict__.update(gradtape.__dict__)
     tape._reducer = GradientReducer(
-        op=ReduceOp(op),
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        predivide_factor=gradient_predivide_factor,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
+        ReductionConfig(
+            op=ReduceOp(op),
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            predivide_factor=gradient_predivide_factor,
+            groups=groups if groups is not None else num_groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
     )
     return tape
 

@@ -1,68 +1,38 @@
-"""Gradients made smaller for the wire."""
+"""Compression of torch gradients while they travel."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from hvd_cluster.engine.compression import CastCompressor, Compressor, NoneCompressor
 
-class Compressor:
-    """How to make a tensor smaller, and back. Subclass it for a compression of your own."""
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "wire_of"]
 
-    wire_dtype: torch.dtype | None = None
+
+class _TorchCastCompressor(CastCompressor):
+    @staticmethod
+    def describe(tensor: torch.Tensor) -> tuple[torch.dtype, bool]:
+        return tensor.dtype, tensor.is_floating_point()
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to send, and whatever :meth:`decompress` needs to undo this."""
-        raise TypeError("a Compressor has to define compress()")
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The received tensor in its original form."""
-        raise TypeError("a Compressor has to define decompress()")
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-class _CastCompressor(Compressor):
-    """Sends floating-point tensors in a narrower type; integers go as they are."""
-
-    wire_dtype: torch.dtype
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return (tensor.to(cls.wire_dtype) if tensor.is_floating_point() else tensor), tensor.dtype
-
-    @classmethod
-    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx) if tensor.is_floating_point() else tensor
-
-
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_TorchCastCompressor):
     """Sends floating-point tensors as float16."""
 
     wire_dtype = torch.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_TorchCastCompressor):
     """Sends floating-point tensors as bfloat16, which keeps float32's range."""
 
     wire_dtype = torch.bfloat16
 
 
 def wire_of(compression: type[Compressor]) -> torch.dtype | None:
-    """The element type that the engine can convert to on the way, if that is all that ``compression`` does."""
+    """The element type that the engine can convert to while it copies, if that is all that ``compression`` does."""
     return compression.wire_dtype if compression in (FP16Compressor, BF16Compressor) else None
 
 

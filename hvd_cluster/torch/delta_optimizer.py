@@ -18,8 +18,8 @@ from hvd_cluster.engine.submission import check_adasum
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
-from hvd_cluster.torch.census import fingerprint
 from hvd_cluster.torch.compression import Compressor
+from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.parameters import names_of_last_group
 from hvd_cluster.torch.submission import submit, synchronize_all
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
@@ -138,18 +138,18 @@ class DeltaOptimizer(Wrapper):
         return super().step(*arguments, **kwargs)
 
     def _combined(self, parameters: list[torch.Tensor], deltas: list[torch.Tensor]) -> list[torch.Tensor]:
-        parcels = {
+        packed = {
             parameter: wire.pack(delta, self._compression, delta.device)
             for parameter, delta in zip(parameters, deltas, strict=True)
         }
         handles = []
         for bucket in self._buckets():
-            names = [self._names[parameter] for parameter in bucket if parameter in parcels]
+            names = [self._names[parameter] for parameter in bucket if parameter in packed]
             handles.append(
                 submit(
                     Kind.ALLREDUCE,
                     # Over nothing where all is frozen: it need not be so on the other ranks, which would wait.
-                    [parcels[parameter].tensor for parameter in bucket if parameter in parcels]
+                    [packed[parameter].tensor for parameter in bucket if parameter in packed]
                     or [torch.empty(0, device="cpu")],
                     process_set=global_process_set,
                     name=f"DistributedDelta.{self._names[bucket[0]]}",
@@ -161,7 +161,7 @@ class DeltaOptimizer(Wrapper):
                 )
             )
         synchronize_all(handles)
-        return [wire.unpack(parcels[parameter], self._compression) for parameter in parameters]
+        return [wire.unpack(packed[parameter], self._compression) for parameter in parameters]
 
     def _buckets(self) -> list[list[torch.Tensor]]:
         """Which parameters travel together, frozen or not: the same on all ranks, whatever each has frozen."""

@@ -6,13 +6,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import backward
@@ -21,7 +21,6 @@ from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.delta_optimizer import DeltaOptimizer
 from hvd_cluster.torch.parameters import named, names_of_last_group, resolve_groups
 from hvd_cluster.torch.reducer import GradientReducer
-from hvd_cluster.torch.transfers import Manner
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
@@ -74,11 +73,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"num_groups={num_groups} must be >= 0")
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be > 0")
-    op = ReduceOp(op)
-    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if gradient_predivide_factor == 0.0:
-        raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
+    config = ReductionConfig(
+        op=ReduceOp(op),
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+    )
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"DistributedOptimizer wraps a torch optimizer, and was given a {type(optimizer).__name__}")
     if not hasattr(compression, "compress"):
@@ -86,56 +87,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     names = named(optimizer, named_parameters)
-    if _may_reduce() and op == ReduceOp.ADASUM:
+    if _may_reduce() and config.op == ReduceOp.ADASUM:
         if process_set.process_set_id != global_process_set.process_set_id:
             raise NotImplementedError("Adasum does not support process sets other than the global one")
         return DeltaOptimizer.around(optimizer, names, compression, backward_passes_per_step)
-    configuration = _Configuration(
-        compression=compression,
-        passes_per_step=backward_passes_per_step,
-        op=op,
-        predivide_factor=gradient_predivide_factor,
-        sparse_as_dense=sparse_as_dense,
-        process_set=None if process_set is global_process_set else process_set,
-    )
-    return _wrapped(optimizer, names, resolve_groups(groups, names), configuration)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Configuration:
-    """The options of a wrapped optimizer, for itself and for its copies."""
-
-    compression: type[Compressor]
-    passes_per_step: int
-    op: ReduceOp
-    predivide_factor: float
-    sparse_as_dense: bool
-    #: None is the global one.
-    process_set: ProcessSet | None
+    return _wrapped(optimizer, names, resolve_groups(groups, names), config, backward_passes_per_step)
 
 
 def _wrapped(
     optimizer: torch.optim.Optimizer,
     names: dict[torch.Tensor, str],
     groups: Sequence[Sequence[torch.Tensor]],
-    configuration: _Configuration,
+    config: ReductionConfig,
+    passes_per_step: int,
 ) -> Any:
     wrapped = wrap(optimizer, _DistributedOptimizer)
-    process_set = configuration.process_set or global_process_set
-    manner = Manner(
-        compression=configuration.compression,
-        op=configuration.op,
-        predivide_factor=configuration.predivide_factor,
-        sparse_as_dense=configuration.sparse_as_dense,
-        process_set=process_set,
-    )
     is_sparse_only = isinstance(optimizer, torch.optim.SparseAdam)
-    wrapped._configuration = configuration
-    wrapped._reducer = GradientReducer(names, groups, configuration.passes_per_step, manner, is_sparse_only)
+    wrapped._reducer = GradientReducer(names, groups, passes_per_step, config, is_sparse_only)
     wrapped._should_synchronize = True
     wrapped._is_synchronized = False
     # A copy that was unpickled before init() finds out at its first gradient that it needs a world.
-    if not basics.is_initialized() or (_may_reduce() and process_set.included()):
+    if not basics.is_initialized() or (_may_reduce() and config.process_set.included()):
         wrapped._reducer.attach()
     return wrapped
 
@@ -150,17 +122,17 @@ def _rebuilt(
     state: dict[str, Any],
     names: dict[torch.Tensor, str],
     groups: list[list[torch.Tensor]],
-    configuration: _Configuration,
+    config: ReductionConfig,
+    passes_per_step: int,
 ) -> Any:
     """The copy that :meth:`_DistributedOptimizer.__reduce__` describes."""
-    return _wrapped(unwrapped(plain_class, state), names, groups, configuration)
+    return _wrapped(unwrapped(plain_class, state), names, groups, config, passes_per_step)
 
 
 class _DistributedOptimizer(Wrapper):
     """What is put in front of the wrapped optimizer's class."""
 
     _reducer: GradientReducer
-    _configuration: _Configuration
     _should_synchronize: bool
     _is_synchronized: bool
 
@@ -181,7 +153,7 @@ class _DistributedOptimizer(Wrapper):
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """The name of each parameter, unique and equal on all ranks; programs read it of Horovod's optimizer."""
-        return self._reducer.roster.named
+        return self._reducer.index.named
 
     def finish_reduction(self) -> None:
         """Wait until the gradients that the last backward pass has made are reduced; the step is not over."""
@@ -214,7 +186,6 @@ class _DistributedOptimizer(Wrapper):
         """
         if passes <= 0:
             raise ValueError(f"backward_passes_per_step={passes} must be > 0")
-        self._configuration = replace(self._configuration, passes_per_step=passes)  # a copy goes by it
         self._reducer.set_passes_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -251,11 +222,11 @@ class _DistributedOptimizer(Wrapper):
             loss = closure()
             self._reducer.synchronize()
             if isinstance(self, torch.optim.LBFGS) and self._reducer.is_attached:
-                process_set = self._reducer.manner.process_set
+                process_set = self._reducer.config.process_set
                 value = torch.as_tensor(loss).detach().clone()
                 # A line search compares the loss with its slope along the gradients, which a sum has made larger. (The
                 # other reductions of gradients give no slope of any loss.)
-                op = ReduceOp.SUM if self._reducer.manner.op == ReduceOp.SUM else ReduceOp.AVERAGE
+                op = ReduceOp.SUM if self._reducer.config.op == ReduceOp.SUM else ReduceOp.AVERAGE
                 return allreduce(value, name="DistributedOptimizer.loss", op=op, process_set=process_set)
             return loss
 
@@ -280,7 +251,7 @@ class _DistributedOptimizer(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take in more parameters, at the same step on all ranks."""
         super().add_param_group(param_group)
-        self._reducer.add(names_of_last_group(self, self._reducer.roster.named))
+        self._reducer.add(names_of_last_group(self, self._reducer.index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of an unwrapped one; gradients under way are finished and forgotten."""
@@ -288,5 +259,6 @@ class _DistributedOptimizer(Wrapper):
         super().load_state_dict(state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        groups = [list(group) for group in self._reducer.roster.groups]
-        return _rebuilt, (*self.plain(), self._reducer.roster.named, groups, self._configuration)
+        reducer = self._reducer
+        groups = [list(group) for group in reducer.index.groups]
+        return _rebuilt, (*self.plain(), reducer.index.named, groups, reducer.config, reducer.passes_per_step)

@@ -66,8 +66,8 @@ def resolve_groups(
     if isinstance(groups, int) and not isinstance(groups, bool):
         if groups < 0:
             raise ValueError(f"groups={groups} must be >= 0, or a list of lists of parameters")
-        # This rank's order may be another one than other ranks': the first rank's groups count (census.py). Nothing is
-        # asked here: a newcomer of an elastic job makes its optimizer while the others are elsewhere.
+        # Ranks may list parameters in different orders: the first rank's groups count (gradient_layout.py). Do not
+        # communicate here: a new rank of an elastic job makes its optimizer while the others are elsewhere.
         order = list(names)
         return [[order[index] for index in group] for group in grouped(groups, order)]
     if not isinstance(groups, (list, tuple)):  # what follows raises ValueError as Horovod does

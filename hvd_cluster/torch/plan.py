@@ -1,11 +1,11 @@
-"""What the ranks have agreed on: which gradients travel in which bucket, which are sparse, which were never seen."""
+"""The plan that all ranks have agreed on: which gradients share a bucket, which are sparse, which were never seen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hvd_cluster.torch.census import Census
+from hvd_cluster.torch.gradient_layout import GradientLayout
 
 
 @dataclass(eq=False)
@@ -17,14 +17,14 @@ class Bucket:
     members: list[int]
     #: The members that took part when the step's first gradient came: those that were not frozen, or all.
     active: list[int] = field(default_factory=list)
-    #: How many of those that are not frozen are not ready yet.
+    #: How many members that are not frozen are not ready yet.
     num_waiting: int = 0
     is_sent: bool = False
-    #: Ranks have differed in what is frozen: all members travel at every step.
+    #: Ranks have frozen different members: all members travel in every step.
     is_whole: bool = False
-    #: Some rank may add to it in a later backward pass of the present step, and which one is not known yet.
+    #: Some rank may add to it in a later backward pass of this step; which pass is not known yet.
     is_open: bool = False
-    #: The backward pass of a step that is the last one to reach a member; 0 if that is not known yet.
+    #: The last backward pass of a step that reaches a member; 0 if that is not known yet.
     last_pass: int = 0
 
 
@@ -40,59 +40,59 @@ class Plan:
     sparse: dict[int, int]
     #: Parameters that no rank has had a gradient for.
     unknown: set[int]
-    #: Those of them that are not frozen on some rank; a census is taken at every step until there are none.
+    #: Those of ``unknown`` that some rank has not frozen; every step agrees on a layout until there are none.
     awaited: set[int]
-    #: The backward pass of a step that is the last one to reach a parameter, counted from 1; once the step in which it
-    #: was first seen is over. At the end of that pass all ranks send its gradient, or zeros.
+    #: For each parameter the last backward pass of a step that reaches it, counted from 1; known after the step that
+    #: first sees its gradient. At the end of that pass all ranks send its gradient, or zeros.
     last_passes: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, census: Census, num_parameters: int) -> Plan:
-        """The plan that follows from the first census."""
+    def of(cls, layout: GradientLayout, num_parameters: int) -> Plan:
+        """The plan made from the first layout."""
         numbers = range(num_parameters)
         # Without the first rank the names of two optimizers are equal, but then the requests of a step are submitted at
         # its end, so that requests of two optimizers never overlap.
-        label = f"DistributedOptimizer.{census.number if census.number >= 0 else 'alone'}"
-        unknown = {number for number in numbers if number not in census.dense and number not in census.sparse}
-        plan = cls(label, [], {}, dict(census.sparse), unknown, unknown & census.unfrozen)
-        for members in census.buckets or [list(numbers)]:
-            present = [number for number in members if number in census.dense]
+        label = f"DistributedOptimizer.{layout.number if layout.number >= 0 else 'alone'}"
+        unknown = {number for number in numbers if number not in layout.dense and number not in layout.sparse}
+        plan = cls(label, [], {}, dict(layout.sparse), unknown, unknown & layout.unfrozen)
+        for members in layout.buckets or [list(numbers)]:
+            present = [number for number in members if number in layout.dense]
             if present:
-                plan._append(present, census)
-        plan._settle(census)
+                plan._append(present, layout)
+        plan._settle(layout)
         return plan
 
-    def grown(self, census: Census) -> Plan:
-        """This plan with the gradients that a later census has seen for the first time."""
-        found = self.unknown & (census.dense | census.sparse.keys())
+    def grown(self, layout: GradientLayout) -> Plan:
+        """This plan plus the gradients that are new in a later layout."""
+        found = self.unknown & (layout.dense | layout.sparse.keys())
         plan = replace(
             self,
             buckets=list(self.buckets),
             bucket_of=dict(self.bucket_of),
-            sparse=self.sparse | {number: dim for number, dim in census.sparse.items() if number in found},
+            sparse=self.sparse | {number: dim for number, dim in layout.sparse.items() if number in found},
             unknown=self.unknown - found,
-            awaited=(self.unknown - found) & census.unfrozen,
+            awaited=(self.unknown - found) & layout.unfrozen,
         )
-        if found & census.dense:
-            plan._append(sorted(found & census.dense), census)
-        plan._settle(census)
+        if found & layout.dense:
+            plan._append(sorted(found & layout.dense), layout)
+        plan._settle(layout)
         return plan
 
     def forget_passes(self) -> None:
-        """Steps will have another number of backward passes."""
+        """Steps will have a different number of backward passes."""
         self.last_passes.clear()
         for bucket in self.buckets:
             bucket.last_pass = 0
 
-    def _settle(self, census: Census) -> None:
-        if census.is_last:
-            self.last_passes = census.last_passes | self.last_passes
+    def _settle(self, layout: GradientLayout) -> None:
+        if layout.is_last:
+            self.last_passes = layout.last_passes | self.last_passes
             for bucket in self.buckets:
                 bucket.is_open = False
                 bucket.last_pass = max(self.last_passes.get(number, 0) for number in bucket.members)
 
-    def _append(self, members: Sequence[int], census: Census) -> None:
-        is_open = not census.partial.isdisjoint(members)
+    def _append(self, members: Sequence[int], layout: GradientLayout) -> None:
+        is_open = not layout.partial.isdisjoint(members)
         bucket = Bucket(f"{self.label}.bucket.{len(self.buckets)}", list(members), is_open=is_open)
         self.buckets.append(bucket)
         self.bucket_of |= dict.fromkeys(members, bucket)

@@ -1,8 +1,8 @@
-"""From gradients that become ready one by one, in every rank's own time, to requests that all ranks make alike.
+"""Turns gradients, which become ready one by one and on each rank at its own time, into the same requests on all ranks.
 
-The first backward pass shows in which order gradients become ready and which of them are sparse; the ranks agree on it
-(:mod:`hvd_cluster.torch.census`). From then on each bucket (:mod:`hvd_cluster.torch.buckets`) is one request, made when
-its last gradient is ready, while the backward pass continues.
+The first backward pass shows in which order gradients become ready and which of them are sparse. The ranks agree on it
+(:mod:`hvd_cluster.torch.gradient_layout`). After that, each bucket (:mod:`hvd_cluster.torch.buckets`) is one request,
+submitted when its last gradient is ready, while the backward pass continues.
 
 At the end of each backward pass, before ``backward()`` returns, the reducer waits for what is complete. A gradient that
 the pass did not reach is sent as zeros there, as DistributedDataParallel does with ``find_unused_parameters``
@@ -25,15 +25,16 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.engine import Engine
+from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.submission import running_engine
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import backward, wire
 from hvd_cluster.torch.backward import in_checkpoint
-from hvd_cluster.torch.census import Census, fingerprint, take_census
+from hvd_cluster.torch.gradient_layout import GradientLayout, agree_on_layout, fingerprint
+from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Bucket, Plan
-from hvd_cluster.torch.roster import Roster
-from hvd_cluster.torch.transfers import Manner, Mark, Transfers
+from hvd_cluster.torch.transfers import GradientVersion, Transfers
 
 #: How many parameters an error names.
 _MAX_NAMES = 5
@@ -54,7 +55,7 @@ class GradientReducer:
         names: a unique name for each parameter, equal on all ranks.
         groups: parameters whose gradients travel together.
         passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
-        manner: how they travel.
+        config: how they travel.
         is_sparse_only: the optimizer takes sparse gradients only.
     """
 
@@ -63,12 +64,12 @@ class GradientReducer:
         names: dict[torch.Tensor, str],
         groups: Sequence[Sequence[torch.Tensor]],
         passes_per_step: int,
-        manner: Manner,
+        config: ReductionConfig,
         is_sparse_only: bool = False,
     ) -> None:
-        self.manner = manner
-        self.roster = Roster(names, groups)
-        self._passes_per_step = passes_per_step
+        self.config = config
+        self.index = ParameterIndex(names, groups)
+        self.passes_per_step = passes_per_step
         self._is_sparse_only = is_sparse_only
         #: Unique among the optimizers of this process.
         self._number = next(_numbers)
@@ -79,8 +80,8 @@ class GradientReducer:
         #: What this step goes by, which may hold for this step only: a rank that has joined was not asked.
         self._plan_of_step: Plan | None = None
         self._engine: Callable[[], Engine | None] = lambda: None
-        #: Not all ranks were at the end of the step when the latest census was taken: all take another one there.
-        self._owes_census = False
+        #: Not all ranks were at the end of the step when the latest layout was taken: all take another one there.
+        self._needs_layout = False
         #: Steps so far, for errors.
         self._num_steps = 0
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
@@ -90,7 +91,7 @@ class GradientReducer:
         # The present step: gradients that are ready, in their order, and what is on its way.
         self._ready: dict[int, torch.Tensor | None] = {}
         self._active: set[int] = set()
-        self._transfers = Transfers(manner, is_sparse_only)
+        self._transfers = Transfers(config, is_sparse_only)
         self._sent_sparse: set[int] = set()
         self._is_reduced = False
         #: The backward pass whose end is awaited.
@@ -102,9 +103,9 @@ class GradientReducer:
         #: Gradients that were sent at the end of a backward pass without all passes of a step.
         self._sent_early: dict[int, torch.Tensor | None] = {}
         #: What gradients were at the end of a backward pass that left some of them to the step.
-        self._marks: dict[int, Mark] = {}
+        self._versions: dict[int, GradientVersion] = {}
         #: Gradients that hooks of the user's own may still change: see :func:`_on_gradient`.
-        self._hooked: list[tuple[int, torch.Tensor]] = []
+        self._deferred: list[tuple[int, torch.Tensor]] = []
         # For the timeline: when the first and the latest gradient came.
         self._begun_s = self._latest_s = 0.0
         self.clear()
@@ -134,7 +135,7 @@ class GradientReducer:
         self._is_attached = True
         # A deleted optimizer must not keep sending the gradients of parameters that still exist.
         this = weakref.ref(self)
-        for number, parameter in enumerate(self.roster.parameters):
+        for number, parameter in enumerate(self.index.parameters):
             if not (parameter.is_floating_point() or parameter.is_complex()):
                 continue  # it has no gradient, and cannot have one
             was_frozen = not parameter.requires_grad
@@ -144,7 +145,7 @@ class GradientReducer:
 
     def add(self, names: dict[torch.Tensor, str]) -> None:
         """Take in more parameters; all ranks do so at the same step."""
-        self.roster = Roster(self.roster.named | names, self.roster.groups)
+        self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._plan = None
         self._repeated.clear()
         self.clear()
@@ -153,11 +154,11 @@ class GradientReducer:
 
     def set_passes_per_step(self, passes: int) -> None:
         """Sum the gradients of ``passes`` backward passes before they are reduced."""
-        self._passes_per_step = passes
-        self._passes_left = [passes] * len(self.roster)
+        self.passes_per_step = passes
+        self._passes_left = [passes] * len(self.index)
         if self._plan is not None:
             self._plan.forget_passes()
-            self._owes_census = True
+            self._needs_layout = True
 
     def synchronize(self) -> None:
         """Send what is missing, wait for everything, and leave the reduced gradients in place."""
@@ -186,7 +187,7 @@ class GradientReducer:
 
     def reset(self) -> None:
         """Forget the gradients that are on their way."""
-        self._transfers.give_up()
+        self._transfers.discard()
         try:
             # If the world has ended, an elastic job continues with the state that is loaded now.
             with suppress(HorovodInternalError):
@@ -204,14 +205,14 @@ class GradientReducer:
         self._num_passes = 0
         self._last_passes.clear()
         self._sent_early.clear()
-        self._marks.clear()
-        self._passes_left = [self._passes_per_step] * len(self.roster)
+        self._versions.clear()
+        self._passes_left = [self.passes_per_step] * len(self.index)
         for bucket in self._plan.buckets if self._plan is not None else ():
             bucket.is_sent = False
 
     # ---- the backward pass ------------------------------------------------------------------------------------------
 
-    def note(self, number: int, parameter: torch.Tensor) -> None:
+    def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
         """The backward pass has accumulated the gradient of a parameter; called under the lock.
 
         Raises:
@@ -219,9 +220,9 @@ class GradientReducer:
         """
         left = self._passes_left[number]
         if left <= 0 or self._is_reduced or number in self._sent_early:
-            if not self._begins_again(number, parameter):
+            if not self._starts_new_step(number, parameter):
                 return
-            left = self._passes_per_step
+            left = self.passes_per_step
         if not self._last_passes:
             self._enter_world()
         self._await_end_of_pass()
@@ -248,17 +249,17 @@ class GradientReducer:
         elif number in plan.sparse:
             self._send_sparse(number, plan)
 
-    def note_later(self, number: int, parameter: torch.Tensor) -> None:
-        """As :meth:`note`, but the user's own hooks come first; called under the lock."""
+    def defer_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        """As :meth:`add_gradient`, but the user's own hooks come first; called under the lock."""
         self._await_end_of_pass()
-        self._hooked.append((number, parameter))
+        self._deferred.append((number, parameter))
 
-    def note_hooked(self) -> None:
+    def add_deferred(self) -> None:
         """The user's own hooks have run; called under the lock."""
-        if self._hooked:
-            hooked, self._hooked = self._hooked, []
+        if self._deferred:
+            hooked, self._deferred = self._deferred, []
             for number, parameter in hooked:
-                self.note(number, parameter)
+                self.add_gradient(number, parameter)
 
     def _await_end_of_pass(self) -> None:
         pass_id = backward.current_pass()
@@ -278,7 +279,7 @@ class GradientReducer:
         """
         self._pass_id = -1
         with self.lock:
-            self.note_hooked()
+            self.add_deferred()
         if self._is_reduced:
             return
         if not is_nested:
@@ -291,9 +292,9 @@ class GradientReducer:
                 self._wait(but=self._not_due())
             for gradients in (self._ready, self._sent_early):  # a reduction may have put another one in its place
                 for number in gradients:
-                    gradients[number] = self.roster.parameters[number].grad
+                    gradients[number] = self.index.parameters[number].grad
         marked = self._last_passes if self._has_outstanding() else ()
-        self._marks = {number: Mark.of(self.roster.parameters[number]) for number in marked}
+        self._versions = {number: GradientVersion.of(self.index.parameters[number]) for number in marked}
 
     @property
     def _present_plan(self) -> Plan | None:
@@ -309,13 +310,13 @@ class GradientReducer:
     def _begin(self) -> None:
         """The first gradient of a step is ready."""
         self._begun_s = self._latest_s = time.monotonic()
-        active = self._active = set(self.roster.unfrozen(range(len(self.roster))))
+        active = self._active = set(self.index.unfrozen(range(len(self.index))))
         for bucket in self._plan.buckets if self._plan is not None else ():
             unfrozen = [number for number in bucket.members if number in active]
             bucket.num_waiting = len(unfrozen)
             bucket.active = list(bucket.members) if bucket.is_whole else unfrozen
 
-    def _begins_again(self, number: int, parameter: torch.Tensor) -> bool:
+    def _starts_new_step(self, number: int, parameter: torch.Tensor) -> bool:
         """An unexpected gradient comes: True if it is the first of a new step, False if it counts already."""
         if self._is_reduced:
             # The step was left out, as GradScaler does where the gradients have overflowed.
@@ -329,27 +330,27 @@ class GradientReducer:
             return True
         if number in self._sent_early:
             earlier = (self._ready | self._sent_early).items()
-            if any(g is not None and self.roster.parameters[other].grad is g for other, g in earlier):
+            if any(g is not None and self.index.parameters[other].grad is g for other, g in earlier):
                 self._refuse(
                     [number],
                     "had been reduced when another backward pass of the same step added to it",
                     "If step() follows several backward passes, pass their number as backward_passes_per_step to "
-                    f"DistributedOptimizer (now {self._passes_per_step}), and let the first step have all of them.",
+                    f"DistributedOptimizer (now {self.passes_per_step}), and let the first step have all of them.",
                 )
-            self._give_up()
+            self._discard_step()
             return True
         if self._ready.get(number) is not parameter.grad:
             # The user has cleared the gradients, not through the optimizer: another model's loss has made them (a GAN).
-            self._give_up()
+            self._discard_step()
             return True
         raise AssertionError(
             "Gradients were computed more than backward_passes_per_step times before call to step(). "
-            f"Increase backward_passes_per_step (now {self._passes_per_step}) to accumulate gradients locally. If this "
-            f"was one backward pass, {self.roster.names[number]!r} is used in several re-entrant checkpoints: pass "
+            f"Increase backward_passes_per_step (now {self.passes_per_step}) to accumulate gradients locally. If this "
+            f"was one backward pass, {self.index.names[number]!r} is used in several re-entrant checkpoints: pass "
             "use_reentrant=False to them."
         )
 
-    def _give_up(self) -> None:
+    def _discard_step(self) -> None:
         """Discard the gradients of this step, but complete the requests that other ranks wait for."""
         plan = self._present_plan
         try:
@@ -360,42 +361,42 @@ class GradientReducer:
                 for number in plan.sparse:
                     if number not in self._sent_sparse:
                         self._send_sparse(number, plan, is_wanted=False)
-            self._transfers.give_up()
+            self._transfers.discard()
             self._wait(is_wanted=False)
         finally:
             self.clear()
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
-    def _take_census(self, *, is_last: bool) -> Census:
+    def _agree_on_layout(self, *, is_last: bool) -> GradientLayout:
         """Agree with the other ranks on a plan, or on what this step adds to it.
 
         Ranks may see new gradients at the ends of different backward passes, and all must take the same number of
-        censuses. So whatever happens before, each rank takes further ones in ``step()`` until all are there.
+        layouts. So whatever happens before, each rank takes further ones in ``step()`` until all are there.
         """
         plan = self._present_plan
         # What a re-entrant checkpoint accumulates repeatedly is known to be whole at the end only.
         ready = sorted(self._ready, key=lambda number: number in self._repeated)
-        census = take_census(
-            self.roster.gradients(self.manner.keeps_sparse, self._last_passes, self._ready),
-            self.roster.unfrozen(range(len(self.roster))),
-            self.roster.deal(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
+        layout = agree_on_layout(
+            self.index.gradients(self.config.keeps_sparse, self._last_passes, self._ready),
+            self.index.unfrozen(range(len(self.index))),
+            self.index.assign_buckets(ready, Settings.from_env().fusion_threshold_bytes) if plan is None else [],
             number=self._number,
-            print_of_names=self.roster.fingerprint,
-            prints_of_forms=self.roster.prints_of_forms,
-            process_set=self.manner.process_set,
+            names_fingerprint=self.index.fingerprint,
+            spec_fingerprints=self.index.spec_fingerprints,
+            process_set=self.config.process_set,
             is_last=is_last,
         )
-        self.roster.require_equal_forms(census.misfits)
-        self._plan_of_step = Plan.of(census, len(self.roster)) if plan is None else plan.grown(census)
-        if census.is_complete:
+        self.index.require_equal_specs(layout.mismatched)
+        self._plan_of_step = Plan.of(layout, len(self.index)) if plan is None else plan.grown(layout)
+        if layout.is_complete:
             self._plan = self._plan_of_step
-        self._owes_census = not census.is_last
-        return census
+        self._needs_layout = not layout.is_last
+        return layout
 
     def _is_due(self, last_pass: int) -> bool:
         """All ranks send at this end of a backward pass what ``last_pass`` is the last one to reach."""
-        return max(last_pass, self._passes_per_step) <= self._num_passes
+        return max(last_pass, self.passes_per_step) <= self._num_passes
 
     def _send_due(self) -> None:
         """At the end of a backward pass: send what no later pass of this step will reach."""
@@ -403,12 +404,12 @@ class GradientReducer:
         if plan is not None:
             self._send_buckets(plan)
         if plan is None:
-            is_census_due = bool(self._ready)
+            is_layout_due = bool(self._ready)
         else:
             has_new = not plan.unknown.isdisjoint(self._ready)
-            is_census_due = has_new and self._is_due(max(plan.last_passes.values(), default=0))
-        if is_census_due:
-            self._take_census(is_last=False)
+            is_layout_due = has_new and self._is_due(max(plan.last_passes.values(), default=0))
+        if is_layout_due:
+            self._agree_on_layout(is_last=False)
             plan = self._present_plan
             assert plan is not None
             self._send_buckets(plan)
@@ -450,7 +451,7 @@ class GradientReducer:
 
     def _present(self, bucket: Bucket) -> list[int]:
         """The members of a bucket that take part in this step, if it is sent now."""
-        here = set(bucket.members if bucket.is_whole else self.roster.unfrozen(bucket.members))
+        here = set(bucket.members if bucket.is_whole else self.index.unfrozen(bucket.members))
         return [number for number in bucket.members if number in here or number in self._ready]
 
     def _send_rest(self) -> None:
@@ -460,23 +461,23 @@ class GradientReducer:
             self._begin()
         plan = self._present_plan
         if plan is not None:
-            # Before any census: other ranks may wait for these at the end of their backward pass.
+            # Before any layout: other ranks may wait for these at the end of their backward pass.
             self._send_unsent(plan)
-        is_last = plan is not None and not (self._owes_census or plan.awaited or self.roster.unfrozen(plan.unknown))
+        is_last = plan is not None and not (self._needs_layout or plan.awaited or self.index.unfrozen(plan.unknown))
         while not is_last:
-            is_last = self._take_census(is_last=True).is_last
+            is_last = self._agree_on_layout(is_last=True).is_last
             plan = self._present_plan
             assert plan is not None
             self._send_unsent(plan)
         assert plan is not None
         self._plan_of_step = plan
         for bucket in plan.buckets:
-            unfrozen = self.roster.unfrozen(bucket.members)
+            unfrozen = self.index.unfrozen(bucket.members)
             if late := [number for number in unfrozen if number not in bucket.active]:  # unfrozen since it was sent
                 self._send(f"{bucket.name}.late", late)
-        unseen = self.roster.unfrozen(plan.unknown)
+        unseen = self.index.unfrozen(plan.unknown)
         for number in unseen:
-            parameter = self.roster.parameters[number]
+            parameter = self.index.parameters[number]
             if parameter.grad is None:
                 parameter.grad = wire.empty(parameter, 1 if self._is_sparse_only else 0)
 
@@ -503,7 +504,7 @@ class GradientReducer:
                 self._send(f"{bucket.name}.whole", bucket.members, is_wanted=is_wanted)
             self._transfers.wait(but)
         if self._transfers.changed:
-            number_of = {parameter: number for number, parameter in enumerate(self.roster.parameters)}
+            number_of = {parameter: number for number, parameter in enumerate(self.index.parameters)}
             self._refuse(
                 [number_of[p] for p in self._transfers.changed],
                 "was changed or replaced while it was being reduced",
@@ -526,9 +527,9 @@ class GradientReducer:
 
     def _require_unchanged(self) -> None:
         """Check that gradients that still have to be reduced, or such and reduced ones, are what autograd has left."""
-        if not self._marks:
+        if not self._versions:
             return
-        changed = [n for n, mark in self._marks.items() if not mark.matches(self.roster.parameters[n])]
+        changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]
         if not changed:
             return
         plan = self._present_plan
@@ -543,7 +544,7 @@ class GradientReducer:
         Raises:
             GradientChangedError: always.
         """
-        names = ", ".join(repr(self.roster.names[number]) for number in numbers[:_MAX_NAMES])
+        names = ", ".join(repr(self.index.names[number]) for number in numbers[:_MAX_NAMES])
         more = f" and of {len(numbers) - _MAX_NAMES} more parameters" if len(numbers) > _MAX_NAMES else ""
         text = f"The gradient of {names}{more} {what} (step {self._num_steps} of this optimizer, from 0). {remedy}"
         self.clear()
@@ -560,8 +561,8 @@ class GradientReducer:
 
     def _send(self, name: str, numbers: Sequence[int], *, is_whole: bool = True, is_wanted: bool = True) -> None:
         """One request; where ``name`` does not say over which parameters it is, their fingerprint does."""
-        parameters = [self.roster.parameters[number] for number in numbers]
-        names = [self.roster.names[number] for number in numbers]
+        parameters = [self.index.parameters[number] for number in numbers]
+        names = [self.index.names[number] for number in numbers]
         self._transfers.send(
             name,
             parameters,
@@ -571,12 +572,12 @@ class GradientReducer:
         )
 
     def _name_of_sparse(self, number: int, plan: Plan) -> str:
-        return f"{plan.label}.{self.roster.names[number]}"
+        return f"{plan.label}.{self.index.names[number]}"
 
     def _send_sparse(self, number: int, plan: Plan, *, is_wanted: bool = True) -> None:
         self._sent_sparse.add(number)
         name = self._name_of_sparse(number, plan)
-        self._transfers.send_sparse(name, self.roster.parameters[number], plan.sparse[number], is_wanted=is_wanted)
+        self._transfers.send_sparse(name, self.index.parameters[number], plan.sparse[number], is_wanted=is_wanted)
 
 
 def _on_gradient(reducer: Callable[[], GradientReducer | None], number: int, parameter: torch.Tensor) -> None:
@@ -591,11 +592,11 @@ def _on_gradient(reducer: Callable[[], GradientReducer | None], number: int, par
     hooks = parameter._post_accumulate_grad_hooks
     is_last = getattr(next(reversed(hooks.values())), "func", None) is _on_gradient
     with this.lock:
-        this.note_hooked()
+        this.add_deferred()
         if is_last:
-            this.note(number, parameter)
+            this.add_gradient(number, parameter)
         else:
-            this.note_later(number, parameter)
+            this.defer_gradient(number, parameter)
 
 
 def _at_end_of_pass(reducer: Callable[[], GradientReducer | None], is_nested: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.reduction_config import ReductionConfig
+from hvd_cluster.engine.request import Kind
 from hvd_cluster.errors import HorovodInternalError, RanksDisagreeError
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
@@ -18,29 +18,14 @@ from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import submit, synchronize
 
 
-class Manner(NamedTuple):
-    """How gradients travel; see :func:`hvd_cluster.torch.optimizer.DistributedOptimizer`."""
-
-    compression: type[Compressor]
-    op: ReduceOp
-    predivide_factor: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
-
-    @property
-    def keeps_sparse(self) -> bool:
-        """Sparse gradients are gathered, not made dense."""
-        return not self.sparse_as_dense and self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
-
-
-class Mark(NamedTuple):
+class GradientVersion(NamedTuple):
     """A gradient as it was at some time; another one, or a changed one, does not match."""
 
     gradient: torch.Tensor | None
     version: int
 
     @classmethod
-    def of(cls, parameter: torch.Tensor) -> Mark:
+    def of(cls, parameter: torch.Tensor) -> GradientVersion:
         """The gradient of ``parameter`` as it is now."""
         gradient = parameter.grad
         return cls(gradient, 0 if gradient is None else gradient._version)
@@ -59,9 +44,9 @@ class _Sent:
     wait: Callable[[], Any]
     parameters: Sequence[torch.Tensor]
     #: What each parameter's gradient was when it was sent.
-    marks: Sequence[Mark]
+    versions: Sequence[GradientVersion]
     #: What was sent for each parameter; None for a sparse gradient.
-    parcels: list[wire.Parcel] | None
+    packed: list[wire.PackedGradient] | None
     #: What was done to them.
     compression: type[Compressor]
     #: False if the gradients were discarded: the other ranks wait for the request, but its result is not used.
@@ -72,12 +57,12 @@ class Transfers:
     """The requests of one step.
 
     Args:
-        manner: how gradients travel.
+        config: how gradients travel.
         is_sparse_only: the optimizer takes sparse gradients only; what travelled as dense is made sparse again.
     """
 
-    def __init__(self, manner: Manner, is_sparse_only: bool) -> None:
-        self._manner = manner
+    def __init__(self, config: ReductionConfig, is_sparse_only: bool) -> None:
+        self._config = config
         self._is_sparse_only = is_sparse_only
         self._sent: list[_Sent] = []
         #: Names of the requests that have failed because the ranks had sent different things; the same on all ranks.
@@ -104,53 +89,53 @@ class Transfers:
             members: a number that says which parameters these are, where the name does not.
             is_wanted: False sends zeros, and leaves the gradients alone.
         """
-        manner = self._manner
+        config = self._config
         gradients = [_dense(parameter) if is_wanted else torch.zeros_like(parameter) for parameter in parameters]
         # What is a conversion and no more is left to the engine: it converts while it copies.
-        wire_dtype = wire_of(manner.compression)
-        compression = manner.compression if wire_dtype is None else Compression.none
-        parcels = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
+        wire_dtype = wire_of(config.compression)
+        compression = config.compression if wire_dtype is None else Compression.none
+        packed = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
         handle = submit(
             Kind.ALLREDUCE,
-            [parcel.tensor for parcel in parcels] or [torch.empty(0, device="cpu")],
-            process_set=manner.process_set,
+            [each.tensor for each in packed] or [torch.empty(0, device="cpu")],
+            process_set=config.process_set,
             name=name,
             in_place=True,
-            op=manner.op,
+            op=config.op,
             members=members,
-            prescale=1.0 / manner.predivide_factor,
-            postscale=manner.predivide_factor,
+            prescale=1.0 / config.predivide_factor,
+            postscale=config.predivide_factor,
             wire=wire_dtype,
             finish=lambda _: None,
             labels=labels,
         )
-        marks = [Mark.of(parameter) for parameter in parameters]
+        versions = [GradientVersion.of(parameter) for parameter in parameters]
         wait = partial(synchronize, handle)
-        self._sent.append(_Sent(name, wait, parameters, marks, parcels, compression, is_wanted))
+        self._sent.append(_Sent(name, wait, parameters, versions, packed, compression, is_wanted))
 
     def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
         """Gather the sparse gradient of a parameter; without one this rank has no entries."""
-        manner = self._manner
+        config = self._config
         gradient = parameter.grad if is_wanted else None
         if gradient is None:
             gradient = wire.empty(parameter, sparse_dim)
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)
-        packed, context = wire.compress_sparse(gradient, manner.compression)
-        wait = sparse_allreduce_async(packed, name, manner.op, manner.process_set)
+        packed, context = wire.compress_sparse(gradient, config.compression)
+        wait = sparse_allreduce_async(packed, name, config.op, config.process_set)
         self._sent.append(
             _Sent(
                 name,
-                lambda: wire.decompress_sparse(wait(), manner.compression, context),
+                lambda: wire.decompress_sparse(wait(), config.compression, context),
                 [parameter],
-                [Mark.of(parameter)],
+                [GradientVersion.of(parameter)],
                 None,
-                manner.compression,
+                config.compression,
                 is_wanted,
             )
         )
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Discard the results of all requests in flight."""
         for sent in self._sent:
             sent.is_wanted = False
@@ -183,17 +168,17 @@ class Transfers:
         self.changed.clear()
 
     def _note_changes(self, sent: _Sent) -> None:
-        pairs = zip(sent.parameters, sent.marks, strict=True)
-        self.changed += [parameter for parameter, mark in pairs if not mark.matches(parameter)]
+        pairs = zip(sent.parameters, sent.versions, strict=True)
+        self.changed += [parameter for parameter, version in pairs if not version.matches(parameter)]
 
     def _write_back(self, sent: _Sent, result: Any) -> None:
-        if sent.parcels is None:
+        if sent.packed is None:
             (parameter,) = sent.parameters
             if parameter.requires_grad or parameter.grad is not None or result._nnz():
                 parameter.grad = result
             return
-        for parameter, parcel in zip(sent.parameters, sent.parcels, strict=True):
-            gradient = wire.unpack(parcel, sent.compression)
+        for parameter, each in zip(sent.parameters, sent.packed, strict=True):
+            gradient = wire.unpack(each, sent.compression)
             if parameter.grad is None:
                 # Frozen on this rank: where it is so on the others too, zeros would move it by its momentum.
                 if parameter.requires_grad or gradient.any():

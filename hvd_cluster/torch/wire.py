@@ -9,7 +9,7 @@ import torch
 from hvd_cluster.torch.compression import Compressor
 
 
-class Parcel(NamedTuple):
+class PackedGradient(NamedTuple):
     """What is sent for one gradient, and what it takes to undo the packing."""
 
     #: Contiguous; it is the gradient's own memory where that can be sent as it is.
@@ -20,7 +20,7 @@ class Parcel(NamedTuple):
     device: torch.device
 
 
-def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> Parcel:
+def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> PackedGradient:
     """Make a dense gradient fit to be sent from ``device``, without a copy if it is."""
     # Autograd leaves v.conj()'s gradient as a view that conjugates, whose memory holds other numbers.
     gradient = gradient.resolve_conj().resolve_neg()
@@ -29,14 +29,14 @@ def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.de
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     own = gradient.device
-    return Parcel(tensor if own == device else tensor.to(device), context, is_complex, own)
+    return PackedGradient(tensor if own == device else tensor.to(device), context, is_complex, own)
 
 
-def unpack(parcel: Parcel, compression: type[Compressor]) -> torch.Tensor:
+def unpack(packed: PackedGradient, compression: type[Compressor]) -> torch.Tensor:
     """The reduced gradient in the original's form."""
-    tensor = parcel.tensor if parcel.tensor.device == parcel.device else parcel.tensor.to(parcel.device)
-    tensor = compression.decompress(tensor, parcel.context)
-    return torch.view_as_complex(tensor) if parcel.is_complex else tensor
+    tensor = packed.tensor if packed.tensor.device == packed.device else packed.tensor.to(packed.device)
+    tensor = compression.decompress(tensor, packed.context)
+    return torch.view_as_complex(tensor) if packed.is_complex else tensor
 
 
 def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tuple[torch.Tensor, Any]:

@@ -37,7 +37,7 @@ class JaxReduction(Reduction):
     def num_members(self, dtype: Any) -> Any:
         """Asked when the compiled step runs: an elastic world may have another size by then."""
         shape_of: Any = jax.ShapeDtypeStruct
-        return io_callback(lambda: np.asarray(self.process_set.size(), dtype), shape_of((), dtype), ordered=True)
+        return io_callback(lambda: np.asarray(self.config.process_set.size(), dtype), shape_of((), dtype), ordered=True)
 
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]

@@ -12,44 +12,18 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.engine.basics import is_alone
-from hvd_cluster.engine.parts import grouped, parts
-from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.parts import parts
+from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.submission import next_number, takes_part
-from hvd_cluster.keras.compression import Compression, Compressor
-
-Groups = int | Sequence[Sequence[Any]] | None
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Reduction(ABC):
-    """Called with gradients and their variables, gives the reduced gradients; None stays None.
+    """Called with gradients and their variables, gives the reduced gradients; None stays None."""
 
-    Raises:
-        ValueError: the options contradict each other.
-    """
-
-    #: Average or Sum.
-    op: ReduceOp = ReduceOp.AVERAGE
-    compression: type[Compressor] = Compression.none
-    #: Turn sparse gradients into dense ones first; TensorFlow only.
-    sparse_as_dense: bool = False
-    #: Divide an average by so much before the sum, and by the rest after it.
-    predivide_factor: float = 1.0
-    #: How many groups, or which variables' gradients are reduced together; None for as it fits.
-    groups: Groups = None
-    process_set: ProcessSet = global_process_set
-    #: Divide the gradients of local variables by the number of ranks, as if the others had had none.
-    scale_local_gradients: bool = True
+    config: ReductionConfig
     #: ``id`` of each variable that is not reduced, and the variable itself, so that it lives.
     local_variables: dict[int, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.predivide_factor != 1.0 and self.op != ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if self.predivide_factor == 0.0:
-            raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
-        self._groups_of([None])
 
     def keep_local(self, variable: Any) -> None:
         """Leave the gradient of a variable to each rank."""
@@ -63,19 +37,19 @@ class Reduction(ABC):
             variables: Keras's variables.
         """
         results = list(gradients)
-        if is_alone() or not takes_part(self.process_set):
+        if is_alone() or not takes_part(self.config.process_set):
             return results
         is_local = [id(variable) in self.local_variables for variable in variables]
         for index, gradient in enumerate(results):
-            if is_local[index] and gradient is not None and self.scale_local_gradients:
+            if is_local[index] and gradient is not None and self.config.scale_local_gradients:
                 results[index] = gradient / self.num_members(gradient.dtype)
         shared = [index for index, gradient in enumerate(results) if gradient is not None and not is_local[index]]
         if not shared:
             return results
-        compressed, contexts = zip(*(self.compression.compress(results[index]) for index in shared), strict=True)
-        reduced = self.reduce(compressed, self._groups_of([variables[index] for index in shared]))
+        compressed, contexts = zip(*(self.config.compression.compress(results[index]) for index in shared), strict=True)
+        reduced = self.reduce(compressed, self.config.group_indices([variables[index] for index in shared]))
         for index, gradient, context in zip(shared, reduced, contexts, strict=True):
-            results[index] = self.compression.decompress(gradient, context)
+            results[index] = self.config.compression.decompress(gradient, context)
         return results
 
     @abstractmethod
@@ -85,11 +59,11 @@ class Reduction(ABC):
     def num_members(self, dtype: Any) -> Any:
         """How many ranks take part, when the step runs: a number, or a tensor of ``dtype`` and shape ()."""
         del dtype
-        return self.process_set.size()
+        return self.config.process_set.size()
 
     def on_all_ranks(self, condition: Any) -> Any:
         """Whether a boolean tensor of the backend, of shape (), holds on all ranks that take part with this one."""
-        if is_alone() or not takes_part(self.process_set):
+        if is_alone() or not takes_part(self.config.process_set):
             return condition
         (against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
         return keras.ops.equal(against, 0.0)
@@ -119,15 +93,15 @@ class Reduction(ABC):
         """Reduce torch tensors, and wait for them."""
         plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
         # Numbers of their own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
-        number = next_number(self.process_set, "keras")
+        number = next_number(self.config.process_set, "keras")
         handles = [
             hvd.grouped_allreduce_async(
                 [tensors[index] for index in part],
                 name=f"keras.{number}.{place}",
-                op=self.op,
-                prescale_factor=1.0 / self.predivide_factor,
-                postscale_factor=self.predivide_factor,
-                process_set=self.process_set,
+                op=self.config.op,
+                prescale_factor=1.0 / self.config.predivide_factor,
+                postscale_factor=self.config.predivide_factor,
+                process_set=self.config.process_set,
             )
             for place, part in enumerate(plan)
         ]
@@ -135,9 +109,3 @@ class Reduction(ABC):
         for part, handle in zip(plan, handles, strict=True):
             results.update(zip(part, hvd.synchronize(handle), strict=True))
         return [results[index] for index in range(len(tensors))]
-
-    def _groups_of(self, variables: Sequence[Any]) -> list[list[int]]:
-        groups = self.groups
-        if isinstance(groups, (list, tuple)):
-            groups = [[id(v) for v in group] if isinstance(group, (list, tuple)) else group for group in groups]
-        return grouped(groups, [id(variable) for variable in variables])

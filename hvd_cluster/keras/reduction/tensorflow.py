@@ -20,20 +20,12 @@ class TensorFlowReduction(Reduction):
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce tensors and ``tf.IndexedSlices``."""
-        reducer = GradientReducer(
-            op=self.op,
-            compression=self.compression,  # type: ignore[arg-type]
-            sparse_as_dense=self.sparse_as_dense,
-            predivide_factor=self.predivide_factor,
-            groups=self.groups,
-            process_set=self.process_set,
-            scale_local_gradients=self.scale_local_gradients,
-            local_keys={variable_key(variable) for variable in self.local_variables.values()},
-        )
+        local_keys = {variable_key(variable) for variable in self.local_variables.values()}
+        reducer = GradientReducer(self.config, local_keys)
         return reducer(gradients, variables, "keras")
 
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
         """Reduce dense tensors, as they are."""
         name = None if tf.executing_eagerly() else label("keras", tensors[0])
-        collective = Collective(kind=Kind.ALLREDUCE, process_set=self.process_set, name=name, op=self.op)
+        collective = Collective(kind=Kind.ALLREDUCE, process_set=self.config.process_set, name=name, op=self.config.op)
         return reduced(tensors, collective, groups)

@@ -49,7 +49,8 @@ def reducescatter(
     compressed, ctx = compression.compress(tensor)
     arguments = (_checked_op(op), prescale_factor, postscale_factor, process_set)
     (result,) = _reducescatter(name, *arguments, compressed)
-    return compression.decompress(result, ctx)
+    scattered: torch.Tensor = compression.decompress(result, ctx)
+    return scattered
 
 
 def reducescatter_async(

@@ -1,8 +1,8 @@
-"""What the ranks have to agree on before gradients can travel in buckets.
+"""What the ranks must agree on before gradients can travel in buckets.
 
-Which parameter has a dense gradient, which a sparse one, and which none anywhere, is seen in the first backward pass
-only, and each rank sees its own part. One small allreduce brings it together, and carries the first rank's buckets to
-the others. It is a sum and no broadcast, so it goes well with ranks that have joined: they are then known to be absent.
+Only the first backward pass shows which parameters have a dense gradient, a sparse one, or none, and each rank sees
+only its own gradients. One small allreduce combines them and carries the first rank's buckets to the others. It is a sum and
+not a broadcast so that it works with ranks that have joined: the sum shows that they are absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hvd_cluster.torch.submission import submit, synchronize
 # Columns of the head, and rows of the table below it.
 _PRESENT, _FINGERPRINT, _NUMBER, _LAST = range(4)
 _HEAD = 4
-_DENSE, _SPARSE, _SPARSE_DIMS, _PARTIAL, _REACHED, _LAST_PASS, _FORM, _UNFROZEN, _BUCKET, _PLACE = range(10)
+_DENSE, _SPARSE, _SPARSE_DIMS, _PARTIAL, _REACHED, _LAST_PASS, _SPEC, _UNFROZEN, _BUCKET, _POSITION = range(10)
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class Gradient:
 
     #: Number of sparse dimensions, or 0 for a dense gradient.
     sparse_dim: int
-    #: The backward pass of this step that reached it last, counted from 1; 0 where autograd did not make it.
+    #: The last backward pass of this step that reached it, counted from 1; 0 if autograd did not make it.
     last_pass: int = 0
     #: It has had fewer passes than a step takes.
     is_partial: bool = False
 
 
 @dataclass(frozen=True)
-class Census:
-    """What all ranks together know; equal on all of them."""
+class GradientLayout:
+    """What all ranks know together; equal on all of them."""
 
-    #: No rank has joined: what is agreed on holds for the steps to come.
+    #: No rank has joined, so the layout also holds for the next steps.
     is_complete: bool
-    #: The first rank's number for this optimizer, unique among the optimizers of its process; -1 when it is absent.
+    #: The first rank's number for this optimizer, unique among the optimizers of its process; -1 if it is absent.
     number: int
     #: Parameters with a dense gradient on some rank.
     dense: frozenset[int]
@@ -50,65 +50,65 @@ class Census:
     sparse: dict[int, int]
     #: Parameters whose gradient has had fewer passes than a step takes on some rank.
     partial: frozenset[int]
-    #: Parameters that a backward pass of this step has reached: which pass was the last one, the mean over ranks.
+    #: For each parameter that a backward pass of this step has reached: the last such pass, as the mean over ranks.
     last_passes: dict[int, int]
     #: Parameters with a gradient on some rank whose shape or dtype is not the same on all.
-    misfits: frozenset[int]
+    mismatched: frozenset[int]
     #: Parameters that require a gradient on some rank.
     unfrozen: frozenset[int]
-    #: The first rank's buckets; empty when it is absent.
+    #: The first rank's buckets; empty if it is absent.
     buckets: list[list[int]]
-    #: How many ranks take their last census of the step, and how many take part at all.
+    #: How many ranks will not agree on another layout in this step, and how many take part.
     num_last: int
     num_present: int
 
     @property
     def is_last(self) -> bool:
-        """No rank takes another census in this step."""
+        """No rank agrees on another layout in this step."""
         return self.num_last == self.num_present
 
 
 def fingerprint(texts: Sequence[str]) -> int:
-    """A number of 40 bits, so that those of all ranks can be added, that differs where the texts do."""
+    """A hash of 40 bits: short enough that those of all ranks can be added in int64."""
     digest = hashlib.sha256("\n".join(texts).encode()).digest()
     return int.from_bytes(digest[:5], "big")
 
 
-def take_census(
+def agree_on_layout(
     gradients: Sequence[Gradient | None],
     unfrozen: Collection[int],
     buckets: Sequence[Sequence[int]],
     *,
     number: int,
-    print_of_names: int,
-    prints_of_forms: Sequence[int],
+    names_fingerprint: int,
+    spec_fingerprints: Sequence[int],
     process_set: ProcessSet,
     is_last: bool,
-) -> Census:
-    """Ask all ranks of ``process_set``; blocks until all have asked.
+) -> GradientLayout:
+    """Combine what the ranks of ``process_set`` know; blocks until all of them have called this.
 
     Args:
         gradients: what this rank has, for each parameter in the common order; None for no gradient.
         unfrozen: the parameters that require a gradient on this rank.
-        buckets: how this rank would deal the parameters into buckets; the first rank's word counts.
-        number: this rank's number for the optimizer; the first rank's counts.
-        print_of_names: :func:`fingerprint` of this rank's names of the parameters.
-        prints_of_forms: that of each parameter's shape and dtype on this rank.
+        buckets: this rank's proposal for the buckets; the first rank's is used.
+        number: this rank's number for the optimizer; the first rank's is used.
+        names_fingerprint: :func:`fingerprint` of this rank's names of the parameters.
+        spec_fingerprints: the same for each parameter's shape and dtype on this rank.
         process_set: whose ranks take part.
         is_last: this rank has called ``step()`` and finds no further gradients in this step.
 
     Raises:
-        ValueError: the parameters have different names on some ranks; all ranks get this.
+        ValueError: the parameters have different names on some ranks; raised on all ranks.
         HorovodInternalError: the ranks have different numbers of parameters, or the world has ended.
     """
     is_first = member_index(process_set) == 0
-    table = _table(gradients, unfrozen, buckets if is_first else (), prints_of_forms)
-    ballot = _written(table, number if is_first else -1, print_of_names, is_last)
+    table = _table(gradients, unfrozen, buckets if is_first else (), spec_fingerprints)
+    message = _encoded(table, number if is_first else -1, names_fingerprint, is_last)
     handle = submit(
         Kind.ALLREDUCE,
-        [ballot],
+        [message],
         process_set=process_set,
-        name="DistributedOptimizer.census",
+        name="DistributedOptimizer.layout",
         in_place=True,
         op=ReduceOp.SUM,
         finish=lambda results: results[0],
@@ -116,23 +116,23 @@ def take_census(
     )
     result: list[list[int]] = synchronize(handle).tolist()
     head, table = result[0], [row[_HEAD:] for row in result[1:]]
-    if head[_FINGERPRINT] != head[_PRESENT] * print_of_names:
+    if head[_FINGERPRINT] != head[_PRESENT] * names_fingerprint:
         raise ValueError(
             "the parameters of a DistributedOptimizer have different names on different ranks: make the same "
             "optimizers over the same model on all ranks, and step them in the same order"
         )
-    return _read(head, table, prints_of_forms, num_members(process_set))
+    return _decoded(head, table, spec_fingerprints, num_members(process_set))
 
 
 def _table(
     gradients: Sequence[Gradient | None],
     unfrozen: Collection[int],
     buckets: Sequence[Sequence[int]],
-    prints_of_forms: Sequence[int],
+    spec_fingerprints: Sequence[int],
 ) -> list[list[int]]:
-    """What one rank says of each parameter: a row for each of the things above, a column for each parameter."""
-    rows: list[list[int]] = [[0] * len(gradients) for _ in range(_PLACE + 1)]
-    rows[_FORM][:] = prints_of_forms
+    """What one rank knows: a row for each of the constants above, a column for each parameter."""
+    rows: list[list[int]] = [[0] * len(gradients) for _ in range(_POSITION + 1)]
+    rows[_SPEC][:] = spec_fingerprints
     for index in unfrozen:
         rows[_UNFROZEN][index] = 1
     for index, gradient in enumerate(gradients):
@@ -143,27 +143,29 @@ def _table(
             rows[_REACHED][index] = int(gradient.last_pass > 0)
             rows[_LAST_PASS][index] = gradient.last_pass
     for index, bucket in enumerate(buckets):
-        for place, member in enumerate(bucket):
+        for position, member in enumerate(bucket):
             rows[_BUCKET][member] = index + 1
-            rows[_PLACE][member] = place
+            rows[_POSITION][member] = position
     return rows
 
 
-def _written(table: list[list[int]], number: int, print_of_names: int, is_last: bool) -> torch.Tensor:
-    """One rank's word, int64 of shape (1 + rows, 4 + parameters); those of all ranks are added."""
-    word = torch.zeros(1 + len(table), _HEAD + len(table[0]), dtype=torch.int64, device="cpu")
-    word[0, :_HEAD] = torch.tensor([1, print_of_names, number + 1, int(is_last)], device="cpu")
-    word[1:, _HEAD:] = torch.tensor(table, dtype=torch.int64, device="cpu").view(len(table), -1)
-    return word
+def _encoded(table: list[list[int]], number: int, names_fingerprint: int, is_last: bool) -> torch.Tensor:
+    """One rank's message, int64 of shape (1 + rows, 4 + parameters); the messages of all ranks are added."""
+    message = torch.zeros(1 + len(table), _HEAD + len(table[0]), dtype=torch.int64, device="cpu")
+    message[0, :_HEAD] = torch.tensor([1, names_fingerprint, number + 1, int(is_last)], device="cpu")
+    message[1:, _HEAD:] = torch.tensor(table, dtype=torch.int64, device="cpu").view(len(table), -1)
+    return message
 
 
-def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int], num_ranks: int) -> Census:
+def _decoded(
+    head: list[int], table: list[list[int]], spec_fingerprints: Sequence[int], num_ranks: int
+) -> GradientLayout:
     dense = frozenset(index for index, count in enumerate(table[_DENSE]) if count)
     buckets: dict[int, list[tuple[int, int]]] = {}
-    for index, (bucket, place) in enumerate(zip(table[_BUCKET], table[_PLACE], strict=True)):
+    for index, (bucket, position) in enumerate(zip(table[_BUCKET], table[_POSITION], strict=True)):
         if bucket:
-            buckets.setdefault(bucket, []).append((place, index))
-    return Census(
+            buckets.setdefault(bucket, []).append((position, index))
+    return GradientLayout(
         is_complete=head[_PRESENT] == num_ranks,
         number=head[_NUMBER] - 1,
         dense=dense,
@@ -178,10 +180,10 @@ def _read(head: list[int], table: list[list[int]], prints_of_forms: Sequence[int
             for index, (count, total) in enumerate(zip(table[_REACHED], table[_LAST_PASS], strict=True))
             if count
         },
-        misfits=frozenset(
+        mismatched=frozenset(
             index
-            for index, own in enumerate(prints_of_forms)
-            if table[_FORM][index] != head[_PRESENT] * own and (table[_DENSE][index] or table[_SPARSE][index])
+            for index, own in enumerate(spec_fingerprints)
+            if table[_SPEC][index] != head[_PRESENT] * own and (table[_DENSE][index] or table[_SPARSE][index])
         ),
         unfrozen=frozenset(index for index, count in enumerate(table[_UNFROZEN]) if count),
         buckets=[[index for _, index in sorted(buckets[bucket])] for bucket in sorted(buckets)],

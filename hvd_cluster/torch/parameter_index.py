@@ -1,4 +1,4 @@
-"""The parameters of an optimizer by number: the same number on all ranks, in whatever order each of them lists them."""
+"""Numbers the parameters of an optimizer alike on all ranks, in whatever order each rank lists them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cached_property
 import torch
 
 from hvd_cluster.torch.buckets import plan_buckets
-from hvd_cluster.torch.census import Gradient, fingerprint
+from hvd_cluster.torch.gradient_layout import Gradient, fingerprint
 
-#: Of parameters that differ, in an error.
-_MOST_TOLD = 5
+#: How many differing parameters an error names.
+_MAX_NAMED = 5
 
 
-class Roster:
-    """Parameters and their names; a parameter's number is the place of its name among all names.
+class ParameterIndex:
+    """Parameters and their names; a parameter's number is the index of its name in the sorted names.
 
     Args:
         names: a unique name for each parameter, equal on all ranks, in this rank's order.
@@ -38,22 +38,22 @@ class Roster:
         return len(self.parameters)
 
     @cached_property
-    def prints_of_forms(self) -> list[int]:
-        """The fingerprint of each parameter's shape and dtype, by number; lazy modules have none before they ran."""
-        return [fingerprint([_form(parameter)]) for parameter in self.parameters]
+    def spec_fingerprints(self) -> list[int]:
+        """The fingerprint of each parameter's shape and dtype, by number; a lazy module has no shape before it runs."""
+        return [fingerprint([_spec(parameter)]) for parameter in self.parameters]
 
-    def require_equal_forms(self, misfits: Iterable[int]) -> None:
+    def require_equal_specs(self, mismatched: Iterable[int]) -> None:
         """Check that no parameter differs from rank to rank.
 
         Raises:
-            ValueError: some do; those of this rank are told.
+            ValueError: some do; the message has this rank's shapes and dtypes.
         """
-        told = [f"{self.names[number]!r} is {_form(self.parameters[number])}" for number in sorted(misfits)]
-        if told:
-            more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+        named = [f"{self.names[number]!r} is {_spec(self.parameters[number])}" for number in sorted(mismatched)]
+        if named:
+            more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
             raise ValueError(
                 "the parameters of a DistributedOptimizer have different shapes or dtypes on different ranks; on this "
-                f"rank {', '.join(told[:_MOST_TOLD])}{more}: make the same model on all ranks"
+                f"rank {', '.join(named[:_MAX_NAMED])}{more}: make the same model on all ranks"
             )
 
     def unfrozen(self, numbers: Iterable[int]) -> list[int]:
@@ -64,7 +64,7 @@ class Roster:
     def gradients(
         self, keeps_sparse: bool, last_passes: Mapping[int, int], ready: Container[int]
     ) -> list[Gradient | None]:
-        """What there is on this rank, by number; a sparse gradient is reported as dense where it will be made so.
+        """This rank's gradients, by number; a sparse gradient that will be made dense counts as dense.
 
         Args:
             keeps_sparse: sparse gradients outside groups stay sparse.
@@ -83,8 +83,8 @@ class Roster:
                 found.append(Gradient(gradient.sparse_dim() if stays_sparse else 0, last_pass, is_partial))
         return found
 
-    def deal(self, ready: Iterable[int], threshold_bytes: int) -> list[list[int]]:
-        """All parameters in buckets: those of ``ready`` in its order, then the others from the last to the first."""
+    def assign_buckets(self, ready: Iterable[int], threshold_bytes: int) -> list[list[int]]:
+        """All parameters in buckets: first ``ready`` in its order, then the others from the last to the first."""
         order = list(dict.fromkeys([*ready, *reversed(self._own_order)]))
         devices = list(dict.fromkeys(parameter.device for parameter in self.parameters))
         return plan_buckets(
@@ -96,5 +96,5 @@ class Roster:
         )
 
 
-def _form(parameter: torch.Tensor) -> str:
+def _spec(parameter: torch.Tensor) -> str:
     return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
