@@ -5,6 +5,7 @@ Their tensors reach this file as torch tensors over the same memory.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +41,20 @@ _REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 #: These are only moved.
 _MOVED_DTYPES = REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 _ROWED_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
+
+
+def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """The reduction that two arguments of a public function ask for; warns the caller of that function.
+
+    Raises:
+        ValueError: both arguments are given.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    return ReduceOp.AVERAGE if op is None else ReduceOp(op)
 
 
 class Waitable(Protocol):

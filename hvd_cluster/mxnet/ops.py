@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective, rows_by_rank
+from hvd_cluster.engine.submission import Collective, reduce_op, rows_by_rank
 from hvd_cluster.mxnet.crossing import to_mxnet, to_torch
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
@@ -78,7 +77,7 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
 ) -> list[Any]:
     """:func:`allreduce` of several arrays as one request: all of them are reduced, or none is."""
-    collective = _reduction(average, op, name, prescale_factor, postscale_factor, process_set)
+    collective = _reduction(reduce_op(average, op), name, prescale_factor, postscale_factor, process_set)
     return _results(collective, tensors)
 
 
@@ -93,7 +92,7 @@ def grouped_allreduce_(
     op: ReduceOp | None = None,
 ) -> list[Any]:
     """:func:`grouped_allreduce` in place; returns ``tensors``."""
-    collective = _reduction(average, op, name, prescale_factor, postscale_factor, process_set)
+    collective = _reduction(reduce_op(average, op), name, prescale_factor, postscale_factor, process_set)
     return _in_place(collective, tensors)
 
 
@@ -213,23 +212,17 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def _reduction(
-    average: bool | None,
-    op: ReduceOp | None,
+    op: ReduceOp,
     name: str | None,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
 ) -> Collective:
-    if average is not None:
-        if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
-        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
     return Collective(
         kind=Kind.ALLREDUCE,
         process_set=process_set,
         name=name,
-        op=ReduceOp.AVERAGE if op is None else ReduceOp(op),
+        op=op,
         prescale=prescale,
         postscale=postscale,
     )

@@ -1,8 +1,8 @@
 """What the ranks must agree on before gradients can travel in buckets.
 
 Only the first backward pass shows which parameters have a dense gradient, a sparse one, or none, and each rank sees
-only its own gradients. One small allreduce combines them and carries the first rank's buckets to the others. It is a sum and
-not a broadcast so that it works with ranks that have joined: the sum shows that they are absent.
+only its own gradients. One small allreduce combines them and carries the first rank's buckets to the others. It is a
+sum and not a broadcast so that it works with ranks that have joined: the sum shows that they are absent.
 """
 
 from __future__ import annotations

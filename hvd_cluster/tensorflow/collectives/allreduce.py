@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from hvd_cluster.engine import submission
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import Collective, Tensors, Waitable
+from hvd_cluster.engine.submission import Collective, Tensors, Waitable, reduce_op
 from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
@@ -92,16 +91,6 @@ def grouped_allreduce(
         return tensors
     factors = (prescale_factor, postscale_factor)
     return _grouped(tensors, reduce_op(average, op), compression, factors, name, process_set, ignore_name_scope)
-
-
-def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """The reduction that the two arguments of Horovod's signature ask for."""
-    if average is not None:
-        if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
-        return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    return ReduceOp.AVERAGE if op is None else ReduceOp(op)
 
 
 def reduced(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import check_reduction
+from hvd_cluster.engine.submission import check_reduction, reduce_op
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
 from hvd_cluster.torch.submission import keep_finished, submit, synchronize
 
@@ -45,7 +44,7 @@ def allreduce(
         ValueError: the tensor cannot be sent, or the arguments contradict each other.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
-    arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     (result,) = _compressed_allreduce([tensor], compression, arguments)
     return result
 
@@ -60,7 +59,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
-    op = _reduce_op(average, op)
+    op = reduce_op(average, op)
     return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -74,7 +73,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """:func:`allreduce` in place; returns ``tensor``."""
-    op = _reduce_op(average, op)
+    op = reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
     synchronize(_submit_allreduce([tensor], *arguments, in_place=True, is_waited_for=True))
     return tensor
@@ -90,7 +89,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce_async` in place: ``tensor`` holds the result once :func:`synchronize` has returned it."""
-    op = _reduce_op(average, op)
+    op = reduce_op(average, op)
     return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True)
 
 
@@ -105,7 +104,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
-    arguments = (name, _reduce_op(average, op), prescale_factor, postscale_factor, process_set)
+    arguments = (name, reduce_op(average, op), prescale_factor, postscale_factor, process_set)
     tensors = list(tensors)  # model.parameters() is gone once it is read
     return _compressed_allreduce(tensors, compression, arguments) if tensors else []
 
@@ -120,7 +119,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce` that returns one handle at once; :func:`synchronize` gives the list."""
-    op = _reduce_op(average, op)
+    op = reduce_op(average, op)
     return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, as_list=True)
 
 
@@ -134,7 +133,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
-    op = _reduce_op(average, op)
+    op = reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
     result: list[torch.Tensor] = synchronize(
         _submit_allreduce(tensors, *arguments, in_place=True, as_list=True, is_waited_for=True)
@@ -152,19 +151,10 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce_async` in place."""
-    op = _reduce_op(average, op)
+    op = reduce_op(average, op)
     return _submit_allreduce(
         tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True, as_list=True
     )
-
-
-def _reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    if average is not None:
-        if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
-        return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    return ReduceOp.AVERAGE if op is None else ReduceOp(op)
 
 
 _Arguments = tuple[str | None, ReduceOp, float, float, ProcessSet]
