@@ -1,10 +1,10 @@
-"""Finding each other when the launcher is not ours: rank 0 serves the key-value store, and tells the others where.
+"""Finding each other when the launcher is not ours: rank 0 serves the key-value store and announces its address.
 
 Under torchrun they learn it from the agent's store. Ranks of one host that MPI or Slurm started learn it over an
 abstract Unix socket, where the kernel vouches that the other end is a process of the same user; ranks on several hosts
 over MPI, where the program has imported mpi4py, else through a folder that they share
-(:mod:`hvd_cluster.rendezvous.folder`). The secret is made on the way; torchrun's store shows it to whoever can reach
-that store, so a network with strangers in it calls for hvdrun.
+(:mod:`hvd_cluster.rendezvous.folder`). The secret is made on the way; torchrun's store shows it to every client that
+can reach that store, so use hvdrun on a network that others share.
 """
 
 from __future__ import annotations

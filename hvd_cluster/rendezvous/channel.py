@@ -129,7 +129,7 @@ class Channel:
         self._socket.settimeout(timeout_s)
 
     def set_receive_buffer(self, num_bytes: int) -> None:
-        """Let the kernel take in so many bytes, or as many as it may, while nobody receives."""
+        """Ask the kernel for a receive buffer of this size; it may grant less."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
 
     def fileno(self) -> int:
@@ -141,13 +141,13 @@ class Channel:
         with self._use_lock:
             self._is_closed = True
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever is inside, who then leaves
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads inside, which then leave
             if not self._num_inside:
                 self._socket.close()
 
     @contextlib.contextmanager
     def _open_until_left(self) -> Iterator[None]:
-        """Keep the descriptor while the socket is used, whoever closes meanwhile.
+        """Keep the descriptor open while a thread uses the socket, even if another thread closes the channel.
 
         A thread on its way into the kernel would otherwise wait on the connection that gets the number next.
         """
@@ -167,7 +167,7 @@ class Channel:
                 self._socket.close()
 
     def _reject(self) -> None:
-        """Tell the peer: it may have proved itself in the same packet, and would wait for our proof."""
+        """End the conversation, so that a peer whose proof came in the same packet does not wait for ours."""
         with contextlib.suppress(OSError):
             self._flush()  # with our own proof it can say what is wrong
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -13,15 +13,15 @@ from hvd_cluster.rendezvous.protocol import Answer, Command, pack, unpack
 from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 from hvd_cluster.topology import split_address
 
-#: Requests that may be asked again where the connection breaks before the answer: done twice they do no harm. Who reads
-#: a box has to bear a message that was pushed twice.
+#: Requests that are safe to repeat if the connection breaks before the answer. A reader of a box must accept a
+#: message that was pushed twice.
 _REPEATABLE = frozenset([*(Command.SET, Command.GET, Command.WAIT, Command.DELETE, Command.CHECK), Command.PUSH])
-#: Seconds that connecting anew may take.
+#: Seconds that a reconnection may take.
 _REDIAL_S = 10.0
 #: How much longer than its own timeout a request waits for the server to say so.
 _GRACE_S = 10.0
-#: When a client that is watched first looks up from its wait, and how seldom it does in the end: each time it asks
-#: anew, and the server looks for all its keys.
+#: The first and the longest interval at which a waiting client calls ``watch``. Each time it repeats its request, and
+#: the server looks for all its keys.
 _FIRST_WATCH_S, _LAST_WATCH_S = 0.25, 2.0
 
 
@@ -37,7 +37,7 @@ class KeyValueClient:
         timeout_s: seconds for connecting, and for requests that give none of their own.
 
     Raises:
-        ConnectionError: nobody answers at ``address``, no way leads there, or it does not hold ``secret``
+        ConnectionError: nothing answers at ``address``, it is unreachable, or the server does not hold ``secret``
             (AuthenticationError).
     """
 
@@ -61,7 +61,7 @@ class KeyValueClient:
         return KeyValueClient(self.address, self._secret, self.timeout_s)
 
     def set(self, key: str, value: bytes) -> None:
-        """Store ``value`` and wake whoever waits for ``key``."""
+        """Store ``value`` and wake the clients that wait for ``key``."""
         self._ask(Command.SET, key.encode(), value)
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
@@ -149,7 +149,7 @@ class KeyValueClient:
             raise TimeoutError(f"these keys are still missing from the rendezvous: {missing}")
         if answer == Answer.CLOSED:
             raise StaleWorldError(
-                f"{fields[0].decode()} belongs to a world that is over: the job has gone on without this process"
+                f"{fields[0].decode()} belongs to an earlier world: the job has continued without this process"
             )
         if answer == Answer.REFUSED:
             raise ValueError(f"the rendezvous refused a request: {fields[0].decode()}")
@@ -190,7 +190,7 @@ def _connect(address: str, secret: bytes, timeout_s: float, *, is_up: bool = Fal
         except OSError as error:
             # The server or this host's network may be on its way up, and a fresh pod's name not known yet.
             if is_up or time.monotonic() + 0.2 >= deadline_s:
-                raise ConnectionError(f"nobody answers at the rendezvous {address}: {error}") from error
+                raise ConnectionError(f"no answer from the rendezvous at {address}: {error}") from error
         time.sleep(0.1)
 
 
@@ -200,6 +200,6 @@ def _called(host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(sock)
         return Channel.connect(sock, secret, timeout_s)
-    except BaseException:  # raised again: nobody else closes it
+    except BaseException:  # raised again: no one else closes it
         sock.close()
         raise

@@ -30,7 +30,7 @@ class Communicator(Protocol):
 
 
 def is_communicator(comm: object) -> TypeGuard[Communicator]:
-    """True for a communicator of mpi4py, which need not be imported to tell."""
+    """True for a communicator of mpi4py; does not import mpi4py."""
     return all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast", "allgather"))
 
 
@@ -60,7 +60,7 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
         ranks: ranks of that world.
 
     Raises:
-        ValueError: ``ranks`` is no list of ranks of the launcher's world, or this process is not among them.
+        ValueError: ``ranks`` is not a list of ranks of the launcher's world, or this process is not among them.
     """
     size, wanted = topology.size, list(ranks)
     if not wanted or any(isinstance(rank, bool) or not isinstance(rank, int) for rank in wanted):
@@ -92,7 +92,7 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
 
 
 def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> Meeting:
-    """Agree on a store over MPI: this process has the same rank as in ``comm``, whoever started it.
+    """Agree on a store over MPI: this process keeps its rank in ``comm``.
 
     Args:
         comm: an intracommunicator; all its processes call this.
@@ -100,7 +100,7 @@ def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> M
         interface: rank 0's network interface to use; any that the others can reach by default.
 
     Raises:
-        ValueError: ``comm`` is no intracommunicator.
+        ValueError: ``comm`` is not an intracommunicator.
         ConnectionError: a process cannot reach rank 0; raised on all of them.
     """
     try:
@@ -127,9 +127,9 @@ def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> M
     if rank != 0:
         try:
             reached = reachable(addresses, port, secret, timeout_s)
-        except OSError as error:  # whatever it is: the others wait to be told
+        except OSError as error:  # whatever it is: the others wait for the answer
             failure = f"rank {rank} on {topology.host} cannot reach rank 0: {error}"
-    # Nobody may leave before all know: the others would wait in MPI, where no timeout reaches.
+    # No rank may leave before all know: the others would wait in MPI, where no timeout reaches.
     told = comm.allgather((reached, failure))
     failures = [text for _, text in told if text]
     if failures:

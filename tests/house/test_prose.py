@@ -34,9 +34,9 @@ PATTERN = re.compile(
 
 #: Folders and files that are still to be rewritten. Entries are only ever removed.
 NOT_YET = [
-    *("docs", "hvd_cluster/data", "hvd_cluster/engine", "hvd_cluster/estimators"),
+    *("hvd_cluster/data", "hvd_cluster/engine", "hvd_cluster/estimators"),
     *("hvd_cluster/launch", "hvd_cluster/ray"),
-    *("hvd_cluster/rendezvous", "hvd_cluster/spark", "tests"),
+    *("hvd_cluster/spark", "tests"),
 ]
 
 

@@ -88,7 +88,7 @@ def test_the_keys_of_a_world_that_is_over_are_gone_and_refused() -> None:
         time.sleep(0.1)
         server.close_keys("world/3.")
         thread.join(5)
-        assert "has gone on without this process" in str(told[0])
+        assert "has continued without this process" in str(told[0])
         for ask in (lambda: client.set("world/3.0/member/1", b""), lambda: client.check(["world/3.1/members"])):
             with pytest.raises(StaleWorldError):
                 ask()
