@@ -68,7 +68,7 @@ test-matrix: $(MATRIX:%=matrix-%) ## other versions: petastorm beside its own py
 
 # A row of the matrix: its environment, .venv-ROW, is made from tests/matrix/ROW.txt, and its tests run in either.
 matrix-petastorm: $(READY) .venv-petastorm/.ready
-	@$(PYTEST) tests/data/petastorm -m "slow and not spark"
+	@$(PYTEST) tests/petastorm -m "slow and not spark"
 
 # That pyspark leaves sockets to the garbage collector, and imports distutils.
 SPARK35 := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning -W "ignore:distutils Version"

@@ -17,7 +17,10 @@ __all__ = ["__version__", "run"]
 #: What loads when it is first asked for: `import hvd_cluster` stays light.
 _LAZY = {"run": "hvd_cluster.launch.function"}
 #: Packages that need no import of their own: ``hvd_cluster.spark.run`` works after ``import hvd_cluster``.
-_PACKAGES = ("data", "elastic", "estimators", "keras", "lightning", "mxnet", "ray", "spark", "tensorflow", "torch")
+_PACKAGES = (
+    *("data", "elastic", "estimators", "keras", "lightning", "mxnet", "petastorm", "ray", "spark", "tensorflow"),
+    "torch",
+)
 
 # Old paths under our own name (`hvd_cluster.spark.torch`), after every real file.
 _serve("hvd_cluster", first=False)

@@ -4,7 +4,7 @@
 below it forward to ours by :mod:`hvd_cluster.oldpaths.table`. Where the real Horovod is installed, the import refuses:
 two libraries cannot serve one name: the halves of a program would wait for each other forever.
 
-Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.data.petastorm`; where Databricks'
+Where petastorm is not installed, ``import petastorm...`` leads to :mod:`hvd_cluster.petastorm`; where Databricks'
 sparkdl is not, ``from sparkdl import HorovodRunner`` to :mod:`hvd_cluster.spark.horovod_runner`.
 """
 

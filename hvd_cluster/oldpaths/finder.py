@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hvd_cluster.oldpaths.forwarder import Forwarder
-from hvd_cluster.oldpaths.table import TABLES, row_of, table_of
+from hvd_cluster.oldpaths.table import TABLES, row_of
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
@@ -29,7 +29,7 @@ class OldPathFinder(MetaPathFinder, Loader):
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._table = table_of(root)
+        self._table = TABLES[root]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -93,7 +93,7 @@ class OldPathFinder(MetaPathFinder, Loader):
 
     @property
     def _owner(self) -> str:
-        return self.root if self.root in TABLES else "Horovod"
+        return "Horovod" if self.root in ("horovod", "hvd_cluster") else self.root
 
     def _below_root(self, fullname: str) -> str | None:
         if fullname == self.root:

@@ -352,7 +352,7 @@ TABLE: Mapping[str, Row] = {
     "spark.common.util": Row(
         module="hvd_cluster.estimators.prepared_data", names=_from(f"{_LAUNCH}.hosts", "host_hash")
     ),
-    "spark.data_loaders.pytorch_data_loaders": Row(module="hvd_cluster.data.petastorm.loaders"),
+    "spark.data_loaders.pytorch_data_loaders": Row(module="hvd_cluster.petastorm.loaders"),
     "spark.keras": Row(names=_KERAS_ESTIMATOR),
     "spark.keras.datamodule": Row(names=_DATA_MODULES),
     "spark.keras.estimator": Row(
@@ -466,9 +466,9 @@ TABLE: Mapping[str, Row] = {
     ),
 }
 
-_PETASTORM = "hvd_cluster.data.petastorm"
+_PETASTORM = "hvd_cluster.petastorm"
 _PETASTORM_READERS = _from(_PETASTORM, "make_reader", "make_batch_reader")
-_CONVERTER = _from("hvd_cluster.data.converter", "SparkDatasetConverter", "make_spark_converter")
+_CONVERTER = _from("hvd_cluster.petastorm.converter", "SparkDatasetConverter", "make_spark_converter")
 
 #: Path below ``petastorm`` -> its row; petastorm's own names that are not here (``hdfs``, ``ngram``, ``tools``) are not
 #: served.
@@ -496,7 +496,7 @@ PETASTORM_TABLE: Mapping[str, Row] = {
     "selectors": Row(module=f"{_PETASTORM}.selectors"),
     "spark": Row(names=_CONVERTER),
     "spark.spark_dataset_converter": Row(
-        names={**_CONVERTER, **_from("hvd_cluster.data.converter", "register_delete_dir_handler")}
+        names={**_CONVERTER, **_from("hvd_cluster.petastorm.converter", "register_delete_dir_handler")}
     ),
     "spark_utils": Row(names=_from(f"{_PETASTORM}.spark", "dataset_as_rdd")),
     "tf_utils": Row(names=_from(f"{_PETASTORM}.tf_utils", "make_petastorm_dataset")),
@@ -514,13 +514,27 @@ SPARKDL_TABLE: Mapping[str, Row] = {
     "horovod.tensorflow.keras": Row(module="hvd_cluster.spark.log_callback"),
 }
 
-#: Root -> its table; Horovod's serves ``hvd_cluster`` as well as ``horovod``.
-TABLES: Mapping[str, Mapping[str, Row]] = {"petastorm": PETASTORM_TABLE, "sparkdl": SPARKDL_TABLE}
+#: Modules of ours that have moved: their path below ``hvd_cluster`` before -> the path now.
+_MOVED = {
+    "data.converter": "petastorm.converter",
+    "data.petastorm": "petastorm",
+    **{
+        f"data.petastorm.{module}": f"petastorm.{module}"
+        for module in (
+            *("cache", "codecs", "errors", "factories", "loaders", "metadata", "predicates", "pytorch", "reader"),
+            *("selectors", "spark", "tf_utils", "transform", "unischema", "writer"),
+        )
+    },
+}
+OWN_TABLE: Mapping[str, Row] = {**TABLE, **{old: Row(module=f"hvd_cluster.{new}") for old, new in _MOVED.items()}}
 
-
-def table_of(root: str) -> Mapping[str, Row]:
-    """The table that serves a root."""
-    return TABLES.get(root, TABLE)
+#: Root -> its table. ``hvd_cluster`` serves Horovod's paths too.
+TABLES: Mapping[str, Mapping[str, Row]] = {
+    "horovod": TABLE,
+    "hvd_cluster": OWN_TABLE,
+    "petastorm": PETASTORM_TABLE,
+    "sparkdl": SPARKDL_TABLE,
+}
 
 
 def row_of(path: str, table: Mapping[str, Row] = TABLE) -> Row | None:

@@ -181,7 +181,7 @@ print(json.dumps({name: list(module.__all__) for name, module in modules.items()
     assert names == {name: sorted(set(names[name])) for name in listed}
 
 
-@pytest.mark.parametrize("package", ["", ".data", ".data.petastorm", ".estimators", ".ray", ".spark"])
+@pytest.mark.parametrize("package", ["", ".data", ".petastorm", ".estimators", ".ray", ".spark"])
 def test_dir_of_a_package_has_its_public_names(package: str) -> None:
     found = importlib.import_module(f"hvd_cluster{package}")
     assert set(found.__all__) - set(dir(found)) == set()

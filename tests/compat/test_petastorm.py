@@ -60,7 +60,7 @@ from petastorm.codecs import CompressedImageCodec, NdarrayCodec
 from petastorm.etl.dataset_metadata import materialize_dataset
 from petastorm.pytorch import DataLoader
 from petastorm.spark import make_spark_converter
-with DataLoader(make_reader({str(Path(__file__).parents[1] / "data/petastorm/files/keyed")!r}, ["id"]), 10) as loader:
+with DataLoader(make_reader({str(Path(__file__).parents[1] / "petastorm/files/keyed")!r}, ["id"]), 10) as loader:
     print(petastorm.__version__, sorted(next(iter(loader))["id"].tolist()))
 """
     environ = {"PYTHONPATH": shim_folder()} if shim else {}

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvd_cluster.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
-from hvd_cluster.data.petastorm import TransformSpec, loaders, make_batch_reader, make_reader
 from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm import TransformSpec, loaders, make_batch_reader, make_reader
 
 
 class Numbers(BaseDataLoader):

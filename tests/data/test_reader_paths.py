@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hvd_cluster.data.converter import make_spark_converter
 from hvd_cluster.data.materializing import materialize
-from hvd_cluster.data.petastorm import make_batch_reader, make_reader
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.frames import column_names
+from hvd_cluster.petastorm import make_batch_reader, make_reader
+from hvd_cluster.petastorm.converter import make_spark_converter
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def test_tensors_go_through_dlpack_without_a_copy(folder: Path) -> None:
 #: In a process of its own: after an import of jax no process may fork, and other tests do.
 _DLPACK = """
 import itertools, sys, torch
-from hvd_cluster.data.converter import make_spark_converter
+from hvd_cluster.petastorm.converter import make_spark_converter
 from hvd_cluster.data.materializing import materialize
-from hvd_cluster.data.petastorm import make_batch_reader, make_reader
+from hvd_cluster.petastorm import make_batch_reader, make_reader
 from hvd_cluster.data.reader import ParquetReader
 
 def batches():

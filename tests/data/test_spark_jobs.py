@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.data.converter import make_spark_converter
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.spark_jobs import run
 from hvd_cluster.data.store import Store
+from hvd_cluster.petastorm.converter import make_spark_converter
 
 pytestmark = pytest.mark.spark("local", "connect")
 

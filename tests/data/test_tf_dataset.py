@@ -99,8 +99,8 @@ def test_a_program_that_ends_amid_iterations_that_run_ahead_ends(tmp_path: Path)
     pq.write_table(pa.table({"id": np.arange(20_000)}), tmp_path / "a.parquet", row_group_size=4_000)
     script = """
 import time
-from hvd_cluster.data.petastorm import make_batch_reader
-from hvd_cluster.data.petastorm.tf_utils import make_petastorm_dataset
+from hvd_cluster.petastorm import make_batch_reader
+from hvd_cluster.petastorm.tf_utils import make_petastorm_dataset
 from hvd_cluster.data.tf_dataset import of_batches
 def slow(row):  # while TensorFlow waits in a call of Python
     time.sleep(0.0001)

@@ -25,7 +25,8 @@ MODULES = [
     "hvd_cluster.lightning",
     *("hvd_cluster.spark", "hvd_cluster.spark.conf"),
     *("hvd_cluster.ray", "hvd_cluster.ray.train", "hvd_cluster.ray.ray_logger"),
-    *("hvd_cluster.data", "hvd_cluster.data.converter", "hvd_cluster.data.loaders", "hvd_cluster.data.petastorm"),
+    *("hvd_cluster.data", "hvd_cluster.data.loaders"),
+    *("hvd_cluster.petastorm", "hvd_cluster.petastorm.converter"),
     "hvd_cluster.estimators",
 ]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.oldpaths.table import TABLE, children_of, row_of
+from hvd_cluster.oldpaths.table import OWN_TABLE, TABLE, children_of, row_of
 
 # Imports every path of the table below one root, and every name that a row spells out; prints what failed.
 WALK = """
 import importlib, json, sys
 from importlib.util import find_spec
-from hvd_cluster.oldpaths.table import TABLE
+from hvd_cluster.oldpaths.table import TABLES
 root = sys.argv[1]
 if root == "horovod":
     import hvd_cluster.compat
 failed = {}
-for path, row in TABLE.items():
+for path, row in TABLES[root].items():
     if path.startswith("mxnet") and find_spec("mxnet") is None:
         continue  # make matrix-mxnet has it
     old = ".".join(filter(None, (root, path)))
@@ -54,3 +55,14 @@ def test_children_are_one_step_below() -> None:
     assert {"common", "runner", "torch"} <= children_of("")
     assert "store" in children_of("spark.common")
     assert children_of("torch.mpi_ops") == set()
+
+
+@pytest.mark.parametrize("module", ["data.converter", "data.petastorm", "data.petastorm.codecs"])
+def test_a_moved_module_of_ours_has_its_old_path_below_our_root_only(module: str) -> None:
+    pytest.importorskip("pyarrow")
+    old = importlib.import_module(f"hvd_cluster.{module}")
+    now = importlib.import_module(OWN_TABLE[module].module)
+    public = {name for name in dir(now) if not name.startswith("_")}
+    assert public
+    assert all(getattr(old, name) is getattr(now, name) for name in public)
+    assert row_of(module) is None

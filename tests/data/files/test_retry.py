@@ -18,12 +18,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hvd_cluster.data.cache import DiskCache, MemoryCache
 from hvd_cluster.data.files import retry
-from hvd_cluster.data.petastorm import make_reader, write_dataset
-from hvd_cluster.data.petastorm.codecs import ScalarCodec
-from hvd_cluster.data.petastorm.spark_types import LongType
-from hvd_cluster.data.petastorm.unischema import Unischema, UnischemaField
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm import make_reader, write_dataset
+from hvd_cluster.petastorm.codecs import ScalarCodec
+from hvd_cluster.petastorm.spark_types import LongType
+from hvd_cluster.petastorm.unischema import Unischema, UnischemaField
 
 
 class Unsteady(LocalFileSystem):

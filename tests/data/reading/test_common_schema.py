@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from hvd_cluster.data.materializing import materialize
-from hvd_cluster.data.petastorm import make_batch_reader
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading.common_schema import common_type
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.frames import column_names
+from hvd_cluster.petastorm import make_batch_reader
 
 OLD = {"id": pa.array([0, 1]), "x": pa.array([0.5, 1.5], pa.float32())}
 NEW = {"id": pa.array([2, 3]), "x": pa.array([0.1, 3.5]), "c": pa.array([7, None])}

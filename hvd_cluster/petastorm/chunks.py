@@ -1,0 +1,162 @@
+"""One piece of a data set on its way to the user: read, filtered, decoded and transformed, in a reader's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hvd_cluster.data.filters import RowFilter
+from hvd_cluster.data.optional import load_pyarrow
+from hvd_cluster.data.reading.shards import permutation
+from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm.cache import TableCache
+from hvd_cluster.petastorm.columns import Values, decoded, objects, plain
+from hvd_cluster.petastorm.pieces import Piece, PieceTable
+from hvd_cluster.petastorm.predicates import PredicateBase
+from hvd_cluster.petastorm.transform import TransformSpec
+from hvd_cluster.petastorm.unischema import Unischema
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows, column by column."""
+
+    #: Field name -> n values; on their way through a loader tensors too.
+    columns: dict[str, Any]
+    #: n.
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkReader:
+    """What is done to every piece. Several threads may use it at once."""
+
+    #: The files.
+    table: PieceTable
+    #: The fields that are read, before the transform; and all fields, for the predicate.
+    schema: Unischema
+    whole_schema: Unischema
+    #: The fields that are given.
+    output: Unischema
+    #: Whether the stored values are to be decoded by their codecs, row by row transformed, or are a batch as they are.
+    decode: bool
+    row_filter: RowFilter | None = None
+    predicate: PredicateBase | None = None
+    transform: TransformSpec | None = None
+    cache: TableCache
+
+    @property
+    def read_names(self) -> list[str]:
+        """The columns that are read."""
+        extra = self.predicate.get_fields() if self.predicate is not None else ()
+        return list(dict.fromkeys([*self.schema.fields, *sorted(extra)]))
+
+    def folder_values(self, piece: Piece) -> dict[str, Any]:
+        """The decoded values of the columns that folders name."""
+        names = self.table.folder_names
+        table = self.table.read(replace(piece, rows=1, num_slices=1, slice=0), names)
+        return {name: decoded(table.column(name), self.whole_schema.fields[name])[0] for name in names}
+
+    def chunk(self, piece: Piece, row_seeds: tuple[int, ...] | None, stopped: Callable[[], bool]) -> Chunk:
+        """The rows of a piece.
+
+        Args:
+            piece: what to read.
+            row_seeds: of the permutation of its rows; None keeps their order.
+            stopped: says that nobody wants the rows any more.
+
+        Raises:
+            DataError: they cannot be read or decoded; file and row group are named.
+        """
+        names = self.read_names
+        start, stop = piece.bounds
+        source = f"{self.table.source(piece)} rows {start} to {stop}"
+        key = (source, piece.row_group, tuple(names), (), self.row_filter)
+        table = self.cache.get(key, lambda: self.table.read(piece, names, self.row_filter))
+        try:
+            if self.predicate is not None:
+                table = table.filter(load_pyarrow().array(self._mask(table, self.predicate)))
+            if row_seeds is not None:
+                table = table.take(load_pyarrow().array(permutation(table.num_rows, row_seeds)))
+            if stopped() or not table.num_rows:
+                return Chunk({}, 0)
+            return self._rows(table, stopped) if self.decode else self._batch(table)
+        except DataError as error:
+            raise type(error)(f"in {piece.place}: {error}") from error
+
+    def _mask(self, table: Any, predicate: PredicateBase) -> Any:
+        names = sorted(predicate.get_fields())
+        if not self.decode:
+            mask = np.asarray(predicate.include_batch(table.select(names).to_pandas()), dtype=bool)
+            if mask.shape != (table.num_rows,):
+                raise DataError(
+                    f"the predicate answered with shape {mask.shape} for {table.num_rows} rows: with make_batch_reader "
+                    "it gets a DataFrame and returns one bool a row"
+                )
+            return mask
+        columns = [decoded(table.column(name), self.whole_schema.fields[name]) for name in names]
+        rows = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+        return np.fromiter((bool(predicate.do_include(row)) for row in rows), dtype=bool, count=table.num_rows)
+
+    def _rows(self, table: Any, stopped: Callable[[], bool]) -> Chunk:
+        columns = {name: decoded(table.column(name), field) for name, field in self.schema.fields.items()}
+        if self.transform is None or self.transform.func is None:
+            return Chunk({name: columns[name] for name in self.output.fields}, table.num_rows)
+        made: dict[str, list[Any]] = {name: [] for name in self.output.fields}
+        for row in zip(*columns.values(), strict=True):
+            if stopped():
+                return Chunk({}, 0)
+            answer = self.transform.func(dict(zip(columns, row, strict=True)))
+            for name, values in made.items():
+                if name not in answer:
+                    raise DataError(f"the transform's row lacks the field {name!r}: it has {list(answer)}")
+                values.append(answer[name])
+        return Chunk(dict(made), table.num_rows)
+
+    def _batch(self, table: Any) -> Chunk:
+        if self.transform is None or self.transform.func is None:
+            return Chunk({name: _array(plain(table.column(name))) for name in self.output.fields}, table.num_rows)
+        frame = self.transform.func(table.select(list(self.schema.fields)).to_pandas())
+        missing = [name for name in self.output.fields if name not in frame.columns]
+        if missing:
+            raise DataError(f"the transform's DataFrame lacks the fields {missing}: it has {list(frame.columns)}")
+        columns = {name: _of_series(frame[name], field) for name, field in self.output.fields.items()}
+        return Chunk(columns, len(frame)) if len(frame) else Chunk({}, 0)
+
+
+def _array(values: Values) -> Any:
+    return values if isinstance(values, np.ndarray) else objects(values)
+
+
+def _of_series(series: Any, field: Any) -> Any:
+    """A column of the user's DataFrame, in the dtype and shape that the transform's edit_fields declare."""
+    values = series.to_numpy()
+    if values.dtype != object:
+        fits = field.shape or values.dtype.kind not in "biuf" or not _is_number(field)
+        return values.copy() if fits else values.astype(field.numpy_dtype, copy=True)
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, (np.ndarray, list, tuple)):
+        if any(value is None for value in values):
+            return objects(values)
+        rows = [np.asarray(value) for value in values]
+        if any(row.shape != rows[0].shape for row in rows):
+            return objects(rows)
+        stacked = np.stack(rows)
+        if None not in field.shape and stacked[0].size == int(np.prod(field.shape)):
+            stacked = stacked.reshape(len(rows), *field.shape)
+        return (
+            stacked.astype(field.numpy_dtype, copy=False) if _is_number(field) and stacked.dtype != object else stacked
+        )
+    if isinstance(first, str) and None not in values:
+        return np.array(values.tolist(), dtype=np.str_)
+    return values.copy()
+
+
+def _is_number(field: Any) -> bool:
+    try:
+        return np.dtype(field.numpy_dtype).kind in "biufc"
+    except TypeError:
+        return False

@@ -1,0 +1,221 @@
+"""``make_reader`` and ``make_batch_reader``: petastorm's ways to read."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_cluster.data import filters as filter_rules
+from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm import metadata, row_group_index
+from hvd_cluster.petastorm.chunks import ChunkReader
+from hvd_cluster.petastorm.errors import NoDataAvailableError
+from hvd_cluster.petastorm.location import Location, Url, locate
+from hvd_cluster.petastorm.options import ReaderOptions
+from hvd_cluster.petastorm.order import EpochOrder, shard_of
+from hvd_cluster.petastorm.pieces import Piece, PieceTable
+from hvd_cluster.petastorm.predicates import PredicateBase
+from hvd_cluster.petastorm.reader import Reader
+from hvd_cluster.petastorm.selectors import RowGroupSelectorBase
+from hvd_cluster.petastorm.transform import TransformSpec, transform_schema
+from hvd_cluster.petastorm.unischema import Unischema
+from hvd_cluster.petastorm.unischema_field import UnischemaField
+
+logger = logging.getLogger(__name__)
+
+
+def make_reader(
+    dataset_url: Url | Sequence[Url],
+    schema_fields: Sequence[UnischemaField | str] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    pyarrow_serialize: bool = False,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    rowgroup_selector: RowGroupSelectorBase | None = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = "null",
+    cache_location: Any = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Mapping[str, Any] | None = None,
+    hdfs_driver: str = "libhdfs",
+    transform_spec: TransformSpec | None = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+) -> Reader:
+    """Read a petastorm data set row by row, decoded.
+
+    Each row is a namedtuple of NumPy scalars and arrays, ``str``, ``bytes``, ``Decimal`` and None; a null of a
+    floating-point scalar is NaN. A data set without petastorm's metadata is read with the schema that Parquet tells.
+
+    Args:
+        dataset_url: URL or local path of a folder, or a list of those of Parquet files.
+        schema_fields: the fields to read: UnischemaFields and regular expressions for whole names; None for all.
+        reader_pool_type: "thread" or "process" (which is served by threads too: decoding holds no GIL), or "dummy" to
+            read in the caller's thread.
+        workers_count: threads, 32 at most.
+        results_queue_size: row groups that may wait, at most; they may not take more than 256 MiB (as Parquet holds
+            them, uncompressed) in any case, but for one larger than that.
+        seed: chooses the orders, and which shard gets which row groups; None draws an order that nobody can repeat, and
+            deals the row groups in the order of the data. All shards must be given the same.
+        shuffle_rows: whether to shuffle the rows of a row group.
+        shuffle_row_groups: whether to shuffle row groups, anew in each pass.
+        shuffle_row_drop_partitions: parts to cut each row group into, which are shuffled by themselves.
+        predicate: which rows to give, from the values of one row.
+        rowgroup_selector: which row groups to read, from petastorm's index.
+        num_epochs: passes; None for no end.
+        cur_shard, shard_count: which share of the row groups to read.
+        shard_seed: deals the row groups; default is ``seed``.
+        cache_type: "null", or "local-disk" to keep what was read in ``cache_location``, up to ``cache_size_limit``
+            bytes, until the reader's end (or longer with ``cache_extra_settings={"cleanup": False}``).
+        transform_spec: a function over each row, run in the reader's threads.
+        filters: pyarrow's filters, ``[(column, operator, value), ...]`` or a list of such lists; rows that do not match
+            are not given.
+        storage_options: arguments for the fsspec filesystem of the URL.
+        filesystem: a pyarrow or fsspec filesystem to use instead.
+        pyarrow_serialize, cache_row_size_estimate, hdfs_driver, zmq_copy_buffers, convert_early_to_numpy: not looked
+            at.
+
+    Raises:
+        DataError: an argument makes no sense, or there is no Parquet.
+        PetastormMetadataError: the metadata is damaged, or its pickled schema asks for more than a schema.
+        NoDataAvailableError: there are fewer row groups than shards, or nothing is selected.
+    """
+    return _make(ReaderOptions.of(locals()), locate(dataset_url, storage_options, filesystem), batched=False)
+
+
+def make_batch_reader(
+    dataset_url_or_urls: Url | Sequence[Url],
+    schema_fields: Sequence[UnischemaField | str] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    rowgroup_selector: RowGroupSelectorBase | None = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = "null",
+    cache_location: Any = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Mapping[str, Any] | None = None,
+    hdfs_driver: str = "libhdfs",
+    transform_spec: TransformSpec | None = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+) -> Reader:
+    """Read any Parquet batch by batch: a row group at a time, as a namedtuple of NumPy arrays of n rows.
+
+    Args:
+        schema_fields: regular expressions for whole names of columns; None for all.
+        predicate: which rows to give, from a pandas DataFrame of n rows: n bools.
+        transform_spec: a function from DataFrame to DataFrame, run in the reader's threads; columns that it makes or
+            changes are declared in ``edit_fields``.
+        dataset_url_or_urls: and all other arguments: as :func:`make_reader` takes them.
+
+    Raises:
+        DataError: an argument makes no sense, or there is no Parquet.
+        NoDataAvailableError: there are fewer row groups than shards, or nothing is selected.
+    """
+    return _make(ReaderOptions.of(locals()), locate(dataset_url_or_urls, storage_options, filesystem), batched=True)
+
+
+def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reader:
+    stored = None if batched else metadata.stored_schema(location)
+    texts = {name for name, field in stored.fields.items() if field.numpy_dtype is np.str_} if stored else set()
+    table = PieceTable(location, texts)
+    whole = stored or Unischema.from_arrow_schema(table.arrow_schema)
+    schema = _view(whole, options.schema_fields, location)
+    if options.predicate is not None:
+        unknown = sorted(set(options.predicate.get_fields()) - set(whole.fields))
+        if unknown:
+            raise DataError(
+                f"the predicate looks at {unknown}, but {location.text} has the fields {list(whole.fields)}"
+            )
+    output = schema if options.transform_spec is None else transform_schema(schema, options.transform_spec)
+    spec = options.transform_spec
+    if (
+        spec is not None
+        and spec.func is None
+        and (made := [name for name in output.fields if name not in schema.fields])
+    ):
+        raise DataError(f"the transform's edit_fields name {made}, which nothing makes: give it a func")
+    chunks = ChunkReader(
+        table=table,
+        schema=schema,
+        whole_schema=whole,
+        output=output,
+        decode=not batched,
+        row_filter=filter_rules.parse(options.filters),
+        predicate=options.predicate,
+        transform=spec,
+        cache=options.cache(),
+    )
+    pieces = _selected(table, chunks, options, location)
+    deal_seed = options.shard_seed if options.shard_seed is not None else options.seed
+    pieces = shard_of(pieces, options.cur_shard, options.shard_count, deal_seed)
+    order = EpochOrder(
+        pieces=tuple(pieces),
+        num_epochs=options.num_epochs,
+        seed=secrets.randbits(62) if options.seed is None else options.seed,
+        shuffle_pieces=options.shuffle_row_groups,
+        shuffle_rows=options.shuffle_rows,
+    )
+    if options.reader_pool_type == "process":
+        logger.debug("threads serve reader_pool_type='process'")
+    return Reader(
+        chunks, order, batched=batched, num_threads=options.num_threads, queue_size=options.results_queue_size
+    )
+
+
+def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischema:
+    if schema_fields is None:
+        schema_fields = list(schema.fields.values())
+    if isinstance(schema_fields, (str, UnischemaField)) or not isinstance(schema_fields, Sequence):
+        raise DataError(
+            f"schema_fields is a {type(schema_fields).__name__}: give a list of UnischemaFields and regular "
+            "expressions (windows over time, NGram, are not served)"
+        )
+    view = schema.create_schema_view(schema_fields)
+    if not view.fields:
+        raise DataError(f"no field of {location.text} matches {list(schema_fields)}: it has {list(schema.fields)}")
+    return view
+
+
+def _selected(table: PieceTable, chunks: ChunkReader, options: ReaderOptions, location: Location) -> list[Piece]:
+    """The row groups that may have rows for the user, before they are dealt to shards."""
+    pieces = table.pieces(chunks.read_names, options.shuffle_row_drop_partitions)
+    if options.rowgroup_selector is not None:
+        numbers = row_group_index.selected(location, options.rowgroup_selector)
+        pieces = [piece for piece in pieces if piece.number in numbers]
+    pieces = table.pruned(pieces, chunks.row_filter)
+    predicate = options.predicate
+    if predicate is not None and set(predicate.get_fields()) <= set(table.folder_names) and chunks.decode:
+        pieces = [piece for piece in pieces if predicate.do_include(chunks.folder_values(piece))]
+    if not pieces:
+        raise NoDataAvailableError(f"no row group of {location.text} has rows that are selected")
+    return pieces

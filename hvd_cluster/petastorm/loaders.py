@@ -1,0 +1,138 @@
+"""``horovod.spark.data_loaders.pytorch_data_loaders``: loaders over a petastorm reader, an epoch at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hvd_cluster.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
+from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm.pytorch import BatchedDataLoader, InMemBatchedDataLoader
+from hvd_cluster.petastorm.reader import Reader
+
+#: Rows that the loaders in memory keep: all there are.
+_ALL_ROWS = 1 << 62
+
+
+class PytorchDataLoader(BaseDataLoader):
+    """Dicts of tensors, as many per epoch as ``limit_step_per_epoch`` says; the reader begins anew for each epoch.
+
+    Args:
+        reader: what ``make_reader`` or ``make_batch_reader`` returned.
+        batch_size: rows of a batch.
+        shuffling_queue_capacity: rows that are shuffled among each other; 0 for none.
+        name: for messages.
+        limit_step_per_epoch: batches of an epoch; -1 for all that the reader has.
+        verbose: accepted, and without effect.
+
+    Raises:
+        DataError: ``limit_step_per_epoch`` is neither -1 nor positive.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int,
+        shuffling_queue_capacity: int = 0,
+        name: str = "",
+        limit_step_per_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
+        if limit_step_per_epoch != -1 and limit_step_per_epoch < 1:
+            raise DataError(f"limit_step_per_epoch is {limit_step_per_epoch}: give -1 for all, or a number of batches")
+        self.reader = reader
+        self.batch_size = batch_size
+        self.shuffling_queue_capacity = shuffling_queue_capacity
+        self.name = name
+        self.limit_step_per_epoch = limit_step_per_epoch
+        self.verbose = verbose
+        self._begun = False
+
+    def __len__(self) -> int:
+        if self.limit_step_per_epoch == -1:
+            raise TypeError("the reader does not know how many batches it has: give limit_step_per_epoch")
+        return self.limit_step_per_epoch
+
+    def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
+        if self._begun and self.reader.last_row_consumed:
+            self.reader.reset()
+        self._begun = True
+        yield from self._limited(iter(self._loader()))
+
+    def _loader(self) -> Any:
+        return BatchedDataLoader(self.reader, self.batch_size, shuffling_queue_capacity=self.shuffling_queue_capacity)
+
+    def _limited(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return batches if self.limit_step_per_epoch == -1 else itertools.islice(batches, self.limit_step_per_epoch)
+
+
+class PytorchInfiniteDataLoader(PytorchDataLoader):
+    """The same over a reader without an end (``num_epochs=None``): an epoch goes on where the last one ended."""
+
+    _batches: Iterator[Any] | None = None
+
+    def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
+        if self._batches is None:
+            self._batches = iter(self._loader())
+        yield from self._limited(self._batches)
+
+
+class PytorchInmemDataLoader(BaseDataLoader):
+    """The same with all rows in memory, read once.
+
+    Args:
+        reader: it is stopped when the rows are there.
+        batch_size: rows of a batch.
+        num_epochs: passes over the rows; None for no end.
+        name: for messages.
+        shuffle: whether each pass has an order of its own.
+        limit_step_per_epoch: batches of an epoch; -1 for all of one pass.
+        verbose: accepted, and without effect.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int,
+        num_epochs: int | None = None,
+        name: str = "",
+        shuffle: bool = False,
+        limit_step_per_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
+        self.name = name
+        self.limit_step_per_epoch = limit_step_per_epoch
+        self.verbose = verbose
+        self._inner = InMemBatchedDataLoader(
+            reader, batch_size, num_epochs=num_epochs, rows_capacity=_ALL_ROWS, shuffle=shuffle
+        )
+        self._batches: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        if self.limit_step_per_epoch == -1:
+            raise TypeError("an epoch in memory has no end of its own: give limit_step_per_epoch")
+        return self.limit_step_per_epoch
+
+    def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
+        if self._batches is None:
+            self._batches = iter(self._inner)
+        yield from itertools.islice(self._batches, None if self.limit_step_per_epoch == -1 else len(self))
+
+
+class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):
+    """:class:`PytorchDataLoader` that loads in advance."""
+
+
+class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLoader):
+    """:class:`PytorchInfiniteDataLoader` that loads in advance, and no more than the epoch's batches."""
+
+
+class PytorchInmemAsyncDataLoader(AsyncDataLoaderMixin, PytorchInmemDataLoader):
+    """:class:`PytorchInmemDataLoader` that loads in advance."""
+
+
+#: Horovod's name of the loader that all of these stand on.
+PetastormBatchedDataLoader = BatchedDataLoader

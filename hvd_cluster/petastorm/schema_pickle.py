@@ -1,0 +1,305 @@
+"""The pickled schema of petastorm's metadata, read without trust and written so that petastorm 0.13.1 loads it."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from hvd_cluster.errors import DataError
+from hvd_cluster.petastorm import inert, spark_types
+from hvd_cluster.petastorm.codecs import (
+    CompressedImageCodec,
+    CompressedNdarrayCodec,
+    DataframeColumnCodec,
+    NdarrayCodec,
+    ScalarCodec,
+    registered_codecs,
+)
+from hvd_cluster.petastorm.errors import PetastormMetadataError
+from hvd_cluster.petastorm.unischema import Unischema
+from hvd_cluster.petastorm.unischema_field import UnischemaField
+
+#: NumPy's scalar classes by the names that pickles use; names of later or earlier releases too.
+_NUMPY_NAMES = (
+    *("bool_", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "intc", "uintc"),
+    *("int_", "longlong", "ulonglong", "uint", "float16", "float32", "float64", "complex64", "complex128"),
+    *("str_", "unicode_", "bytes_", "string_", "datetime64", "timedelta64", "object_"),
+)
+_RENAMED = {"bool": "bool_", "unicode_": "str_", "string_": "bytes_"}
+_DTYPES: dict[str, Any] = {
+    "decimal.Decimal": Decimal,
+    "_decimal.Decimal": Decimal,
+    **{f"numpy.{name}": getattr(np, _RENAMED.get(name, name)) for name in _NUMPY_NAMES},
+    **{f"{module}.int": np.int64 for module in ("builtins", "__builtin__")},
+    **{f"{module}.float": np.float64 for module in ("builtins", "__builtin__")},
+    **{f"{module}.bool": np.bool_ for module in ("builtins", "__builtin__")},
+    **{f"{module}.str": np.str_ for module in ("builtins", "__builtin__")},
+    **{f"{module}.bytes": np.bytes_ for module in ("builtins", "__builtin__")},
+}
+_SCHEMA, _FIELD = "petastorm.unischema.Unischema", "petastorm.unischema.UnischemaField"
+_CODECS = "petastorm.codecs."
+_SPARK = "pyspark.sql.types."
+_ORDERED = "collections.OrderedDict"
+_DTYPE = "numpy.dtype"
+_ADMITTED = frozenset(
+    {
+        *(_SCHEMA, _FIELD, _ORDERED, _DTYPE),
+        *(f"{_CODECS}{kind.__name__}" for kind in (ScalarCodec, NdarrayCodec, CompressedNdarrayCodec)),
+        f"{_CODECS}CompressedImageCodec",
+        *(f"{_SPARK}{name}" for name in spark_types.SPARK_TYPES),
+        *_DTYPES,
+    }
+)
+
+
+def loads(data: bytes) -> Unischema:
+    """The schema in a pickle that petastorm, or :func:`dumps`, has written.
+
+    Raises:
+        PetastormMetadataError: the pickle holds or asks for anything else than a schema, or is damaged.
+    """
+    try:
+        return _schema(inert.load(data, _ADMITTED | set(registered_codecs), {_ORDERED}))
+    except (inert.UntrustedPickleError, DataError) as error:
+        raise PetastormMetadataError(
+            f"the pickled schema is refused: {error}. Only petastorm's own classes, NumPy's dtypes and Spark's leaf "
+            "types are read; a codec of your own needs hvd_cluster.petastorm.codecs.register_codec first"
+        ) from error
+
+
+def _schema(value: Any) -> Unischema:
+    if inert.made(value) != _SCHEMA:
+        raise inert.UntrustedPickleError("it is no Unischema")
+    state = inert.state_of(value)
+    name, fields = state.get("_name"), state.get("_fields")
+    if not isinstance(name, str):
+        raise inert.UntrustedPickleError("the schema has no name")
+    if isinstance(fields, inert.InertMapping):
+        pairs = list(fields.items)
+        if len(fields.args) == 1 and isinstance(fields.args[0], list):  # how Python 2 pickled it
+            pairs = [tuple(pair) for pair in fields.args[0] if isinstance(pair, (list, tuple)) and len(pair) == 2]
+    elif isinstance(fields, dict):
+        pairs = list(fields.items())
+    else:
+        raise inert.UntrustedPickleError("the schema has no fields")
+    return Unischema(name, [_field(value) for _, value in pairs])
+
+
+def _field(value: Any) -> UnischemaField:
+    if inert.made(value) != _FIELD or len(value.args) not in {4, 5}:
+        raise inert.UntrustedPickleError("a field of the schema is no UnischemaField")
+    name, dtype, shape, codec, *nullable = value.args
+    if not isinstance(name, str):
+        raise inert.UntrustedPickleError("a field has no name")
+    if not isinstance(shape, (tuple, list)) or not all(length is None or type(length) is int for length in shape):
+        raise inert.UntrustedPickleError(f"the shape of field {name!r} is none")
+    return UnischemaField(name, _dtype(name, dtype), tuple(shape), _codec(name, codec), nullable == [True])
+
+
+def _dtype(name: str, value: Any) -> Any:
+    known = inert.named(value)
+    if known in _DTYPES:
+        return _DTYPES[known]
+    if inert.made(value) == _DTYPE and value.args and isinstance(value.args[0], str) and len(value.args[0]) < 32:
+        try:
+            dtype = np.dtype(value.args[0])
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise inert.UntrustedPickleError(f"the dtype of field {name!r} does not exist") from error
+        if dtype.kind in "biufcSUmMO" and dtype.names is None:
+            return dtype.type
+    raise inert.UntrustedPickleError(f"the dtype of field {name!r} is none of NumPy's scalars")
+
+
+def _codec(name: str, value: Any) -> DataframeColumnCodec | None:
+    if value is None:
+        return None
+    kind = inert.made(value)
+    state = inert.state_of(value) if kind else {}
+    if kind in registered_codecs:
+        codec = registered_codecs[kind].__new__(registered_codecs[kind])
+        vars(codec).update({key: _plain(name, item) for key, item in state.items() if isinstance(key, str)})
+        return codec
+    if kind == f"{_CODECS}ScalarCodec":
+        return ScalarCodec(_spark_type(name, state.get("_spark_type")))
+    if kind == f"{_CODECS}NdarrayCodec":
+        return NdarrayCodec()
+    if kind == f"{_CODECS}CompressedNdarrayCodec":
+        return CompressedNdarrayCodec()
+    if kind == f"{_CODECS}CompressedImageCodec":
+        format, quality = state.get("_image_codec", ".png"), state.get("_quality", 80)
+        if isinstance(format, str) and len(format) < 16 and type(quality) is int:
+            return CompressedImageCodec(format, quality)
+    raise inert.UntrustedPickleError(f"the codec of field {name!r} is none of petastorm's")
+
+
+def _spark_type(name: str, value: Any) -> spark_types.SparkType:
+    kind = inert.made(value) or inert.named(value)  # an instance; very old data sets have the class itself
+    if not kind.startswith(_SPARK):
+        raise inert.UntrustedPickleError(f"the ScalarCodec of field {name!r} has no Spark type")
+    found = spark_types.SPARK_TYPES[kind[len(_SPARK) :]]
+    if found is spark_types.DecimalType and isinstance(value, inert.Inert):
+        state = inert.state_of(value)
+        return spark_types.DecimalType(state.get("precision", 10), state.get("scale", 0))
+    return found()
+
+
+def _plain(name: str, value: Any) -> Any:
+    """An attribute of a user's codec: a number, text, bytes, None, or a tuple or list of them."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if isinstance(value, (tuple, list)) and all(
+        item is None or isinstance(item, (bool, int, float, str, bytes)) for item in value
+    ):
+        return type(value)(value)
+    if inert.made(value).startswith(_SPARK):
+        return _spark_type(name, value)
+    raise inert.UntrustedPickleError(f"the codec of field {name!r} has an attribute that is no plain value")
+
+
+def dumps(schema: Unischema) -> bytes:
+    """The pickle of a schema, under the names that petastorm 0.13.1, pyspark and NumPy 1 give to its parts.
+
+    Written opcode by opcode, because neither petastorm nor pyspark need be there to be named; protocol 2.
+
+    Raises:
+        DataError: a dtype or an attribute of a codec cannot be written.
+    """
+    state: dict[str, Any] = {}
+    writer = _Writer()
+    writer.instance(_SCHEMA)
+    fields = list(schema.fields.values())
+
+    def ordered() -> None:
+        writer.put(_global(_ORDERED) + pickle.EMPTY_TUPLE + pickle.REDUCE + pickle.MARK)
+        for number, field in enumerate(fields):
+            writer.plain(field.name)
+            _write_field(writer, field)
+            # petastorm's schemas have each field as an attribute too: the same object.
+            writer.put(pickle.LONG_BINPUT + struct.pack("<I", number))
+        writer.put(pickle.SETITEMS)
+
+    state["_name"] = schema._name
+    state["_fields"] = ordered
+    for number, field in enumerate(fields):
+        state[field.name] = _remembered(writer, number)
+    writer.state(state)
+    writer.put(pickle.STOP)
+    return bytes(writer.data)
+
+
+def _remembered(writer: _Writer, number: int) -> Callable[[], None]:
+    return lambda: writer.put(pickle.LONG_BINGET + struct.pack("<I", number))
+
+
+def _write_field(writer: _Writer, field: UnischemaField) -> None:
+    writer.put(_global(_FIELD) + pickle.MARK)
+    writer.plain(field.name)
+    writer.put(_global(_dtype_name(field)))
+    writer.plain(tuple(field.shape))
+    _write_codec(writer, field)
+    writer.plain(bool(field.nullable))
+    writer.put(pickle.TUPLE + pickle.NEWOBJ)
+
+
+def _dtype_name(field: UnischemaField) -> str:
+    if field.numpy_dtype is Decimal:
+        return "decimal.Decimal"
+    try:
+        scalar = np.dtype(field.numpy_dtype).type
+    except TypeError as error:
+        raise DataError(f"field {field.name!r}: {field.numpy_dtype!r} is no NumPy dtype") from error
+    name = {np.bool_: "bool_"}.get(scalar, np.dtype(scalar).name if scalar.__module__ == "numpy" else "")
+    if scalar in {np.str_, np.bytes_, np.datetime64, np.timedelta64, np.object_}:
+        name = scalar.__name__
+    if f"numpy.{name}" not in _DTYPES:
+        raise DataError(f"field {field.name!r}: petastorm has no dtype {field.numpy_dtype!r}")
+    return f"numpy.{name}"
+
+
+def _write_codec(writer: _Writer, field: UnischemaField) -> None:
+    codec = field.codec
+    if codec is None:
+        writer.plain(None)
+        return
+    kind = type(codec)
+    own = next((name for name, known in registered_codecs.items() if known is kind), "")
+    if kind is ScalarCodec:
+        writer.instance(f"{_CODECS}ScalarCodec")
+        stored = codec.stored_type()
+
+        def spark_type() -> None:
+            writer.instance(f"{_SPARK}{type(stored).__name__}")
+            if isinstance(stored, spark_types.DecimalType):
+                decimals = {"precision": stored.precision, "scale": stored.scale, "hasPrecisionInfo": True}
+                writer.state(decimals)
+
+        writer.state({"_spark_type": spark_type})
+    elif kind in {NdarrayCodec, CompressedNdarrayCodec}:
+        writer.instance(f"{_CODECS}{kind.__name__}")
+    elif isinstance(codec, CompressedImageCodec) and not own:
+        writer.instance(f"{_CODECS}CompressedImageCodec")
+        writer.state({"_image_codec": f".{codec.image_codec}", "_quality": codec.quality})
+    elif own:
+        writer.instance(own)
+        writer.state({key: _plain(field.name, value) for key, value in vars(codec).items()})
+    else:
+        raise DataError(
+            f"field {field.name!r} has a codec of your own, {kind.__name__}: call hvd_cluster.petastorm.codecs."
+            f"register_codec({kind.__name__}) first, here and wherever the data is read"
+        )
+
+
+def _global(name: str) -> bytes:
+    module, _, attribute = name.rpartition(".")
+    return pickle.GLOBAL + f"{module}\n{attribute}\n".encode()
+
+
+class _Writer:
+    """Collects a pickle."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(pickle.PROTO + b"\x02")
+
+    def put(self, opcodes: bytes) -> None:
+        self.data += opcodes
+
+    def instance(self, name: str) -> None:
+        """A new instance of a class, made without arguments."""
+        self.put(_global(name) + pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+
+    def state(self, attributes: dict[str, Any]) -> None:
+        """The attributes of the instance before; functions write their values themselves."""
+        self.put(pickle.EMPTY_DICT + pickle.MARK)
+        for name, value in attributes.items():
+            self.plain(name)
+            if callable(value):
+                value()
+            else:
+                self.plain(value)
+        self.put(pickle.SETITEMS + pickle.BUILD)
+
+    def plain(self, value: Any) -> None:
+        """A number, text, None, or a tuple or list of them."""
+        # Without its header and its end, and without memo numbers, which would collide with those of other values.
+        if isinstance(value, str):
+            text = value.encode("utf-8", "surrogatepass")
+            self.put(pickle.BINUNICODE + struct.pack("<I", len(text)) + text)
+        elif isinstance(value, tuple):
+            self.put(pickle.MARK)
+            for item in value:
+                self.plain(item)
+            self.put(pickle.TUPLE)
+        elif isinstance(value, list):
+            self.put(pickle.MARK)
+            for item in value:
+                self.plain(item)
+            self.put(pickle.LIST)
+        elif value is None or isinstance(value, (bool, int, float)):
+            self.put(pickle.dumps(value, protocol=2)[2:-1])
+        else:
+            raise DataError(f"{value!r} cannot be written into a schema")
