@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -128,6 +128,19 @@ class Passes:
             return list(variables)
         own = {id(total) for total in self._sums.values()} | {id(self._counter)}
         return [variable for variable in variables if id(variable) not in own]
+
+
+def sums_hidden(optimizer: Any) -> AbstractContextManager[None]:
+    """While entered, ``optimizer.variables`` has only those of the optimizer that was wrapped.
+
+    The sums are each rank's own: they are neither broadcast nor part of a model that is returned.
+
+    Args:
+        optimizer: any; only a distributed one, which may be inside a LossScaleOptimizer, has sums.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    context: AbstractContextManager[None] = getattr(inner, "sums_hidden", nullcontext)()
+    return context
 
 
 def _dense(gradient: Any, reduction: Reduction) -> Any:

@@ -382,6 +382,25 @@ def test_weights_that_rank_zero_restores_in_a_later_callback_reach_every_rank(tw
     assert two(fn) == [[True] * 3] * 2
 
 
+def test_the_broadcast_after_the_first_batch_leaves_each_rank_the_gradients_it_has_summed(two: Any) -> None:
+    def fn(hvd: Any) -> list[float]:
+        import keras
+        import numpy as np
+
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        optimizer = keras.optimizers.SGD(1.0)
+        model.compile(
+            hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, average_aggregated_gradients=True),
+            lambda y_true, y_pred: keras.ops.mean(y_true * y_pred, axis=-1),
+        )
+        gradients = np.array([[1.0], [2.0]] if hvd.rank() == 0 else [[4.0], [8.0]], dtype="float32")
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.fit(np.ones((2, 1)), gradients, batch_size=1, shuffle=False, verbose=0, callbacks=callbacks)
+        return [float(weight) for weight in model.get_weights()[0].ravel()]
+
+    assert two(fn) == [[-(1 + 2 + 4 + 8) / 4]] * 2
+
+
 def test_a_program_that_takes_over_on_batch_end_keeps_its_local_tables(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import types

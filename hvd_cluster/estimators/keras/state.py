@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -83,8 +82,10 @@ def _unscaled(optimizer: Any) -> Any:
 
 
 def _variables(optimizer: Any) -> list[Any]:
-    """Those of the optimizer that was wrapped: sums of passes are each rank's own, and no model that is returned's."""
-    with getattr(_unscaled(optimizer), "sums_hidden", contextlib.nullcontext)():
+    """Those of the optimizer that was wrapped."""
+    from hvd_cluster.keras.passes import sums_hidden
+
+    with sums_hidden(optimizer):
         return list(optimizer.variables)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hvd_cluster.elastic.keras_model import model_variables
+from hvd_cluster.keras.passes import sums_hidden
 from hvd_cluster.keras.values import broadcast_variables
 
 
@@ -56,7 +57,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.broadcast_done = True
 
     def _broadcast(self) -> None:
-        shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
+        # The first batch may be one of several passes of a step: each rank keeps the gradients that it has summed.
+        with sums_hidden(self.model.optimizer):
+            shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
         broadcast_variables(shared, self.root_rank)
 
     def _is_taken_over(self) -> bool:
