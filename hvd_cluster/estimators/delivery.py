@@ -47,6 +47,13 @@ class Delivery:
         """Whether workers see nothing of what the driver keeps for a fit without a store."""
         return not self.has_store and (self.kind is Frame.SPARK or is_far(self.backend))
 
+    @property
+    def writes_rows(self) -> bool:
+        """Whether the rows may have to be written before the workers start."""
+        if self.kind is Frame.PARQUET:
+            return self._copies_parquet or self.has_module
+        return self.kind is not Frame.SPARK or self.has_store
+
     def require_store(self) -> None:
         """Raise where these rows cannot get to the workers without a store.
 

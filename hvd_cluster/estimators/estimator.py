@@ -122,8 +122,8 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                 yield ready
 
         def try_first(store: Store, run_id: str, seed: int) -> None:
-            if kind is Frame.SPARK and not delivery.has_store:
-                return  # nothing is written before the trial
+            if not delivery.writes_rows:
+                return
             allow_ragged = self._value("transformation_fn") is not None
             with first_rows(kind, dataset, self._columns(names), allow_ragged=allow_ragged) as sample:
                 if sample is not None:

@@ -9,6 +9,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -158,22 +159,40 @@ def test_no_column_is_left_for_the_model():
         estimator(feature_cols=None).fit(pd.DataFrame({"y": [1.0, 2.0]}))
 
 
-def test_the_model_is_tried_before_many_rows_are_written(one_worker, tmp_path, monkeypatch):
-    rows = 100_000
-    table = pa.table({"x": np.zeros(rows, "float32"), "y": np.full(rows, 0.5)})
-    net = torch.nn.Linear(1, 3)
-    estimator = TorchEstimator(
+def mismatched(store, backend, width=1):
+    """An estimator whose loss does not take labels like 0.5."""
+    net = torch.nn.Linear(width, 3)
+    return TorchEstimator(
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         loss=F.cross_entropy,
         feature_cols=["x"],
         label_cols=["y"],
-        input_shapes=[[-1, 1]],
-        store=tmp_path,
-        backend=one_worker,
+        input_shapes=[[-1, width]],
+        store=store,
+        backend=backend,
         verbose=0,
     )
+
+
+@pytest.fixture
+def nothing_may_be_written(monkeypatch):
     monkeypatch.setattr("hvd_cluster.estimators.delivery.materialize", lambda *given, **more: pytest.fail("written"))
+
+
+@pytest.mark.parametrize("shape", [(2_000_000, 1), (200, 60_000)], ids=["many rows", "wide rows"])
+def test_the_model_is_tried_before_rows_of_memory_are_written(one_worker, tmp_path, nothing_may_be_written, shape):
+    rows, width = shape
+    values = np.zeros(rows * width, "float32")
+    x = values if width == 1 else pa.FixedSizeListArray.from_arrays(values, width)
+    table = pa.table({"x": x, "y": np.full(rows, 0.5)})
     for data in (table, table.to_pandas()):
         with pytest.raises(DataError, match="the loss does not take output and label of 'y'"):
-            estimator.fit(data)
+            mismatched(tmp_path, one_worker, width).fit(data)
+
+
+def test_the_model_is_tried_before_parquet_is_copied(one_worker, tmp_path, nothing_may_be_written):
+    table = pa.table({"x": np.zeros(50, "float32"), "y": np.full(50, 0.5), "held": np.arange(50) % 2})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="the loss does not take output and label of 'y'"):
+        mismatched(tmp_path / "store", one_worker).setValidation("held").fit(tmp_path / "a.parquet")

@@ -33,6 +33,18 @@ def parts_of(dataset: Any, columns: Sequence[str]) -> RemoteParts:
     return RemoteParts(_arrow_schema(selected), functools.partial(_each_block, selected))
 
 
+def first_table(dataset: Any, rows: int) -> Any:
+    """The first rows of a Ray Dataset as an Arrow table; Ray computes the blocks that they are in.
+
+    Raises:
+        DataError: it has no rows, or a column of tensors that differ in shape.
+    """
+    for batch in dataset.limit(rows).iter_batches(batch_size=rows, batch_format="pyarrow"):
+        _refuse_varying(batch.schema)
+        return plain(batch)
+    raise DataError(NO_ROWS_TEXT)
+
+
 def require_shared(store: Any) -> None:
     """Raise where a fit without a store would write to a folder that not all Ray nodes see.
 
@@ -214,6 +226,4 @@ def _arrow_schema(dataset: Any) -> Any:
         return schema
     if isinstance(schema, pa.Schema):
         _refuse_varying(schema)
-    for batch in dataset.limit(1).iter_batches(batch_size=1, batch_format="pyarrow"):
-        return plain(batch).schema
-    raise DataError(NO_ROWS_TEXT)
+    return first_table(dataset, 1).schema

@@ -118,6 +118,20 @@ def test_data_that_cannot_be_trained_on_is_named(ray_cluster: TestCluster, tmp_p
         estimator(tmp_path).fit(empty)
 
 
+def test_the_model_is_tried_before_a_dataset_is_written(
+    ray_cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr("hvd_cluster.estimators.delivery.materialize", lambda *given, **more: pytest.fail("written"))
+    data = ray.data.from_items(rows(), override_num_blocks=5).map(lambda row: {**row, "y": row["y"] + 0.5})
+    net = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrong = estimator(tmp_path, model=net, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss())
+    with pytest.raises(DataError, match="the loss does not take output and label of 'y'"):
+        wrong.fit(data)
+
+
 def test_a_column_of_images_of_many_sizes_passes_by_a_model_that_does_not_take_it(
     ray_cluster: TestCluster, tmp_path: Path
 ) -> None:
