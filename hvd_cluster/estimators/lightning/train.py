@@ -56,7 +56,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
     best = BestFile(spec, folder)
     epochs = Epochs(spec, hvd, best, found)
     trainer = _trainer(spec, hvd, folder, epochs, best)
-    if found is not None and found.is_stopped(spec):
+    if found is not None and found.is_over(spec):
         trainer.fit_loop.max_epochs = found.epochs  # then fit() loads everything and trains nothing
     with _unpacked(found) as checkpoint, _data(spec, hvd, epochs) as data:
         trainer.fit(module, **data, ckpt_path=checkpoint)

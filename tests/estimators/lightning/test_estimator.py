@@ -210,12 +210,14 @@ def test_a_callback_stops_all_workers_early_and_for_good(frame, two_workers, tmp
 
 
 def test_a_finished_run_is_returned_as_it_was(frame, two_workers, tmp_path):
-    def fitted():
+    def fitted(epochs=3):
         keep = pl.callbacks.ModelCheckpoint(monitor="val_loss", filename="best")
         given = {"validation": 0.3, "callbacks": [keep], "store": str(tmp_path), "run_id": "one"}
-        return estimator(two_workers, Net(lr=0.9), epochs=3, **given).fit(frame)
+        return estimator(two_workers, Net(lr=0.9), epochs=epochs, **given).fit(frame)
 
-    assert difference(fitted(), fitted()) == 0
+    first = fitted()
+    assert difference(first, fitted()) == 0
+    assert difference(first, fitted(epochs=2)) == 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""What a driver callback raises ends a fit: with every framework, on every backend, and through the store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.util import find_spec
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from hvd_cluster.estimators import (
+    KerasEstimator,
+    LightningEstimator,
+    LocalBackend,
+    RayBackend,
+    SparkBackend,
+    StopFit,
+    TorchEstimator,
+)
+
+if find_spec("lightning") is not None:
+    import lightning.pytorch as pl  # here, since it sets variables
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+#: Seconds that each epoch takes at least, so that the driver hears of it long before the last one.
+EPOCH_S = 0.1
+EPOCHS = 600
+
+
+class TrialPruned(Exception):
+    """Stands for Optuna's."""
+
+
+class Unheard(LocalBackend):
+    """Local workers that cannot open a connection to the driver, as those of a remote Connect server."""
+
+    driver_is_out_of_reach = True
+
+    def run(self, fn, args=(), kwargs=None, env=None):
+        return super().run(fn, args, kwargs, env)
+
+
+@pytest.fixture(params=["torch", "keras", "lightning"])
+def long_fit(request, monkeypatch):
+    """A function that makes the estimator of a fit that takes minutes unless it is stopped."""
+    if find_spec(request.param) is None:
+        pytest.skip(f"needs {request.param}")
+    if request.param == "keras":
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+    make = {"torch": torch_fit, "keras": keras_fit, "lightning": lightning_fit}[request.param]
+
+    def long_fit(callback, **params):
+        given = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": 16, "epochs": EPOCHS, "verbose": 0}
+        return make(driver_callbacks=[callback], **given, **params)
+
+    return long_fit
+
+
+def torch_fit(**params):
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    return TorchEstimator(
+        model=net,
+        optimizer=optimizer,
+        loss=torch.nn.functional.mse_loss,
+        callbacks=[lambda record, model: time.sleep(EPOCH_S)],
+        **params,
+    )
+
+
+def keras_fit(**params):
+    import keras
+
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    net.compile(keras.optimizers.SGD(0.01), "mse")
+    slow = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(EPOCH_S))
+    return KerasEstimator(model=net, callbacks=[slow], **params)
+
+
+def lightning_fit(**params):
+    class Slow(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            time.sleep(EPOCH_S)
+
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    return LightningEstimator(
+        model=net, optimizer=optimizer, loss=torch.nn.functional.mse_loss, callbacks=[Slow()], **params
+    )
+
+
+def data():
+    x = np.random.default_rng(1).normal(size=(64, 3)).astype("float32")
+    return pd.DataFrame({"x": list(x), "y": (x @ [1.0, 2.0, -1.0]).astype("float32")})
+
+
+def stop(record):
+    if record["epoch"] == 1:
+        raise StopFit
+
+
+def num_epochs(model):
+    history = model.getHistory()
+    return len(history["loss"] if isinstance(history, dict) else history)
+
+
+def require_stops(long_fit, rows, **params):
+    """Check that ``StopFit`` returns the model so far, and that any other exception comes out of ``fit`` unchanged."""
+    model = long_fit(stop, **params).fit(rows)
+    assert 2 <= num_epochs(model) < EPOCHS
+    raised = []
+
+    def prune(record):
+        raised.append(TrialPruned(record["epoch"]))
+        raise raised[-1]
+
+    with pytest.raises(TrialPruned) as caught:
+        long_fit(prune, **params).fit(rows)
+    assert raised == [caught.value]
+
+
+def test_what_a_driver_callback_raises_ends_a_fit_in_local_processes(long_fit):
+    require_stops(long_fit, data(), backend=LocalBackend(2, verbose=0))
+
+
+def test_what_a_driver_callback_raises_ends_a_fit_heard_of_through_the_store_alone(long_fit, tmp_path):
+    require_stops(long_fit, data(), backend=Unheard(2, verbose=0), store=tmp_path)
+    assert [path.name for path in tmp_path.rglob("stop")] == []
+
+
+@pytest.mark.spark("local", "connect")
+@pytest.mark.parametrize("where", ["store", "no store"])
+def test_what_a_driver_callback_raises_ends_a_fit_on_spark(spark, long_fit, where, tmp_path):
+    frame = data()
+    rows = spark.createDataFrame(frame.assign(x=frame["x"].map(lambda row: row.tolist())))
+    store = {"store": str(tmp_path)} if where == "store" else {}
+    require_stops(long_fit, rows, backend=SparkBackend(2, verbose=0, spark=spark), **store)
+
+
+def test_what_a_driver_callback_raises_ends_a_fit_on_ray(ray_cluster, long_fit, tmp_path):
+    require_stops(long_fit, data(), backend=RayBackend(2, verbose=0), store=str(tmp_path))
