@@ -225,11 +225,11 @@ class FittedModel(ModelParams, Model):
         dataset = cast(dataset, dict.fromkeys(texts, "string"))
         blob = self._pickled_model()
         # Never freed by us: the result is lazy, and may be asked for at any time.
-        parcel = active(dataset.sparkSession).keep(blob)
+        source = active(dataset.sparkSession).keep(blob)
         fields = [StructField(column.name, spark_type(column.type), nullable=True) for column in scorer.columns]
         predict_fn = None if self._predicts_by_batch() else self.get_prediction_fn()
         score = functools.partial(
-            score_batches, scorer, ShippedModel(content_key(blob), parcel, remedy=MODULE_REMEDY), predict_fn
+            score_batches, scorer, ShippedModel(content_key(blob), source, remedy=MODULE_REMEDY), predict_fn
         )
         return cast(map_batches(dataset, score, StructType([*dataset.schema.fields, *fields])), texts)
 

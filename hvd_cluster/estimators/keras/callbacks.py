@@ -15,18 +15,18 @@ from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
 from hvd_cluster.estimators.keras.logs import means, over_all_rows, part, spread, values
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
+from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.finite_losses import FiniteLosses
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
 from hvd_cluster.estimators.run.snapshot import Running, Snapshot
-from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.keras.values import broadcast_variables
 
 
 @dataclass
-class Course:
+class FitProgress:
     """How far a fit has come."""
 
     spec: KerasSpec
@@ -41,7 +41,7 @@ class Course:
     #: One for all callbacks: each would write a file of its own over the other's.
     reports: Reports
     losses: FiniteLosses
-    watch: Watch = field(default_factory=Watch)
+    timer: EpochTimer = field(default_factory=EpochTimer)
     #: The best epoch's file, on rank 0; None where none is wanted.
     best: BestFile | None = None
     #: Steps of the running epoch that were made before this fit.
@@ -65,69 +65,69 @@ class Course:
 class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Comes first: what the other callbacks see of an epoch is the same on all ranks, validation included."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, progress: FitProgress) -> None:
         super().__init__()
-        self._course = course
+        self._progress = progress
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to measure."""
-        self._course.watch = self._course.batches.watch = Watch()
+        self._progress.timer = self._progress.batches.timer = EpochTimer()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Seed the rank in each epoch, so that a resumed run draws what an undisturbed one draws.
 
         Not before: what Keras draws when it makes its iterator, at the beginning of a fit, is no part of an epoch.
         """
-        course = self._course
-        if batch > course.done:
+        progress = self._progress
+        if batch > progress.done:
             return
-        rank_state.seed(self.model, course.spec.seed, len(course.history), course.hvd.rank())
-        if course.rank_state is not None:
-            rank_state.restore(self.model, course.rank_state)
-            course.rank_state = None
+        rank_state.seed(self.model, progress.spec.seed, len(progress.history), progress.hvd.rank())
+        if progress.rank_state is not None:
+            rank_state.restore(self.model, progress.rank_state)
+            progress.rank_state = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report now and then."""
-        course, spec = self._course, self._course.spec
-        steps = course.batches.readers.train_steps
+        progress, spec = self._progress, self._progress.spec
+        steps = progress.batches.readers.train_steps
         # Several steps may be executed at once, and then ``batch`` is the last of them.
-        course.watch.rows = (batch + 1 - course.done) * spec.batch_size
+        progress.timer.rows = (batch + 1 - progress.done) * spec.batch_size
         # Keras gives the mean of the epoch so far: with a scaled loss, one that is infinite stays in it.
         if "loss" in (logs or {}) and not isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
-            course.losses.add(batch, logs["loss"])
-        if course.losses.is_due(batch + 1):
-            course.losses.look(len(course.history))
-        if self._course.reports.is_due(last=batch + 1 == steps):
+            progress.losses.add(batch, logs["loss"])
+        if progress.losses.is_due(batch + 1):
+            progress.losses.look(len(progress.history))
+        if self._progress.reports.is_due(last=batch + 1 == steps):
             numbers = spread(logs)
-            self._course.reports.step(
-                epoch=len(course.history),
+            self._progress.reports.step(
+                epoch=len(progress.history),
                 epochs=spec.epochs,
                 step=batch + 1,
                 steps=steps,
                 loss=numbers.pop("loss", float("nan")),
                 metrics=numbers,
-                samples_per_s=course.watch.rows_per_s * course.hvd.size(),
-                data_wait_share=course.batches.watch.wait_share,
+                samples_per_s=progress.timer.rows_per_s * progress.hvd.size(),
+                data_wait_share=progress.batches.timer.wait_share,
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Make the last step, if its group of passes is short; average the numbers, and validate rank 0's model."""
         logs = {} if logs is None else logs
-        model, course = self.model, self._course
+        model, progress = self.model, self._progress
         complete_passes(model)
         _share_buffers(model)
-        course.losses.look(len(course.history), lambda: _has_finite_weights(model))
-        own = over_all_rows(model, course.hvd, values(logs))
+        progress.losses.look(len(progress.history), lambda: _has_finite_weights(model))
+        own = over_all_rows(model, progress.hvd, values(logs))
         logs.update(means([(1, numbers) for numbers in self._gathered(own)]))
-        if course.spec.validation_is_there:
+        if progress.spec.validation_is_there:
             rows, own = self._validated()
-            found = means(self._gathered((rows, over_all_rows(model, course.hvd, own))))
+            found = means(self._gathered((rows, over_all_rows(model, progress.hvd, own))))
             logs.update({f"val_{name}": value for name, value in found.items()})
-        if course.best is not None:
-            course.best.take_up()
+        if progress.best is not None:
+            progress.best.take_up()
 
     def _gathered(self, mine: Any) -> list[Any]:
-        return self._course.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")  # type: ignore[no-any-return]
+        return self._progress.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")  # type: ignore[no-any-return]
 
     def _validated(self) -> tuple[int, dict[str, Any]]:
         """Rows of this rank, and the loss and the metrics over them.
@@ -135,7 +135,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         Where its rows have ended, it makes the other ranks' steps, in which a metric may wait for it, with a row that
         counts nothing.
         """
-        rows, given = 0, self._course.batches.validation()
+        rows, given = 0, self._progress.batches.validation()
         repeated: list[Any] = []
 
         def items() -> Any:
@@ -152,7 +152,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         if first is None:
             self.model.reset_metrics()
         else:
-            data = as_taken(self._course.spec.model.backend, first, own, self._course.spec.prefetch)
+            data = as_taken(self._progress.spec.model.backend, first, own, self._progress.spec.prefetch)
             numbers = self.model.evaluate(data, verbose=0, return_dict=True)
         for item in itertools.chain(repeated, (item for _, item in given)):
             with rank_state.metrics_kept(self.model):
@@ -163,10 +163,10 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
 class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Comes last: keeps the record of an epoch, and saves the run as the other callbacks have left it."""
 
-    def __init__(self, course: Course, log: Any = None) -> None:
+    def __init__(self, progress: FitProgress, log: Any = None) -> None:
         super().__init__()
-        self._course = course
-        self._trained_on = Fingerprint.of(course.spec.dataset, course.spec.inputs)
+        self._progress = progress
+        self._trained_on = Fingerprint.of(progress.spec.dataset, progress.spec.inputs)
         self._log = log
         #: The batch with which a step or several began, and whether a checkpoint within the epoch is due.
         self._first = 0
@@ -174,7 +174,7 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """The user's callbacks have begun: let them go on where the run stands."""
-        self._course.states.restore()
+        self._progress.states.restore()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Remember which it is."""
@@ -182,8 +182,8 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save within the epoch where it is time; every rank takes part."""
-        course, spec, done = self._course, self._course.spec, batch + 1
-        steps = course.batches.readers.train_steps
+        progress, spec, done = self._progress, self._progress.spec, batch + 1
+        steps = progress.batches.readers.train_steps
         # Several steps may be executed at once: what is due amid them is saved behind them, or behind the group of
         # passes in which they end.
         made = range(self._first + 1, done + 1)
@@ -196,15 +196,15 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             return
         self._is_due = False
         _share_buffers(model)
-        course.losses.look(len(course.history), lambda: _has_finite_weights(model))
-        self._save(Running.after(done, spec, course.hvd, rank_state.capture(model)))
+        progress.losses.look(len(progress.history), lambda: _has_finite_weights(model))
+        self._save(Running.after(done, spec, progress.hvd, rank_state.capture(model)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Close the record of the epoch."""
-        course, spec, hvd = self._course, self._course.spec, self._course.hvd
+        progress, spec, hvd = self._progress, self._progress.spec, self._progress.hvd
         logged = spread(logs)
         speeds = hvd.allgather_object(
-            (course.watch.rows_per_s, course.batches.watch.wait_share), name="hvd_cluster.speeds"
+            (progress.timer.rows_per_s, progress.batches.timer.wait_share), name="hvd_cluster.speeds"
         )
         validation = {name[4:]: value for name, value in logged.items() if name.startswith("val_")}
         record = {
@@ -213,30 +213,30 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             **({"validation": part(validation)} if validation else {}),
             "samples_per_s": [speed for speed, _ in speeds],
             "data_wait_share": [share for _, share in speeds],
-            "seconds": course.watch.seconds,
-            "padding_rows": course.batches.readers.padding_rows,
+            "seconds": progress.timer.seconds,
+            "padding_rows": progress.batches.readers.padding_rows,
             "logged": logged,
         }
-        course.history.append(record)
-        if course.best is not None:
-            course.best.keep(course.history, hvd.size(), self._trained_on)
+        progress.history.append(record)
+        if progress.best is not None:
+            progress.best.keep(progress.history, hvd.size(), self._trained_on)
         is_stopped = bool(self.model.stop_training)
-        is_last = is_stopped or len(course.history) == spec.epochs
+        is_last = is_stopped or len(progress.history) == spec.epochs
         files = RunFiles.of(spec)
-        if files.are_kept and (is_last or len(course.history) % spec.checkpoint_every_epochs == 0):
+        if files.are_kept and (is_last or len(progress.history) % spec.checkpoint_every_epochs == 0):
             self._save(stopped_of=spec.epochs if is_stopped else None)
-        self._course.reports.epoch(record)
+        self._progress.reports.epoch(record)
         if self._log is not None:
             self._log(record)
 
     def _save(self, running: Running | None = None, stopped_of: int | None = None) -> None:
         """Save the run, on rank 0."""
-        course = self._course
-        if course.hvd.rank() != 0:
+        progress = self._progress
+        if progress.hvd.rank() != 0:
             return
-        body = capture(self.model, course.rate_factor, course.states.capture())
-        snapshot = Snapshot(body, course.history, course.hvd.size(), self._trained_on, stopped_of, running)
-        RunFiles.of(course.spec).save(snapshot.to_bytes())
+        body = capture(self.model, progress.rate_factor, progress.states.capture())
+        snapshot = Snapshot(body, progress.history, progress.hvd.size(), self._trained_on, stopped_of, running)
+        RunFiles.of(progress.spec).save(snapshot.to_bytes())
 
 
 def _has_finite_weights(model: Any) -> bool:

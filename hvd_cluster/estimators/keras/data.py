@@ -10,8 +10,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.readers import Readers, rows_of
-from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.estimators.spec import Inputs
 
 _CPU = torch.device("cpu")
@@ -75,14 +75,14 @@ class KerasBatches:
     columns: KerasColumns
     readers: Readers
     #: Of the epoch that is being read; tf.data may be a little ahead of the model.
-    watch: Watch = dataclasses.field(default_factory=Watch)
+    timer: EpochTimer = dataclasses.field(default_factory=EpochTimer)
 
     def training(self, first_epoch: int, epochs: int, done: int = 0) -> Iterator[tuple[Any, ...]]:
         """Items of the epochs from ``first_epoch`` on, but for the first ``done`` of that one."""
         for epoch in range(first_epoch, epochs):
             batches = self.readers.train_batches(epoch, done if epoch == first_epoch else 0)
             while True:
-                with self.watch.waiting():  # by the clock of now: Keras takes the first batches before an epoch begins
+                with self.timer.waiting():  # by the clock of now: Keras takes the first batches before an epoch begins
                     batch = next(batches, None)
                 if batch is None:
                     break

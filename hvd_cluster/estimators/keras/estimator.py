@@ -11,8 +11,8 @@ from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.column_roles import wrong_counts
 from hvd_cluster.estimators.estimator import DistributedEstimator
 from hvd_cluster.estimators.keras.model import KerasModel
+from hvd_cluster.estimators.keras.packed_model import PackedModel, compilation_of
 from hvd_cluster.estimators.keras.params import KERAS_ROWS
-from hvd_cluster.estimators.keras.parcel import KerasParcel, compilation_of
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
 from hvd_cluster.estimators.keras.state import restore
@@ -92,7 +92,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
 
         value = self._value
         objects, compilation = value("custom_objects"), self._compilation()
-        trial = KerasParcel.of(value("model"), objects, compilation).load(run_eagerly=True)
+        trial = PackedModel.of(value("model"), objects, compilation).load(run_eagerly=True)
         shapes = value("label_shapes")
         findings = try_model(
             trial,
@@ -101,7 +101,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
             self._first_rows(dataset, seed),
             dataset.schema,
         )
-        built = KerasParcel.of(trial, objects, compilation)  # the trial has made weights that were not there yet
+        built = PackedModel.of(trial, objects, compilation)  # the trial has made weights that were not there yet
         built.load(rate_factor=2.0 if value("scale_lr") else 1.0)  # raises where the rate cannot be multiplied
         extras = Extras(tuple(value("callbacks") or []), value("checkpoint_callback"), value("gradient_compression"))
         shared = self._fit_fields(dataset, store, run_id, seed)
@@ -121,7 +121,7 @@ class KerasEstimator(KerasEstimatorParams, KerasStage, DistributedEstimator):
     def _checkpoint(self, store: Store, run_id: str) -> Snapshot | None:
         found = Snapshot.load(RunFiles(store, run_id))
         if found is not None and self._value("model").built:
-            mine = KerasParcel.of(self._value("model"), self._value("custom_objects"), self._compilation())
+            mine = PackedModel.of(self._value("model"), self._value("custom_objects"), self._compilation())
             restore(mine.load(), found.body, run_id)
         return found
 

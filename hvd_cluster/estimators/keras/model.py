@@ -11,8 +11,8 @@ import torch
 
 from hvd_cluster.engine.objects import dumps
 from hvd_cluster.estimators.keras.data import flat, inputs_of, keys_of, structured
+from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 from hvd_cluster.estimators.keras.params import KERAS_MODEL_ROWS
-from hvd_cluster.estimators.keras.parcel import KerasParcel, Unpacking
 from hvd_cluster.estimators.keras.stage import KerasStage, wrong_model
 from hvd_cluster.estimators.model import FittedModel
 from hvd_cluster.estimators.params import MODEL_ROWS, with_params
@@ -60,8 +60,8 @@ class KerasModel(KerasModelParams, KerasStage, FittedModel):
         return self._value("model")
 
     def _pickled_model(self) -> bytes:
-        parcel = KerasParcel.of(self._value("model"), self._value("custom_objects"))
-        pickled: bytes = dumps(Unpacking(parcel))
+        packed = PackedModel.of(self._value("model"), self._value("custom_objects"))
+        pickled: bytes = dumps(Unpacking(packed))
         return pickled
 
     def _input_shapes(self) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hvd_cluster.estimators.keras.data import KerasColumns
-from hvd_cluster.estimators.keras.parcel import KerasParcel
+from hvd_cluster.estimators.keras.packed_model import PackedModel
 from hvd_cluster.estimators.spec import FitSpec
 
 
@@ -15,7 +15,7 @@ class KerasSpec(FitSpec):
     """A Keras run, complete: :func:`hvd_cluster.estimators.keras.train.train` needs nothing else."""
 
     #: The compiled model.
-    model: KerasParcel
+    model: PackedModel
     columns: KerasColumns
     #: cloudpickle of :class:`hvd_cluster.estimators.keras.train.Extras`.
     extras: bytes = field(repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_cluster.estimators.keras.parcel import KerasParcel
+from hvd_cluster.estimators.keras.packed_model import PackedModel
 from hvd_cluster.estimators.stages.stage import Stage
 
 
@@ -13,11 +13,11 @@ class KerasStage(Stage):
 
     def _as_saved(self, name: str, value: Any) -> Any:
         if name == "model" and value is not None:
-            return KerasParcel.of(value, self._value("custom_objects"))
+            return PackedModel.of(value, self._value("custom_objects"))
         return super()._as_saved(name, value)
 
     def _set(self, **kwargs: Any) -> Any:
-        loaded = {name: value.load() if isinstance(value, KerasParcel) else value for name, value in kwargs.items()}
+        loaded = {name: value.load() if isinstance(value, PackedModel) else value for name, value in kwargs.items()}
         return super()._set(**loaded)
 
 

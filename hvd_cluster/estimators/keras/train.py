@@ -13,7 +13,7 @@ import cloudpickle
 
 from hvd_cluster.estimators.keras.best_file import BestFile
 from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
-from hvd_cluster.estimators.keras.parcel import choose_backend
+from hvd_cluster.estimators.keras.packed_model import choose_backend
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, rate_of, restore
 from hvd_cluster.estimators.run.device import choose_device
@@ -62,7 +62,7 @@ def train(spec: KerasSpec) -> TrainResult:
 
 def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
     from hvd_cluster.estimators.keras.callback_states import CallbackStates
-    from hvd_cluster.estimators.keras.callbacks import Course
+    from hvd_cluster.estimators.keras.callbacks import FitProgress
 
     extras: Extras = cloudpickle.loads(spec.extras)
     factor = float(hvd.size()) if spec.scale_lr else 1.0
@@ -80,40 +80,40 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         states = CallbackStates(extras.callbacks, found.body if found is not None else None)
         history, reports = list(found.history) if found is not None else [], Reports(spec, hvd.rank())
         losses = FiniteLosses(spec.terminate_on_nan and not _ends_at_nan(extras), hvd, spec.run_id)
-        course = Course(spec, hvd, batches, history, factor, states, reports, losses)
+        progress = FitProgress(spec, hvd, batches, history, factor, states, reports, losses)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
-        course.best = BestFile.of(spec, keeper, found, model)
+        progress.best = BestFile.of(spec, keeper, found, model)
         if found is not None and found.running is not None:
-            course.go_on(found.running)
+            progress.go_on(found.running)
         if found is not None and found.is_over(spec):
             states.end(model)
         else:
-            _fit(model, course, _callbacks(spec, extras, course, keeper, log, scaled_rate, folder))
+            _fit(model, progress, _callbacks(spec, extras, progress, keeper, log, scaled_rate, folder))
     state = b""
     if hvd.rank() == 0:
-        if course.best is not None and course.best.path.exists():
-            model.load_weights(str(course.best.path))
+        if progress.best is not None and progress.best.path.exists():
+            model.load_weights(str(progress.best.path))
         state = capture(model, factor)
         keep_with_run(spec, folder)
     hvd.barrier()
-    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=course.history)
+    return TrainResult(rank=hvd.rank(), size=hvd.size(), state=state, history=progress.history)
 
 
-def _fit(model: Any, course: Any, callbacks: list[Any]) -> None:
+def _fit(model: Any, progress: Any, callbacks: list[Any]) -> None:
     from hvd_cluster.estimators.keras.callback_list import StepsOfEpoch
 
-    spec, batches = course.spec, course.batches
-    first_epoch = len(course.history)
-    data: Any = batches.training(first_epoch, spec.epochs, course.done)
+    spec, batches = progress.spec, progress.batches
+    first_epoch = len(progress.history)
+    data: Any = batches.training(first_epoch, spec.epochs, progress.done)
     example = next(data)  # the first batch, which a data module gives only once
-    if spec.model.backend == "tensorflow" and course.rank_state is not None:
+    if spec.model.backend == "tensorflow" and progress.rank_state is not None:
         model.test_on_batch(*example)  # makes the metrics, of which the epoch has values; elsewhere fit does
     model.fit(
         as_taken(spec.model.backend, example, data, spec.prefetch),  # iterated once: the steps of an epoch are given
         steps_per_epoch=batches.readers.train_steps,
         initial_epoch=first_epoch,
         epochs=spec.epochs,
-        callbacks=StepsOfEpoch(callbacks, course, model),
+        callbacks=StepsOfEpoch(callbacks, progress, model),
         verbose=0,
     )
 
@@ -137,7 +137,7 @@ def _distributing(spec: KerasSpec, extras: Extras) -> Any:
 
 
 def _callbacks(
-    spec: KerasSpec, extras: Extras, course: Any, keeper: Any, log: Any, scaled_rate: float, folder: str
+    spec: KerasSpec, extras: Extras, progress: Any, keeper: Any, log: Any, scaled_rate: float, folder: str
 ) -> list[Any]:
     """Ours around the user's."""
     import keras
@@ -151,17 +151,17 @@ def _callbacks(
         if isinstance(callback, hvd.callbacks.LearningRateScheduleCallback) and spec.scale_lr:
             callback.initial_lr = scaled_rate
         if isinstance(callback, keras.callbacks.TensorBoard):
-            if course.hvd.rank() != 0:
+            if progress.hvd.rank() != 0:
                 continue
             callback.log_dir = str(Path(folder) / spec.store.get_logs_subdir())
         own.append(callback)
     return [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        BeforeOthers(course),
+        BeforeOthers(progress),
         *own,
         *([keeper] if keeper is not None else []),
-        StopsTogether(extras.callbacks, course.hvd),
-        AfterOthers(course, log),
+        StopsTogether(extras.callbacks, progress.hvd),
+        AfterOthers(progress, log),
     ]
 
 

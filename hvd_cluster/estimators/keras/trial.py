@@ -17,7 +17,7 @@ from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.probe import shapes_text
 
 #: Of what Keras complains in an error.
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,6 @@ def _refused(
     complaint: str, error: Exception, inputs: Inputs, batch: Mapping[str, torch.Tensor], schema: Schema
 ) -> DataError:
     said = str(error)
-    if len(said) > _MOST_CHARACTERS:  # Keras may print the rows themselves
-        said = f"{said[: _MOST_CHARACTERS // 2]} [...] {said[-_MOST_CHARACTERS // 2 :]}"
+    if len(said) > _MAX_CHARACTERS:  # Keras may print the rows themselves
+        said = f"{said[: _MAX_CHARACTERS // 2]} [...] {said[-_MAX_CHARACTERS // 2 :]}"
     return DataError(f"{complaint}: {type(error).__name__}: {said}\n{shapes_text(inputs, batch, schema)}")

@@ -16,6 +16,7 @@ from hvd_cluster.estimators.lightning import rank_part
 from hvd_cluster.estimators.lightning.best_file import BestFile
 from hvd_cluster.estimators.lightning.completion import hooks_for
 from hvd_cluster.estimators.lightning.spec import LightningSpec
+from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
 from hvd_cluster.estimators.run.readers import RepeatedRow
@@ -23,7 +24,6 @@ from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
 from hvd_cluster.estimators.run.snapshot import Running, Snapshot
-from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpointing import share_buffers
 from hvd_cluster.estimators.torch.means import Means
@@ -51,7 +51,7 @@ class Epochs(_callbacks.Checkpoint):
         #: Batches of the epoch that an earlier start of the run has made.
         self.done = 0
         #: Of the epoch that goes on.
-        self.watch = Watch()
+        self.timer = EpochTimer()
         #: Rows that an epoch goes through a second time; whoever makes the batches knows.
         self.padding_rows = 0
         #: Lightning's hooks that make the trained module's layers of the given one's.
@@ -115,7 +115,7 @@ class Epochs(_callbacks.Checkpoint):
 
     def _begin(self, pl_module: Any) -> None:
         random_state.seed_all(self._spec.seed, self.epoch, self._hvd.rank())
-        self.watch = Watch()
+        self.timer = EpochTimer()
         self._means = Means([], pl_module.device)
         self._has_loss = False
 
@@ -152,9 +152,9 @@ class Epochs(_callbacks.Checkpoint):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add the loss up, and report now and then."""
-        watch, steps = self.watch, int(trainer.num_training_batches)
+        timer, steps = self.timer, int(trainer.num_training_batches)
         rows = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else self._spec.batch_size
-        watch.rows += rows
+        timer.rows += rows
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             self._has_loss = True
@@ -171,8 +171,8 @@ class Epochs(_callbacks.Checkpoint):
                 step=batch_idx + 1,
                 steps=steps,
                 loss=float(loss) if isinstance(loss, torch.Tensor) else math.nan,
-                samples_per_s=watch.rows_per_s * self._hvd.size(),
-                data_wait_share=watch.wait_share,
+                samples_per_s=timer.rows_per_s * self._hvd.size(),
+                data_wait_share=timer.wait_share,
             )
 
     def on_validation_batch_start(
@@ -201,8 +201,8 @@ class Epochs(_callbacks.Checkpoint):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the record of the epoch, and save the run."""
         self._losses.look(self.epoch, self._has_finite_weights)
-        watch = self.watch
-        speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
+        timer = self.timer
+        speeds = torch.tensor([[timer.rows_per_s, timer.wait_share]], dtype=torch.float64)
         gathered = self._hvd.allgather(speeds, name="hvd_cluster.speeds")
         logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
         parts = parted(logged)
@@ -214,7 +214,7 @@ class Epochs(_callbacks.Checkpoint):
             "train": parts["train"],
             "samples_per_s": gathered[:, 0].tolist(),
             "data_wait_share": gathered[:, 1].tolist(),
-            "seconds": watch.seconds,
+            "seconds": timer.seconds,
             "padding_rows": self.padding_rows,
             "logged": logged,
         }

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.readers import Readers, RepeatedRow
-from hvd_cluster.estimators.run.watch import Watch
 
 
-class Standing(Protocol):
+class EpochPosition(Protocol):
     """Knows where a fit stands."""
 
     @property
@@ -20,7 +20,7 @@ class Standing(Protocol):
         """The number of the epoch that goes on."""
 
     @property
-    def watch(self) -> Watch:
+    def timer(self) -> EpochTimer:
         """Its clock."""
 
     @property
@@ -39,7 +39,7 @@ class TrainBatches:
     """The training batches of the epoch that the fit stands at."""
 
     readers: Readers
-    standing: Standing
+    position: EpochPosition
     #: torch's name of the dtype that floating columns get.
     floating_dtype: str
 
@@ -48,11 +48,11 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         # Asked for when the first batch is: a Trainer makes its first iterator before it has begun.
-        standing = self.standing
-        standing.take_up()
-        for batch in standing.watch.timed(self.readers.train_batches(standing.epoch, standing.done)):
+        position = self.position
+        position.take_up()
+        for batch in position.timer.timed(self.readers.train_batches(position.epoch, position.done)):
             yield floating(batch, self.floating_dtype)
-            standing.between_batches()
+            position.between_batches()
 
 
 class OwnBatches:
@@ -62,9 +62,9 @@ class OwnBatches:
     would begin amid the epoch itself.
     """
 
-    def __init__(self, loader: Any, standing: Standing) -> None:
+    def __init__(self, loader: Any, position: EpochPosition) -> None:
         self._loader = loader
-        self._standing = standing
+        self._position = position
 
     def __getattr__(self, name: str) -> Any:
         if name in ("state_dict", "load_state_dict"):
@@ -76,13 +76,13 @@ class OwnBatches:
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader)
-        for _ in range(self._standing.done):
+        for _ in range(self._position.done):
             next(batches, None)
         # Only now: a loader may draw its order, and what it does to rows, from the same random generators.
-        self._standing.take_up()
-        for batch in self._standing.watch.timed(batches):
+        self._position.take_up()
+        for batch in self._position.timer.timed(batches):
             yield batch
-            self._standing.between_batches()
+            self._position.between_batches()
 
 
 @dataclass(frozen=True)

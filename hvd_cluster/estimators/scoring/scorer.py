@@ -152,7 +152,7 @@ class ShippedModel:
     #: Hash of its bytes: what the cache goes by.
     key: str
     #: What :func:`hvd_cluster.spark.barrier.receive` takes.
-    parcel: Any
+    source: Any
     #: ``import horovod`` resolves where it was pickled: modules that it is made of may do so.
     as_horovod: bool = field(default_factory=carries)
     #: How a module that the tasks lack comes to them; see :func:`hvd_cluster.launch.call.pack_call`.
@@ -171,7 +171,7 @@ class ShippedModel:
                 if self.as_horovod:
                     importlib.import_module("hvd_cluster.compat")
                 try:
-                    _cache[self.key] = loads(receive(self.parcel))
+                    _cache[self.key] = loads(receive(self.source))
                 except ImportError as error:
                     text = unimportable_text(error, self.remedy)
                     raise LaunchError(f"the model cannot be rebuilt in this task: {text}") from error

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
 from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.reports import Reports
-from hvd_cluster.estimators.run.watch import Watch
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.means import Means
@@ -47,20 +47,20 @@ class Worker:
             after_step: called after each step.
         """
         steps = self.readers.train_steps
-        watch = Watch()
+        timer = EpochTimer()
         means = self._means()
         if sums is not None:
             means.take_up(sums)
         self.steps.model.train()
-        for step, batch in enumerate(watch.timed(self.readers.train_batches(epoch, done)), start=done):
+        for step, batch in enumerate(timer.timed(self.readers.train_batches(epoch, done)), start=done):
             inputs, labels, weights = self._take(batch)
             rows = len(labels[0])
             outputs, loss = self.steps.train(inputs, labels, weights, step, steps)
-            watch.rows += rows
+            timer.rows += rows
             metrics = self._metrics(outputs, labels)
             means.add(loss, metrics, rows)
             if self.reports.is_due(last=step + 1 == steps):
-                self._report(epoch, step + 1, steps, loss, metrics, watch)
+                self._report(epoch, step + 1, steps, loss, metrics, timer)
             self.losses.add(step, loss)
             if step + 1 == steps:
                 self.losses.look(epoch, self.has_finite_weights)
@@ -68,13 +68,13 @@ class Worker:
                 self.losses.look(epoch)
             if after_step is not None:
                 after_step(step + 1, means)
-        speeds = torch.tensor([[watch.rows_per_s, watch.wait_share]], dtype=torch.float64)
+        speeds = torch.tensor([[timer.rows_per_s, timer.wait_share]], dtype=torch.float64)
         gathered = self.hvd.allgather(speeds, name="hvd_cluster.speeds")
         return {
             "train": means.over_ranks(self.hvd, "hvd_cluster.train_means"),
             "samples_per_s": gathered[:, 0].tolist(),
             "data_wait_share": gathered[:, 1].tolist(),
-            "seconds": watch.seconds,
+            "seconds": timer.seconds,
             "padding_rows": self.readers.padding_rows,
         }
 
@@ -119,7 +119,9 @@ class Worker:
                 for metric, (output, label) in zip(group, pairs, strict=True)
             ]
 
-    def _report(self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], watch: Watch) -> None:
+    def _report(
+        self, epoch: int, step: int, steps: int, loss: Tensor, metrics: Sequence[Any], timer: EpochTimer
+    ) -> None:
         names = [name for group in self.spec.metric_names for name in group]
         self.reports.step(
             epoch=epoch,
@@ -128,6 +130,6 @@ class Worker:
             steps=steps,
             loss=float(loss),
             metrics={name: float(value) for name, value in zip(names, metrics, strict=True)},
-            samples_per_s=watch.rows_per_s * self.hvd.size(),
-            data_wait_share=watch.wait_share,
+            samples_per_s=timer.rows_per_s * self.hvd.size(),
+            data_wait_share=timer.wait_share,
         )

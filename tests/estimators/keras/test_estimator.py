@@ -188,7 +188,7 @@ def test_the_learning_rate_is_scaled_by_the_workers_and_returned_as_it_was(drive
             def get_config(self):
                 return {}
 
-        class Watch(keras.callbacks.Callback):
+        class EpochTimer(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
                 logs["rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
@@ -202,7 +202,7 @@ def test_the_learning_rate_is_scaled_by_the_workers_and_returned_as_it_was(drive
         ):
             model = fit(
                 workers(2), build(compile=False), optimizer=optimizer, loss="mse", scale_lr=True,
-                callbacks=[*callbacks, Watch()],
+                callbacks=[*callbacks, EpochTimer()],
             ).fit(frame)  # fmt: skip
             left = float(keras.ops.convert_to_numpy(keras.Variable(model.getModel().optimizer.learning_rate)))
             found.append([model.getHistory()["rate"], left])

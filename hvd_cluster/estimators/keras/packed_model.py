@@ -24,7 +24,7 @@ _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values
 
 
 @dataclass(frozen=True)
-class KerasParcel:
+class PackedModel:
     """Unpickling it needs no Keras; :meth:`load` imports it, on the backend that the model was made on."""
 
     #: The backend's name.
@@ -41,7 +41,7 @@ class KerasParcel:
     @classmethod
     def of(
         cls, model: Any, custom_objects: Mapping[str, Any], compilation: Mapping[str, Any] | None = None
-    ) -> KerasParcel:
+    ) -> PackedModel:
         """Pack ``model``, which stays as it is.
 
         Args:
@@ -95,13 +95,13 @@ class KerasParcel:
 
 
 class Unpacking:
-    """Pickles as a parcel, and unpickles as the model in it."""
+    """Pickles as a packed, and unpickles as the model in it."""
 
-    def __init__(self, parcel: KerasParcel) -> None:
-        self.parcel = parcel
+    def __init__(self, packed: PackedModel) -> None:
+        self.packed = packed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KerasParcel.load, (self.parcel,)
+        return PackedModel.load, (self.packed,)
 
 
 def compilation_of(model: Any) -> dict[str, Any] | None:

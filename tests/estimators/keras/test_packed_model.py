@@ -16,7 +16,7 @@ SCRIPT = """
 import datetime, pickle
 import keras, numpy
 from keras.src.saving import saving_lib
-from hvd_cluster.estimators.keras.parcel import KerasParcel, Unpacking
+from hvd_cluster.estimators.keras.packed_model import PackedModel, Unpacking
 
 class Clock(datetime.datetime):
     hour_now = 0
@@ -29,13 +29,13 @@ class Clock(datetime.datetime):
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization()])
 model.compile(optimizer="adam", loss="mse")
 saving_lib.datetime.datetime = Clock
-parcels = [pickle.dumps(Unpacking(KerasParcel.of(model, {}))) for _ in range(2)]
+packed = [pickle.dumps(Unpacking(PackedModel.of(model, {}))) for _ in range(2)]
 assert Clock.hour_now == 2, "the two were saved at different times of the day"
-print(parcels[0] == parcels[1])
+print(packed[0] == packed[1])
 model.layers[0].bias.assign([1.0, 2.0, 3.0])
-print(parcels[0] == pickle.dumps(Unpacking(KerasParcel.of(model, {}))))
+print(packed[0] == pickle.dumps(Unpacking(PackedModel.of(model, {}))))
 x = numpy.ones((2, 4), "float32")
-again = pickle.loads(pickle.dumps(Unpacking(KerasParcel.of(model, {}))))
+again = pickle.loads(pickle.dumps(Unpacking(PackedModel.of(model, {}))))
 print(bool((again.predict(x, verbose=0) == model.predict(x, verbose=0)).all()))
 """
 

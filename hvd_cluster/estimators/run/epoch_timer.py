@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Watch:
+class EpochTimer:
     """Begins when it is made."""
 
     def __init__(self) -> None:
