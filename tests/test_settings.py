@@ -41,7 +41,7 @@ def test_a_wrong_argument_is_named(wrong: dict[str, object]) -> None:
         Settings.from_env({}, **wrong)
 
 
-def test_not_a_number_is_no_time() -> None:
+def test_not_a_number_is_not_a_time() -> None:
     with pytest.raises(ValueError, match="HOROVOD_CYCLE_TIME='nan'"):
         Settings.from_env({"HOROVOD_CYCLE_TIME": "nan"})
 

@@ -91,7 +91,7 @@ def test_rank_3_of_two_hosts_with_two_workers_finds_its_place(launcher: str, env
     assert (place.cross_rank, place.cross_size) == (1, 2)
 
 
-def test_started_by_nobody_a_worker_is_alone() -> None:
+def test_started_by_no_one_a_worker_is_alone() -> None:
     assert Topology.from_env({}) == Topology()
     assert (Topology().rank, Topology().size) == (0, 1)
 

@@ -29,7 +29,7 @@ def described(name: str) -> str:
     return f"\n`benchmarks/{name}.py`: {docstring.strip()}\n"
 
 
-def test_a_benchmark_that_is_measured_anew_replaces_its_own_section_and_no_other() -> None:
+def test_a_benchmark_that_is_measured_again_replaces_its_own_section_and_no_other() -> None:
     old = {"b": section("b", "table b", "Of b.", "then."), "a": section("a", "table a", "Of a.", "then.")}
     text = page(old, ["a", "b", "c"])
     assert text.index("table a") < text.index("table b")
@@ -73,7 +73,7 @@ def test_the_guide_names_every_module() -> None:
     assert sorted(re.findall(r"`(\w+)`", first_column)) == sorted(NAMES)
 
 
-def test_a_name_that_is_no_benchmark_is_refused() -> None:
+def test_a_name_that_is_not_a_benchmark_is_refused() -> None:
     command = [sys.executable, "-m", "benchmarks", "hosts"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -87,7 +87,7 @@ def test_a_disk_cache_stays_below_its_limit(file: Path, tmp_path: Path) -> None:
     assert sum(one.stat().st_size for one in files) <= limit_bytes
 
 
-def test_what_nobody_uses_makes_room(file: Path, tmp_path: Path) -> None:
+def test_what_no_one_uses_makes_room(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     batches(reader(file, DiskCache(folder, 1 << 20)))
     old = list(folder.glob("*.arrow"))
@@ -104,7 +104,7 @@ def test_what_nobody_uses_makes_room(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "disk anew"])
-def test_a_source_that_changes_is_read_anew(file: Path, tmp_path: Path, kind: str) -> None:
+def test_a_source_that_changes_is_read_again(file: Path, tmp_path: Path, kind: str) -> None:
     cache = MemoryCache(1 << 20) if kind == "memory" else DiskCache(tmp_path / "cache", 1 << 20)
     batches(reader(file, cache))
     if kind == "disk anew":

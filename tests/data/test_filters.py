@@ -227,7 +227,7 @@ def test_statistics_compare_numbers_as_the_rows_do(tmp_path: Path, arrow_type: A
         ([("i", "==", "text")], "'i' holds int64, which cannot be compared with 'text'"),
     ],
 )
-def test_what_is_no_filter_is_refused(tmp_path: Path, filters: Any, message: str) -> None:
+def test_what_is_not_a_filter_is_refused(tmp_path: Path, filters: Any, message: str) -> None:
     pq.write_table(pa.table({"i": range(10)}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=f"(?s){message}"):
         ParquetReader(tmp_path, ["i"], batch_size=2, filters=filters)

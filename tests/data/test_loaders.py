@@ -103,7 +103,7 @@ def ids(batches: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["PytorchDataLoader", "PytorchAsyncDataLoader"])
-def test_a_loader_begins_anew_in_each_epoch(url: str, kind: str) -> None:
+def test_a_loader_begins_again_in_each_epoch(url: str, kind: str) -> None:
     with make_batch_reader(url, shuffle_row_groups=False) as reader:
         own = {"async_loader_queue_size": 2} if "Async" in kind else {}
         loader = getattr(loaders, kind)(reader=reader, batch_size=8, **own)
@@ -113,7 +113,7 @@ def test_a_loader_begins_anew_in_each_epoch(url: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PytorchInfiniteDataLoader", "PytorchInfiniteAsyncDataLoader"])
-def test_an_infinite_loader_goes_on_where_the_last_epoch_ended(url: str, kind: str) -> None:
+def test_an_infinite_loader_continues_where_the_last_epoch_ended(url: str, kind: str) -> None:
     with make_batch_reader(url, shuffle_row_groups=False, num_epochs=None) as reader:
         loader = getattr(loaders, kind)(reader=reader, batch_size=5, limit_step_per_epoch=3)
         assert len(loader) == 3
@@ -156,7 +156,7 @@ def test_a_loader_over_a_reader_that_was_stopped_ends(tmp_path: Path, make: Any,
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_amid_an_iteration_ends_quietly() -> None:
+def test_a_program_that_ends_during_an_iteration_ends_quietly() -> None:
     program = Path(__file__).parent / "programs" / "exits_amid_loading.py"
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=100)
     assert ended.stdout.split() == ["0"] * 12

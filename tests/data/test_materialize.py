@@ -298,7 +298,7 @@ def test_files_of_which_one_counts_days_and_the_other_moments_are_named(
     ],
     ids=["nothing", "other files", "moved", "junk"],
 )
-def test_what_is_no_parquet_is_named(parquet: Path, store: Store, make: Any, message: str) -> None:
+def test_what_is_not_parquet_is_named(parquet: Path, store: Store, make: Any, message: str) -> None:
     (parquet / "a=1").mkdir()
     if message == "no Parquet in":
         for file in [*parquet.rglob("*.parquet")]:

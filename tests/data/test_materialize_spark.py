@@ -84,7 +84,7 @@ def test_a_ratio_splits_the_rows_once_and_the_same_way_each_time(frame: Any, sto
     assert set(first.folders).isdisjoint(second.folders)
 
 
-def test_a_column_marks_the_rows_for_validation_and_is_no_feature(frame: Any, store: Store) -> None:
+def test_a_column_marks_the_rows_for_validation_and_is_not_a_feature(frame: Any, store: Store) -> None:
     dataset = materialize(frame, store, columns=["id"], validation="held")
     assert everything(dataset, dataset.validation)["id"].tolist() == list(range(0, ROWS, 4))
     assert dataset.schema.names == ("id",)

@@ -287,7 +287,7 @@ def test_a_file_that_is_gone_is_named(dataset: Dataset, folder: Path) -> None:
         list(reader(dataset).epoch(0))
 
 
-def test_lists_that_the_footers_could_not_tell_apart_are_found_while_reading(tmp_path: Path) -> None:
+def test_lists_that_the_footers_could_not_distinguish_are_found_while_reading(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     # On average two elements in every row group: only the rows tell.
     table = pa.table({"l": [[1.0, 2.0]] * 10 + [[1.0], [1.0, 2.0, 3.0]] * 5})
@@ -310,7 +310,7 @@ def _reader_threads() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_amid_an_epoch_ends_quietly(tmp_path: Path) -> None:
+def test_a_program_that_ends_in_mid_epoch_ends_quietly(tmp_path: Path) -> None:
     columns = {f"x{index}": np.random.default_rng(index).standard_normal(300_000) for index in range(8)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=10_000)
     program = Path(__file__).parent / "programs" / "exits_amid_epochs.py"

@@ -359,7 +359,7 @@ def test_functions_that_the_interpreter_lets_down_are_called_again(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "calls"), [("AST constructor recursion depth mismatch", 3), ("error return without exception set", 1)]
 )
-def test_a_function_that_fails_each_time_is_not_called_for_ever(
+def test_a_function_that_fails_each_time_is_not_called_forever(
     tmp_path: Path, text: str, calls: int, decoded: bool
 ) -> None:
     called: list[Any] = []

@@ -341,7 +341,7 @@ def test_the_state_of_other_filters_is_refused(folder: Path) -> None:
     ],
     ids=["none", "too-little", "negative", "too-far", "types"],
 )
-def test_garbage_is_no_state(folder: Path, garbage: Any, message: str) -> None:
+def test_garbage_is_not_a_state(folder: Path, garbage: Any, message: str) -> None:
     (reader,) = ranks_of(written(folder, [20, 20]), 1)
     before = reader.position
     state = garbage if garbage is None or garbage == {"epoch": 1} else {**reader.state_dict(), **garbage}

@@ -67,7 +67,7 @@ def test_the_same_frame_is_written_once_and_reads_the_same(store: Store) -> None
     "options",
     [{"seed": 1, "validation": 0.5}, {"columns": ["id"]}, {"num_proc": 2}, {"float32": True}, {"validation": None}],
 )
-def test_another_question_or_other_data_is_written_anew(store: Store, options: Any) -> None:
+def test_another_question_or_other_data_is_written_again(store: Store, options: Any) -> None:
     first = written(store, frame(), **({"validation": 0.5} if "seed" in options else {}))
     other = written(store, frame(), **options)
     assert other.train.row_groups[0].path != first.train.row_groups[0].path

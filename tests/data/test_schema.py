@@ -85,7 +85,7 @@ def test_a_schema_selects_and_measures_its_columns() -> None:
         schema.require_tensors()
 
 
-def test_spark_types_tell_the_same_columns() -> None:
+def test_spark_types_describe_the_same_columns() -> None:
     types = pytest.importorskip("pyspark.sql.types", reason="pyspark is not installed")
     linalg = pytest.importorskip("pyspark.ml.linalg", reason="pyspark is not installed")
     spark = types.StructType(

@@ -98,7 +98,7 @@ def test_an_interrupted_converter_leaves_no_task_and_no_file(endless: Any, beats
     assert max(path.stat().st_mtime for path in beats.iterdir()) < ended + LAST_BEAT_S
 
 
-def test_what_an_action_raises_is_raised_and_the_session_goes_on(spark: Any) -> None:
+def test_what_an_action_raises_is_raised_and_the_session_continues(spark: Any) -> None:
     with pytest.raises(ZeroDivisionError, match="by zero"):
         run(spark, lambda: 1 // 0, "a mistake")
     assert run(spark, spark.range(3).count, "a count") == 3

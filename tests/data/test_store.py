@@ -47,7 +47,7 @@ def test_a_relative_store_means_the_same_folder_after_a_change_of_folder(
 
 
 @pytest.mark.parametrize("wrong", ["", 7, None, "file://otherhost/path"])
-def test_what_is_no_path_is_refused(wrong: object) -> None:
+def test_what_is_not_a_path_is_refused(wrong: object) -> None:
     with pytest.raises(DataError):
         Store.create(wrong)  # type: ignore[arg-type]
 
@@ -359,7 +359,7 @@ def test_a_url_opens_the_filesystem_of_its_family(url: str, family: str, inner: 
     assert (filesystem.type_name, path) == (family, inner)
 
 
-def test_a_scheme_that_nobody_knows_is_refused_with_its_name() -> None:
+def test_a_scheme_that_no_one_knows_is_refused_with_its_name() -> None:
     with pytest.raises(DataError, match="cannot open 'zzz://x/y'"):
         filesystems.open_filesystem("zzz://x/y")
 

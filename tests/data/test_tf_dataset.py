@@ -65,7 +65,7 @@ assert reader.position.epoch == 2
 
 
 @with_tensorflow
-def test_a_data_set_goes_on_from_the_position(folder: Path) -> None:
+def test_a_data_set_continues_from_the_position(folder: Path) -> None:
     script = """
 expected = [batch["id"].tolist() for batch in reader.epoch(0)]
 next(iter(reader))
@@ -95,7 +95,7 @@ assert [batch["id"].numpy().tolist() for batch in dataset] == expected[1:]
 
 @with_tensorflow
 @pytest.mark.slow
-def test_a_program_that_ends_amid_iterations_that_run_ahead_ends(tmp_path: Path) -> None:
+def test_a_program_that_ends_between_iterations_that_run_ahead_ends(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": np.arange(20_000)}), tmp_path / "a.parquet", row_group_size=4_000)
     script = """
 import time

@@ -59,6 +59,6 @@ def test_a_failed_collective_of_a_job_that_is_not_elastic_is_an_error() -> None:
         run(HorovodInternalError("gone"), "never")
 
 
-def test_an_error_of_the_user_s_is_nobody_s_business() -> None:
+def test_an_error_of_the_user_s_concerns_no_one_else() -> None:
     with pytest.raises(KeyError):
         run(KeyError("mine"), "never")

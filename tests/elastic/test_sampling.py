@@ -16,7 +16,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[4], [4, 2, 8, 1], [1, 3, 2, 6]])
-def test_whoever_comes_and_goes_each_sample_is_dealt_once(sizes: list[int]) -> None:
+def test_however_the_workers_change_each_sample_is_dealt_once(sizes: list[int]) -> None:
     order = epoch_order(96, shuffle=True, seed=0, epoch=0)
     processed, dealt, batch = 0, [], 2
     for size in sizes:

@@ -73,7 +73,7 @@ def test_a_rank_that_is_stopped_for_longer_than_the_limits_ends_the_job(tmp_path
 
 
 @pytest.mark.slow
-def test_a_job_whose_processes_are_all_stopped_for_a_while_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_job_whose_processes_are_all_stopped_for_a_while_continues_afterwards(tmp_path: Path) -> None:
     """As by `scontrol suspend`, for longer than a rank waits for the others."""
     is_over = threading.Event()
 

@@ -140,7 +140,7 @@ def test_a_process_can_leave_and_join_again_and_again() -> None:
         assert more_descriptors <= 0
 
 
-def test_a_forked_child_is_no_rank_and_does_no_harm() -> None:
+def test_a_forked_child_is_not_a_rank_and_does_no_harm() -> None:
     def fn() -> tuple[int, float]:
         import hvd_cluster.torch as hvd
 
@@ -410,7 +410,7 @@ def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() ->
         assert local.run(fn, (where,), num_proc=2, env=ENV) == ["told", "told"]
 
 
-def test_unnamed_operations_are_counted_anew_in_a_new_world() -> None:
+def test_unnamed_operations_are_counted_from_zero_in_a_new_world() -> None:
     def fn() -> float:
         import hvd_cluster.torch as hvd
 

@@ -23,7 +23,7 @@ def test_questions_about_the_build_take_verbose() -> None:
     assert common.nccl_built(verbose=True) == hvd.nccl_built()
 
 
-def test_a_framework_that_is_not_installed_is_no_extension() -> None:
+def test_a_framework_that_is_not_installed_is_not_an_extension() -> None:
     assert common.extension_available("torch")
     common.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
     assert not common.gpu_available("no_such_framework")
@@ -45,7 +45,7 @@ def test_versions_are_compared_by_number(version: str, target: str, expected: bo
     assert common.is_version_greater_equal_than(version, target) is expected
 
 
-def test_what_is_no_version_is_refused() -> None:
+def test_what_is_not_a_version_is_refused() -> None:
     with pytest.raises(ValueError, match="'newest' is not a version"):
         common.is_version_greater_equal_than("newest", "1.0")
 

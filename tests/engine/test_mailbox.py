@@ -19,7 +19,7 @@ def mailbox() -> Iterator[Mailbox]:
     mailbox.close()
 
 
-def test_a_join_that_nobody_has_taken_fails_when_the_world_ends(mailbox: Mailbox) -> None:
+def test_a_join_that_no_one_has_taken_fails_when_the_world_ends(mailbox: Mailbox) -> None:
     handle = Handle()
     mailbox.join(handle, -1)
     mailbox.command("leave")
@@ -81,7 +81,7 @@ def test_a_timer_that_is_started_late_makes_up_for_it() -> None:
     timer.close()
 
 
-def test_a_cycle_that_ends_with_nothing_submitted_begins_anew_with_the_next_request() -> None:
+def test_a_cycle_that_ends_with_nothing_submitted_begins_again_with_the_next_request() -> None:
     mailbox = Mailbox(0.02)
     mailbox.submit(_request("a"), is_waited_for=False)
     mailbox.take_submitted()

@@ -192,7 +192,7 @@ def test_a_rank_that_has_joined_stands_in_for_in_a_process_set_whose_other_ranks
     assert [decided(node.history) for node in world.ranks] == [[(1, "x")]] * 3
 
 
-def test_a_gather_among_ranks_that_have_not_joined_is_no_mistake() -> None:
+def test_a_gather_among_ranks_that_have_not_joined_is_not_a_mistake() -> None:
     world = SimulatedWorld(["a", "a", "a"], {1: frozenset({1, 2})})
     world.join(0)
     for rank in (1, 2):

@@ -80,7 +80,7 @@ def test_a_spark_frame_is_fitted_scored_and_the_stages_are_saved(spark, keras, t
 @pytest.mark.timeout(600)
 @pytest.mark.spark("local-cluster", "local", "connect")
 @pytest.mark.parametrize("victim", ["worker", "task", "executor"])
-def test_a_death_amid_an_epoch_changes_nothing(spark, spark_master, keras, tmp_path, victim, caplog):
+def test_a_death_in_mid_epoch_changes_nothing(spark, spark_master, keras, tmp_path, victim, caplog):
     from hvd_cluster.estimators import KerasEstimator
 
     if victim == "executor" and spark_master != "local-cluster":

@@ -100,7 +100,7 @@ class Dies(pl.Callback):
 @pytest.mark.timeout(600)
 @pytest.mark.spark("local-cluster", "local", "connect")
 @pytest.mark.parametrize("victim", ["worker", "task", "executor"])
-def test_a_death_amid_an_epoch_changes_nothing(spark, spark_master, tmp_path, victim, caplog):
+def test_a_death_in_mid_epoch_changes_nothing(spark, spark_master, tmp_path, victim, caplog):
     if victim == "executor" and spark_master != "local-cluster":
         pytest.skip("the executor is the driver's own JVM")
     data = spark.createDataFrame(rows())  # in an order of its own: without a shuffle it is the same in each fit

@@ -41,9 +41,7 @@ def undisturbed(data, kept, **params):
 
 @pytest.mark.parametrize("where", ["store", "no store"])
 @pytest.mark.parametrize("victim", ["worker", "task", "executor"])
-def test_a_death_amid_an_epoch_changes_nothing(
-    data, spark_master, tmp_path, learned_undisturbed, caplog, victim, where
-):
+def test_a_death_in_mid_epoch_changes_nothing(data, spark_master, tmp_path, learned_undisturbed, caplog, victim, where):
     if victim == "executor" and spark_master in ("local", "connect"):
         pytest.skip("the executor is the driver's own JVM")
     expected = undisturbed(data, learned_undisturbed, store=tmp_path / "undisturbed")

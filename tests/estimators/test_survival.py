@@ -53,7 +53,7 @@ def test_the_users_own_exception_is_raised_at_once(frame, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_started_again_goes_on_amid_the_epoch(frame, two_workers, tmp_path):
+def test_a_driver_that_is_started_again_resumes_in_mid_epoch(frame, two_workers, tmp_path):
     undisturbed = estimator(F.mse_loss, backend=two_workers, run_id="r", random_seed=None).fit(frame)
     marks = [tmp_path / "killed"]
     same = {"num_proc": 2, "store": tmp_path, "run_id": "r", "random_seed": None}

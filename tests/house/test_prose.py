@@ -36,7 +36,7 @@ PATTERN = re.compile(
 NOT_YET = [
     *("hvd_cluster/data", "hvd_cluster/engine", "hvd_cluster/estimators"),
     *("hvd_cluster/launch", "hvd_cluster/petastorm", "hvd_cluster/ray"),
-    *("hvd_cluster/spark", "tests"),
+    "hvd_cluster/spark",
 ]
 
 

@@ -247,7 +247,7 @@ def test_the_epochs_of_a_state_are_counted_whatever_number_a_fit_begins_with(two
     assert two(fn) == [[3, 5]] * 2
 
 
-def test_a_model_with_dropout_goes_on_behind_a_step_that_failed(two: Any) -> None:
+def test_a_model_with_dropout_continues_behind_a_step_that_failed(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import keras
         import numpy as np

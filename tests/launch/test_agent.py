@@ -100,7 +100,7 @@ def test_a_launcher_that_takes_no_output_is_sent_one_window_of_it_and_the_rest_w
 
 
 @pytest.mark.processes
-def test_a_worker_whose_output_nobody_takes_can_be_ended(launcher: Channel) -> None:
+def test_a_worker_whose_output_no_one_takes_can_be_ended(launcher: Channel) -> None:
     start(launcher, sys.executable, "-c", "while True: print('flood')")
     assert sum(map(len, lines_of(heard_until_silence(launcher)))) <= WINDOW_BYTES
     launcher.send(pickle.dumps(Signal(0, kill=True)))

@@ -76,7 +76,7 @@ def test_an_open_file_and_a_generator_are_named_by_their_variables(tmp_path: Pat
     assert "captured variable 'rows': generator" in str(caught.value)
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_what_is_not_a_function_is_refused() -> None:
     with pytest.raises(TypeError, match="function that the workers can call, not int"):
         pack(3)  # type: ignore[arg-type]
 
@@ -172,7 +172,7 @@ def test_the_source_of_a_notebook_cell_comes_along_for_tracebacks() -> None:
 
 
 @pytest.mark.parametrize("args", [3, "abc", None])
-def test_arguments_that_are_no_sequence_are_refused(args: object) -> None:
+def test_arguments_that_are_not_a_sequence_are_refused(args: object) -> None:
     with pytest.raises(TypeError, match=rf"args={args!r} must be a list or tuple of the function's arguments"):
         pack(len, args)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="kwargs='x' must be a dict"):

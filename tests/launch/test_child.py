@@ -68,7 +68,7 @@ def test_a_broken_sink_does_not_stop_the_child(caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("a line of rank 0 could not be passed on") == 3
 
 
-def test_signals_reach_the_group_and_nobody_after_its_end() -> None:
+def test_signals_reach_the_group_and_no_one_after_its_end() -> None:
     run = Run("sleep 300; echo never")
     run.child.signal(signal.SIGTERM)
     assert run.end() == -signal.SIGTERM

@@ -89,7 +89,7 @@ def test_what_cannot_be_understood_is_sent_away_and_the_next_is_heard() -> None:
         door.close()
 
 
-def test_one_who_says_nothing_keeps_nobody_else_waiting() -> None:
+def test_one_who_says_nothing_keeps_no_one_else_waiting() -> None:
     guests = Guests()
     door = Door(SECRET, guests.let_in, "127.0.0.1")
     with socket.create_connection(("127.0.0.1", door.port)):

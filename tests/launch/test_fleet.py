@@ -29,7 +29,7 @@ def agent(folder: Path) -> int:
 
 
 @pytest.mark.processes
-def test_once_all_hosts_are_there_nobody_listens_on_all_interfaces(loopback_ssh: Path) -> None:
+def test_once_all_hosts_are_there_no_one_listens_on_all_interfaces(loopback_ssh: Path) -> None:
     before = listening(os.getpid())
     with Fleet(new_secret()) as fleet:
         fleet.connect([Host("elsewhere", 2)])

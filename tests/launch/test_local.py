@@ -235,7 +235,7 @@ def test_nothing_survives_the_driver_not_even_what_the_workers_started(number: i
 
 @pytest.mark.processes
 @pytest.mark.parametrize("launch", [run, Executor(2, verbose=0).run])
-def test_an_interrupt_stops_the_workers_and_goes_on_to_the_caller(launch: Callable[..., object]) -> None:
+def test_an_interrupt_stops_the_workers_and_reaches_the_caller(launch: Callable[..., object]) -> None:
     began = time.monotonic()
     timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()

@@ -80,7 +80,9 @@ def test_the_failure_that_came_first_is_told_and_the_others_are_summed_up() -> N
     "echo",
     [HorovodInternalError("gone"), RuntimeError("[/x/pair.cc:534] Connection closed by peer [127.0.0.1]:1")],
 )
-def test_an_error_that_only_echoes_the_death_of_another_rank_is_no_cause_even_if_it_came_first(echo: Exception) -> None:
+def test_an_error_that_only_echoes_the_death_of_another_rank_is_not_a_cause_even_if_it_came_first(
+    echo: Exception,
+) -> None:
     failed = first_failure([raised(0, echo, at=1.0), dead(1, -signal.SIGKILL, at=2.0)])
     assert failed is not None
     assert failed.rank == 1
@@ -162,7 +164,7 @@ def test_the_traceback_begins_in_the_users_file_and_keeps_the_chain() -> None:
     assert text.index("UnpicklingError") < text.index("LookupError: outer")
 
 
-def test_the_class_of_an_error_tells_news_of_another_failure_from_a_cause() -> None:
+def test_the_class_of_an_error_distinguishes_news_of_another_failure_from_a_cause() -> None:
     def outcome(error: Exception) -> Outcome:
         return Outcome(0, "a", error=ErrorReport.of(error))
 

@@ -8,7 +8,7 @@ import pytest
 from hvd_cluster.launch.ports import ReservedPort
 
 
-def test_a_server_with_reuseaddr_can_listen_on_a_reserved_port_and_nobody_else_gets_it() -> None:
+def test_a_server_with_reuseaddr_can_listen_on_a_reserved_port_and_no_one_else_gets_it() -> None:
     with ReservedPort() as reserved, ReservedPort() as other:
         assert reserved.port != other.port
         with socket.socket() as careless, pytest.raises(OSError, match="in use") as caught:

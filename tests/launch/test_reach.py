@@ -77,7 +77,7 @@ def test_the_first_address_that_all_witnesses_reached_is_chosen() -> None:
     assert choose(claims, {**reached, "b": {}})[0]["a"] == "10.1.0.1"  # b has gone
 
 
-def test_a_host_that_nobody_reaches_is_named_with_who_tried() -> None:
+def test_a_host_that_no_one_reaches_is_named_with_who_tried() -> None:
     claims = [Claim("a", ("10.0.0.1",), 1), Claim("b", ("10.0.0.2",), 1)]
     chosen, lost = choose(claims, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
     assert chosen == {"a": "10.0.0.1"}

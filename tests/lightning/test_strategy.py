@@ -400,7 +400,7 @@ def test_collectives_of_the_strategy(two: Any) -> None:
     assert two(fn) == [[*shared, [[1.0], [2.0]], gradient, *rest] for gradient in (3.0, 30.0)]
 
 
-def test_an_optimizer_that_is_no_torch_optimizer_is_refused(two: Any) -> None:
+def test_an_optimizer_that_is_not_a_torch_optimizer_is_refused(two: Any) -> None:
     def fn(hvd: Any) -> bool:
         class Steps:
             def __init__(self) -> None:

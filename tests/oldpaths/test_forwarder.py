@@ -87,7 +87,7 @@ def test_a_module_of_our_own_that_does_not_exist_keeps_pythons_words() -> None:
     assert OldPathFinder("hvd_cluster").find_spec("hvd_cluster.launch.nothing") is None
 
 
-def test_what_holds_an_old_module_unpickles_where_nobody_answers_for_horovod_yet(tmp_path: Path) -> None:
+def test_what_holds_an_old_module_unpickles_where_no_one_answers_for_horovod_yet(tmp_path: Path) -> None:
     write = """
 import cloudpickle, pathlib
 import horovod.torch as hvd

@@ -129,7 +129,7 @@ def test_a_scalar_that_does_not_fit_is_refused(stored: Any, value: Any) -> None:
         ScalarCodec(stored).encode(field(np.int64, (), None), value)
 
 
-def test_what_is_no_leaf_type_is_refused() -> None:
+def test_what_is_not_a_leaf_type_is_refused() -> None:
     for wrong in (int, IntegerType, "int", None):
         with pytest.raises(DataError, match="IntegerType"):
             ScalarCodec(wrong)

@@ -147,7 +147,7 @@ def test_a_path_with_other_files_than_before_is_written_again(spark: Any, tmp_pa
 
 @pytest.mark.spark("connect")
 @pytest.mark.slow
-def test_a_frame_of_a_session_that_has_gone_is_no_obstacle(spark: Any, tmp_path: Path) -> None:
+def test_a_frame_of_a_session_that_has_gone_is_not_an_obstacle(spark: Any, tmp_path: Path) -> None:
     parent = (tmp_path / "cache").as_uri()
     other = spark.newSession()
     converters = [make_spark_converter(other.range(3), parent_cache_dir_url=parent)]

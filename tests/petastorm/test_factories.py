@@ -146,7 +146,7 @@ def test_fields_are_chosen_by_field_or_pattern(url: str) -> None:
             assert next(reader)._fields == ("id",)
 
 
-def test_a_reader_goes_on_for_ever_and_begins_anew(url: str) -> None:
+def test_a_reader_repeats_forever(url: str) -> None:
     with make_reader(url, num_epochs=None, seed=1) as reader:
         seen = [int(next(reader).id) for _ in range(3 * ROWS)]
     assert Counter(seen) == Counter(list(range(ROWS)) * 3)
@@ -184,7 +184,7 @@ def test_filters_are_exact_and_skip_row_groups(url: str, plain: str) -> None:
         make_reader(url, filters=[("id", ">", 100)])
 
 
-def test_no_matching_row_is_an_end_and_not_a_wait_for_ever(url: str) -> None:
+def test_no_matching_row_is_an_end_and_not_a_wait_forever(url: str) -> None:
     assert ids(url, predicate=in_set([-1], "id")) == []
     with make_reader(url, predicate=in_set([-1], "id"), num_epochs=None) as reader, pytest.raises(NoDataAvailableError):
         next(reader)
@@ -307,7 +307,7 @@ def test_the_cache_gives_the_same_and_reads_once(url: str, tmp_path: Path) -> No
     assert sorted(ids(url, **small)) == list(range(ROWS))
 
 
-def test_the_cache_reads_a_source_that_has_changed_anew(tmp_path: Path) -> None:
+def test_the_cache_reads_a_source_that_has_changed_again(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "cache_type": "local-disk",
         "cache_location": tmp_path / "cache",

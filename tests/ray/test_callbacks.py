@@ -45,6 +45,6 @@ def test_a_callback_that_raises_stops_the_job() -> None:
 
 
 @pytest.mark.parametrize("given", [print, [3], "print"])
-def test_what_is_no_list_of_functions_is_refused(given: Any) -> None:
+def test_what_is_not_a_list_of_functions_is_refused(given: Any) -> None:
     with pytest.raises(TypeError, match="callbacks are a list of functions that take a dict, such as"):
         CallbackLoop(given)

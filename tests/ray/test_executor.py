@@ -168,7 +168,7 @@ def test_large_arguments_and_results_get_through(four: RayExecutor) -> None:
     assert four.run(lambda data: data[::-1], args=[blob]) == [blob[::-1]] * 4
 
 
-def test_the_users_own_traceback_comes_first_and_the_workers_go_on(four: RayExecutor) -> None:
+def test_the_users_own_traceback_comes_first_and_the_workers_continue(four: RayExecutor) -> None:
     def step() -> None:
         raise ValueError("a bad batch")
 

@@ -200,7 +200,7 @@ def test_a_function_that_spoils_its_worker_still_comes_back(
             assert executor.run(spoil_what_the_worker_stands_on) == ["done"] * 2
 
 
-def test_a_call_whose_end_the_worker_cannot_tell_ends_with_ray_s_word(ray_cluster: TestCluster) -> None:
+def test_a_call_whose_end_the_worker_cannot_report_ends_with_ray_s_word(ray_cluster: TestCluster) -> None:
     def lose_the_thread_of_output() -> None:
         import gc
 

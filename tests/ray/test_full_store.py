@@ -37,7 +37,7 @@ def small_store() -> Iterator[None]:
         ray.shutdown()
 
 
-def test_what_finds_no_room_is_named_and_the_workers_go_on(small_store: None) -> None:
+def test_what_finds_no_room_is_named_and_the_workers_continue(small_store: None) -> None:
     executor = RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2)
     executor.start()
     pids = executor.run(os.getpid)

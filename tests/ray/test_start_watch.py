@@ -18,7 +18,7 @@ def test_workers_that_do_not_report_though_there_is_room_are_told_about() -> Non
 
 
 @pytest.mark.long
-def test_nobody_is_late_while_there_is_no_room_or_once_all_have_reported() -> None:
+def test_no_one_is_late_while_there_is_no_room_or_once_all_have_reported() -> None:
     stopped = threading.Event()
     full = StartWatch(lambda: 0, lambda: {"a": 2}, needed=3, timeout_s=0.1, stop=stopped.set)
     reported = StartWatch(lambda: 3, lambda: {"a": 3}, needed=3, timeout_s=0.1, stop=stopped.set)
@@ -28,7 +28,7 @@ def test_nobody_is_late_while_there_is_no_room_or_once_all_have_reported() -> No
         assert watch.verdict is None
 
 
-def test_who_waits_for_an_installation_is_told_of_it_and_what_to_raise() -> None:
+def test_a_wait_for_an_installation_is_reported_with_what_to_raise() -> None:
     text = late_text(30.0, ["pip", "working_dir"])
     assert "runtime_env (pip, working_dir)" in text
     assert "create_settings(timeout_s=...), now 30." in text

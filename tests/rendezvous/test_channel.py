@@ -68,7 +68,7 @@ class Lingering(socket.socket):
         return super().recv(*args)
 
 
-def test_a_close_from_another_thread_leaves_the_descriptor_to_whoever_is_on_the_way_to_it() -> None:
+def test_a_close_from_another_thread_leaves_the_descriptor_to_a_thread_on_its_way_to_it() -> None:
     """Else the number would be given to the next connection, and the reader wait for what comes there."""
     near, far = socket.socketpair()
     lingering = Lingering(fileno=near.detach())

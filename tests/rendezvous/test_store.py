@@ -167,7 +167,7 @@ def test_the_end_of_the_server_is_an_error_that_says_so(server: KeyValueServer, 
         client.get("k")
 
 
-def test_an_address_where_nobody_listens_is_named() -> None:
+def test_an_address_where_no_one_listens_is_named() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -180,7 +180,7 @@ def cut(client: KeyValueClient) -> None:
     client._channel._socket.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_connection_that_was_cut_off_is_made_anew(server: KeyValueServer, client: KeyValueClient) -> None:
+def test_a_connection_that_was_cut_off_is_made_again(server: KeyValueServer, client: KeyValueClient) -> None:
     client.set("here", b"1")
     cut(client)
     assert client.push("box", b"message") == 0
@@ -202,7 +202,7 @@ def test_a_connection_that_was_cut_off_is_made_anew(server: KeyValueServer, clie
     other.close()
 
 
-def test_a_client_that_is_closed_while_it_waits_does_not_connect_anew(
+def test_a_client_that_is_closed_while_it_waits_does_not_connect_again(
     server: KeyValueServer, client: KeyValueClient
 ) -> None:
     errors: list[str] = []

@@ -145,7 +145,7 @@ def test_channels_of_two_threads_exchange_large_messages_both_ways() -> None:
     assert back == [b"ba" * 1_000_000]
 
 
-def test_junk_is_no_tls() -> None:
+def test_junk_is_not_tls() -> None:
     with pytest.raises(AuthenticationError, match="does not encrypt its messages with the certificate of this job"):
         Session(SECRET, accepts=True).feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
 

@@ -138,7 +138,7 @@ SERVICES = [rendezvous, driver_of_agents, beacon, spark_driver]
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.__name__)
-def test_strangers_run_nothing_and_keep_nobody_waiting(service: Any, tmp_path: Path) -> None:
+def test_strangers_run_nothing_and_keep_no_one_waiting(service: Any, tmp_path: Path) -> None:
     exploded = tmp_path / "exploded"
     bomb = pickle.dumps(Bomb(str(exploded)))
     with service(new_secret()) as (port, served):
@@ -154,7 +154,7 @@ def test_strangers_run_nothing_and_keep_nobody_waiting(service: Any, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.__name__)
-def test_a_crowd_that_says_nothing_keeps_nobody_waiting(service: Any) -> None:
+def test_a_crowd_that_says_nothing_keeps_no_one_waiting(service: Any) -> None:
     with service(new_secret()) as (port, served), ExitStack() as crowd:
         for _ in range(MANY):
             crowd.enter_context(called(port))

@@ -35,7 +35,7 @@ def test_the_settings_of_spark_decide(name: str) -> None:
     assert not encryption.is_wanted({}.get)
 
 
-def test_gloo_is_told_of_the_certificate_only_where_torch_has_its_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_gets_the_certificate_only_where_torch_has_its_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = certificate_of(new_secret(encrypted=True))
     with encryption.gloo_variables(b"") as variables:
         assert variables == {}

@@ -37,7 +37,7 @@ def test_all_wrong_arguments_are_named_at_once() -> None:
         )
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_what_is_not_a_function_is_refused() -> None:
     with pytest.raises(TypeError, match="function"):
         hvd_cluster.spark.run(3, num_proc=1)  # type: ignore[arg-type]
 

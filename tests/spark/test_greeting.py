@@ -39,7 +39,7 @@ class Task:
         return found
 
 
-def test_nobody_waits_for_a_second_round_with_a_task_that_refused() -> None:
+def test_no_one_waits_for_a_second_round_with_a_task_that_refused() -> None:
     plan = Plan(
         workers_per_task=1,
         job_id="job",

@@ -78,7 +78,7 @@ def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_keras_callback_tells_of_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keras_callback_reports_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     def fit() -> None:
         os.environ["KERAS_BACKEND"] = "torch"
         import keras

@@ -76,7 +76,7 @@ def test_a_task_that_does_not_hold_the_secret_is_not_heard(
     assert messages.empty()
 
 
-def test_without_a_driver_output_goes_to_the_executors_log_and_the_task_goes_on(
+def test_without_a_driver_output_goes_to_the_executors_log_and_the_task_continues(
     secret: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.closing(socket.create_server((LOCAL[0], 0))) as unused:

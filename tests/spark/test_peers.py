@@ -28,7 +28,7 @@ def peers() -> Iterator[list[Peers]]:
 
 
 @pytest.mark.long
-def test_a_worker_may_go_on_until_another_one_has_failed(peers: list[Peers]) -> None:
+def test_a_worker_may_continue_until_another_one_has_failed(peers: list[Peers]) -> None:
     assert peers[0].deadline_s() == math.inf
     peers[1].announce_end(1, ok=True)
     time.sleep(0.6)

@@ -73,7 +73,7 @@ def test_what_can_never_be_is_not_waited_for() -> None:
         preflight.wait_for_slots(Growing(Slots(total=1, most=2)), 4, 600)
 
 
-def test_a_session_that_cannot_tell_does_not_wait() -> None:
+def test_a_session_that_cannot_know_does_not_wait() -> None:
     preflight.wait_for_slots(Growing(Slots()), 4, 600)
 
 

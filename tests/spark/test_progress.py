@@ -68,7 +68,7 @@ def test_an_echo_of_a_lost_task_is_not_taken_for_the_cause() -> None:
     assert str(error).startswith("Rank 1 on host b was lost")
 
 
-def test_a_job_that_spark_refused_is_no_failed_worker() -> None:
+def test_a_job_that_spark_refused_is_not_a_failed_worker() -> None:
     error = _after().failure("no such resource")
     assert type(error) is LaunchError
     assert "Spark could not run the workers. Spark says: no such resource" in str(error)
@@ -82,7 +82,7 @@ def test_a_job_that_spark_refused_is_no_failed_worker() -> None:
         ("Lost task 1.0 in stage 0.0: TaskResultLost (result lost from block manager)", False),
     ],
 )
-def test_results_that_spark_cannot_bring_are_no_death_of_a_worker(spark_says: str, comes_again: bool) -> None:
+def test_results_that_spark_cannot_bring_are_not_the_death_of_a_worker(spark_says: str, comes_again: bool) -> None:
     done = [Ended(Outcome(rank, "a", value=b"")) for rank in range(2)]
     error = _after(*STARTED, *done, Lost(0), Lost(1)).failure(spark_says)
     assert str(error) == f"All workers finished, but Spark could not bring their results. Spark says: {spark_says}"

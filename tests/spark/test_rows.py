@@ -80,7 +80,7 @@ def test_a_task_that_dies_while_its_rows_arrive_is_a_death(spark: Any, bad_recei
 
 
 @pytest.mark.spark("local", "local-cluster")
-def test_a_disk_without_room_for_the_rows_is_named_and_is_no_death(spark: Any, bad_receivers: None) -> None:
+def test_a_disk_without_room_for_the_rows_is_named_and_is_not_a_death(spark: Any, bad_receivers: None) -> None:
     with pytest.raises(LaunchError, match="the workers cannot start: .*hvd-rows-.*No space left on device") as raised:
         hvd_cluster.spark.run(_names, num_proc=2, rows=_rows(_frame(spark), "bad_receivers:finds_no_room"))
     assert type(raised.value) is LaunchError

@@ -216,7 +216,7 @@ def test_large_arguments_and_results_get_through(spark: Any) -> None:
     assert hvd_cluster.spark.run(digest, (data,), num_proc=1)[0][0] == results[0][0]
 
 
-def test_results_too_large_for_the_driver_are_no_death_of_a_worker(spark: Any, spark_master: str) -> None:
+def test_results_too_large_for_the_driver_are_not_the_death_of_a_worker(spark: Any, spark_master: str) -> None:
     if spark_master == "connect":
         pytest.skip("a client cannot change the server's own limit")
     settings = spark.sparkContext._jsc.sc().conf()

@@ -40,7 +40,7 @@ def test_dynamic_allocation_is_refused_because_spark_would() -> None:
     assert not isinstance(raised.value, NotEnoughSlotsError)
 
 
-def test_jobs_that_are_no_barrier_stages_may_have_dynamic_allocation() -> None:
+def test_jobs_that_are_not_barrier_stages_may_have_dynamic_allocation() -> None:
     slots.check(8, Slots(total=6, dynamic_allocation=True), barrier=False)
     with pytest.raises(NotEnoughSlotsError, match="at most 6"):
         slots.check(8, Slots(total=6, most=6), barrier=False)
@@ -71,11 +71,11 @@ def test_a_cluster_that_scales_itself_says_so() -> None:
         ("yarn", 1, None),
     ],
 )
-def test_the_name_of_a_local_master_tells_its_slots(master: str, cpus_per_task: int, expected: int | None) -> None:
+def test_the_name_of_a_local_master_gives_its_slots(master: str, cpus_per_task: int, expected: int | None) -> None:
     assert slots.of_master(master, cpus_per_task) == expected
 
 
-def test_settings_alone_tell_a_cluster_s_upper_bound() -> None:
+def test_settings_alone_give_a_cluster_s_upper_bound() -> None:
     conf = {
         "spark.master": "k8s://host",
         "spark.executor.instances": "4",

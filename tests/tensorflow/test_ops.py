@@ -277,7 +277,7 @@ def test_eager_errors_are_those_of_tensorflow(two: Any) -> None:
     ]
 
 
-def test_errors_in_a_graph_carry_the_whole_text_and_the_engine_goes_on(two: Any) -> None:
+def test_errors_in_a_graph_carry_the_whole_text_and_the_engine_continues(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import tensorflow as tf
 

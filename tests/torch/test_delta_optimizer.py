@@ -204,7 +204,7 @@ def test_weights_stay_equal_when_parameters_are_added_later_and_in_copies(two: A
         assert not torch.equal(mine, start)
 
 
-def test_a_scheduler_that_holds_the_original_goes_on_driving_the_wrapped_optimizer(two: Any) -> None:
+def test_a_scheduler_that_holds_the_original_still_drives_the_wrapped_optimizer(two: Any) -> None:
     def fn(hvd: Any) -> list[float]:
         weight = torch.nn.Parameter(torch.zeros(2))
         original = torch.optim.SGD([weight], lr=1.0)

@@ -445,7 +445,7 @@ def test_a_name_in_flight_cannot_be_used_again(two: Any) -> None:
         ("hvd.allreduce(torch.ones(2), op=[hvd.Sum, hvd.Max][hvd.rank()], name='m')", "Mismatched reduction operation"),
     ],
 )
-def test_a_disagreement_reaches_every_rank_and_the_engine_goes_on(two: Any, make: str, beginning: str) -> None:
+def test_a_disagreement_reaches_every_rank_and_the_engine_continues(two: Any, make: str, beginning: str) -> None:
     def fn(hvd: Any) -> tuple[str, float]:
         with pytest.raises(hvd.HorovodInternalError) as caught:
             eval(make, {"hvd": hvd, "torch": torch})
@@ -681,7 +681,7 @@ def test_alltoall_sends_equal_slices_without_splits(three: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int16", "bool"])
-def test_alltoall_with_splits_also_tells_what_came_from_whom(three: Any, dtype: str) -> None:
+def test_alltoall_with_splits_also_returns_what_came_from_each_rank(three: Any, dtype: str) -> None:
     def fn(hvd: Any) -> Any:
         rank = hvd.rank()
         splits = torch.tensor([[0, 1, 2], [3, 0, 0], [1, 1, 0]][rank], dtype=torch.int32)

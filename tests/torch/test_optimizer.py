@@ -425,7 +425,7 @@ def test_wrong_arguments_are_refused(two: Any, arguments: dict[str, Any], error:
     two(fn)
 
 
-def test_what_is_no_optimizer_is_refused_and_so_are_no_passes(two: Any) -> None:
+def test_what_is_not_an_optimizer_is_refused_and_so_are_zero_passes(two: Any) -> None:
     def fn(hvd: Any) -> None:
         net = make_net()
         with pytest.raises(ValueError, match="wraps a torch optimizer, and was given a Sequential"):

@@ -346,7 +346,7 @@ def test_a_rank_that_has_frozen_all_of_a_bucket_takes_part_with_zeros(two: Any) 
     assert first[0] == [1.0, 5.0, 100.0, None, 5000.0]
 
 
-def test_what_nobody_uses_and_one_rank_has_frozen_is_reduced_when_it_is_used(two: Any) -> None:
+def test_what_no_one_uses_and_one_rank_has_frozen_is_reduced_when_it_is_used(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         parameters = scalars(2)
         parameters[0].requires_grad_(hvd.rank() == 0)

@@ -181,7 +181,7 @@ def test_a_shared_tensor_outlives_the_world() -> None:
     assert local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}) == [[3.0, 5.0]] * 2
 
 
-def test_a_forked_child_that_lets_go_of_a_tensor_takes_nothing_from_the_parent() -> None:
+def test_a_forked_child_that_releases_a_tensor_takes_nothing_from_the_parent() -> None:
     from hvd_cluster.launch import local
 
     def fn() -> float:

@@ -32,7 +32,7 @@ def test_a_package_that_is_missing_is_named(url: str, options: dict[str, Any], p
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:/bucket/x", "s3:bucket/x", "memory:/x"])
-def test_a_url_with_one_slash_is_no_folder_below_the_current_one(url: str) -> None:
+def test_a_url_with_one_slash_is_not_a_folder_below_the_current_one(url: str) -> None:
     scheme, _, rest = url.partition(":")
     with pytest.raises(DataError, match=f"'{url}' is no URL: write {scheme}://{rest.lstrip('/')}, or, for a local"):
         Store.create(url)
@@ -41,7 +41,7 @@ def test_a_url_with_one_slash_is_no_folder_below_the_current_one(url: str) -> No
 
 
 @pytest.mark.parametrize("url", ["s3://", "memory:///"])
-def test_a_url_without_a_place_is_no_folder_below_the_current_one(url: str) -> None:
+def test_a_url_without_a_place_is_not_a_folder_below_the_current_one(url: str) -> None:
     with pytest.raises(DataError, match="names no place"):
         Store.create(url)
 

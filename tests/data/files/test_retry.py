@@ -138,7 +138,7 @@ def test_a_petastorm_reader_stands_a_moment_of_throttling(tmp_path: Path) -> Non
             make_reader(url, filesystem=Throttled(lasting))
 
 
-def test_calls_end_after_so_many_attempts() -> None:
+def test_calls_end_after_a_number_of_attempts() -> None:
     filesystem, calls = pa.fs.PyFileSystem(pa.fs.FSSpecHandler(Unsteady())), []
 
     def fail(error: OSError) -> None:

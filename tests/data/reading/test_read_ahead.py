@@ -67,7 +67,7 @@ def test_an_error_comes_where_its_result_would_have_come() -> None:
         ahead.close()
 
 
-def test_closing_tells_long_work_to_stop_and_ends_the_threads() -> None:
+def test_closing_asks_long_work_to_stop_and_ends_the_threads() -> None:
     begun = threading.Event()
 
     def work(index: int, stopped: Callable[[], bool]) -> None:
@@ -81,7 +81,7 @@ def test_closing_tells_long_work_to_stop_and_ends_the_threads() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hvd-reader")]
 
 
-def test_whoever_waits_for_a_result_is_told_that_it_was_closed() -> None:
+def test_a_waiter_for_a_result_learns_that_it_was_closed() -> None:
     begun = threading.Event()
     told: list[object] = []
 

@@ -18,7 +18,7 @@ from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.schema import infer
 
 
-def test_a_row_group_from_the_cache_is_no_copy_without_an_order_and_nobody_elses_memory_with_one(
+def test_a_row_group_from_the_cache_is_not_a_copy_without_an_order_and_no_one_elses_memory_with_one(
     tmp_path: Path,
 ) -> None:
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(40, dtype="f4")), 4)

@@ -82,7 +82,7 @@ def test_dictionaries_are_stored_as_their_values(tmp_path: Path) -> None:
     assert pq.read_table(report.train[0].path).to_pydict() == {"n": [5, 6, 5], "s": ["a", "b", "a"]}
 
 
-def test_folders_that_somebody_has_taken_away_are_not_made_anew(table: pa.Table, tmp_path: Path) -> None:
+def test_folders_that_somebody_has_taken_away_are_not_made_again(table: pa.Table, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_part(plan_of(table, tmp_path, makes_folders=False), 0, table.to_batches())
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import torch
 from hvd_cluster.launch import local
 
 
-def test_training_goes_on_exactly_while_all_ranks_change_parameters_together(tmp_path: Path) -> None:
+def test_training_continues_exactly_while_all_ranks_change_parameters_together(tmp_path: Path) -> None:
     def fn(num_steps: int) -> int:
         import hvd_cluster.torch as hvd
 

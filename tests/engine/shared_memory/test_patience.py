@@ -39,7 +39,7 @@ def test_a_wait_ends_when_it_has_lasted_too_long(clock: Clock) -> None:
     assert looks_until_it_ends(clock, waiting, 0.25) == 9
 
 
-def test_every_wait_begins_anew(clock: Clock) -> None:
+def test_every_wait_begins_again(clock: Clock) -> None:
     waiting = Patience(lambda: None, 2.0, lambda: [3])
     for _ in range(3):
         clock.now_s += 100.0

@@ -66,7 +66,7 @@ def test_a_wait_that_lasts_looks_around_and_can_be_given_up() -> None:
     semaphores.release()
 
 
-def test_each_wait_that_blocks_begins_its_patience_anew() -> None:
+def test_each_wait_that_blocks_begins_its_patience_again() -> None:
     class Counted(Patience):
         num_begun = 0
 
@@ -101,7 +101,7 @@ def test_a_wait_that_signals_interrupt_all_the_time_looks_around_too() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
-def test_nobody_passes_a_barrier_before_the_last_one_has_come(num_ranks: int) -> None:
+def test_no_one_passes_a_barrier_before_the_last_one_has_come(num_ranks: int) -> None:
     count = Barrier.num_semaphores(num_ranks)
     memory = mmap.mmap(-1, 2 * mmap.PAGESIZE + count * STRIDE_BYTES)
     Semaphores(memory, 0, count, create=True)
@@ -142,7 +142,7 @@ def test_who_has_not_come_to_a_barrier_is_known(num_ranks: int, late: list[int])
 
 
 @pytest.mark.parametrize(("num_ranks", "posts"), [(3, 1), (3, 2), (3, 3), (4, 2), (6, 1), (6, 2), (6, 4)])
-def test_who_stands_still_amid_a_barrier_is_known_and_nobody_that_waits_for_it(num_ranks: int, posts: int) -> None:
+def test_who_stands_still_during_a_barrier_is_known_and_no_one_that_waits_for_it(num_ranks: int, posts: int) -> None:
     goes_on = threading.Event()
 
     class Standing(Semaphores):

@@ -91,7 +91,7 @@ def test_an_event_that_fits_no_page_is_left_out(tmp_path: Path) -> None:
     assert [e["ts"] for e in read(tmp_path / "t.json")] == [0, 1]
 
 
-def test_what_is_no_regular_file_is_refused() -> None:
+def test_what_is_not_a_regular_file_is_refused() -> None:
     with pytest.raises(OSError, match="regular file"):
         TimelineFile("/dev/null")
     assert Path("/dev/null").is_char_device()

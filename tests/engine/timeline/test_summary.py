@@ -101,7 +101,7 @@ def test_a_written_timeline_is_read_back_with_its_elder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": ', "[\n[1]\n]", '[\n{"ph": "X"}\n]'])
-def test_what_is_no_timeline_is_refused(tmp_path: Path, text: str) -> None:
+def test_what_is_not_a_timeline_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ValueError, match="is no timeline of hvd_cluster"):
         read(tmp_path / "t.json")

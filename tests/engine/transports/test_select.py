@@ -35,7 +35,7 @@ def run(num_proc: int, *args: Any, env: dict[str, str] | None = None) -> tuple[l
     return results, errors.getvalue()
 
 
-def test_ranks_of_one_host_share_memory_and_let_go_of_it() -> None:
+def test_ranks_of_one_host_share_memory_and_release_it() -> None:
     results, errors = run(3, None)
     assert results == [("SHM", 3.0, 0)] * 3
     assert errors == ""

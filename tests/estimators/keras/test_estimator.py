@@ -636,7 +636,7 @@ def test_two_workers_reach_the_accuracy_of_one_process_on_the_digits(driver):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # workers start three times over
-def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(driver, frame, tmp_path):
+def test_a_worker_that_is_killed_during_the_fit_is_replaced_and_the_fit_continues(driver, frame, tmp_path):
     fit, build, apart = estimator, dense, difference
 
     def fn(workers, frame, folder, env):

@@ -142,7 +142,7 @@ VARIANTS = {
 @pytest.mark.parametrize(
     "variant", ["plainly", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "plainly")]
 )
-def test_a_fit_that_goes_on_amid_an_epoch_ends_as_an_undisturbed_one(driver, backend, frame, tmp_path, variant):
+def test_a_fit_that_resumes_in_mid_epoch_ends_as_an_undisturbed_one(driver, backend, frame, tmp_path, variant):
     params, compiled, steps, done, next_batch = VARIANTS[variant]
     if ("backward_passes_per_step" in params and backend == "jax") or (compiled and backend == "torch"):
         pytest.skip(f"not available on {backend}")
@@ -188,7 +188,7 @@ def test_another_number_of_workers_makes_the_steps_that_are_left(driver, frame, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [10, 8])
-def test_a_callback_stops_a_fit_that_began_amid_an_epoch(driver, frame, tmp_path, last):
+def test_a_callback_stops_a_fit_that_began_in_mid_epoch(driver, frame, tmp_path, last):
     """At the end of that epoch, and amid it."""
     fit, watch, read, idle = fitted, copies, learned, nothing
 
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite_ends_the_fit_on_all_ranks(driver, frame, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # workers start three times over
-def test_a_worker_that_is_killed_amid_an_epoch_costs_the_steps_behind_the_last_checkpoint(driver, frame, tmp_path):
+def test_a_worker_that_is_killed_in_mid_epoch_costs_the_steps_behind_the_last_checkpoint(driver, frame, tmp_path):
     fit, read, idle = fitted, learned, nothing
 
     def fn(workers, frame, folder, env):
@@ -307,7 +307,7 @@ def test_a_worker_that_is_killed_amid_an_epoch_costs_the_steps_behind_the_last_c
     assert batches(tmp_path / "one.1") == before + after
 
 
-def test_a_file_that_is_written_every_so_many_batches_is_written_behind_the_same_ones(driver, tmp_path):
+def test_a_file_that_is_written_every_few_batches_is_written_behind_the_same_ones(driver, tmp_path):
     build = net
 
     def fn(workers, folder):

@@ -440,7 +440,7 @@ def test_two_workers_reach_the_accuracy_of_one_process_on_the_digits(two_workers
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # workers start three times over
-def test_a_worker_that_is_killed_amid_the_fit_is_replaced_and_the_fit_goes_on(frame, tmp_path):
+def test_a_worker_that_is_killed_during_the_fit_is_replaced_and_the_fit_continues(frame, tmp_path):
     import os
     import signal
 

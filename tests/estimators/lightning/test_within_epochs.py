@@ -197,7 +197,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", [*CASES, pytest.param("a process reads", marks=pytest.mark.slow)])
-def test_a_fit_that_failed_amid_an_epoch_goes_on_as_if_it_had_not(frame, two_workers, tmp_path, case):
+def test_a_fit_that_failed_in_mid_epoch_continues_as_if_it_had_not(frame, two_workers, tmp_path, case):
     params = dict(CASES.get(case, {"reader_pool_type": "process"}))
     where = {"epoch": params.pop("epoch", 1), "batch": params.pop("batch", 8)}
     at = params.pop("at", where["batch"] // EVERY * EVERY)
@@ -226,7 +226,7 @@ def test_what_a_rank_alone_holds_is_read_without_executing_anything(frame, two_w
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=str)
-def test_another_number_of_ranks_goes_on_where_the_rows_end(frame, two_workers, one_worker, tmp_path, sizes):
+def test_another_number_of_ranks_continues_where_the_rows_end(frame, two_workers, one_worker, tmp_path, sizes):
     workers = {1: one_worker, 2: two_workers}
     before, after = (workers[size] for size in sizes)
     found = interrupted(frame, tmp_path, before)
@@ -251,7 +251,7 @@ def test_steps_of_which_nothing_would_be_left_leave_one(frame, two_workers, one_
     assert all(np.isfinite(record["validation"]["loss"]) for record in again.getHistory())
 
 
-def test_the_loaders_of_a_users_data_module_go_on_too(frame, two_workers, tmp_path, caplog):
+def test_the_loaders_of_a_users_data_module_continue_too(frame, two_workers, tmp_path, caplog):
     from torch.utils.data import DataLoader, TensorDataset
 
     from hvd_cluster.estimators.lightning.datamodule import PetastormDataModule
@@ -293,7 +293,7 @@ def test_the_loaders_of_a_users_data_module_go_on_too(frame, two_workers, tmp_pa
     assert (found.epochs, found.running) == (1, None)
 
 
-def test_the_best_epoch_is_kept_when_a_run_goes_on_amid_another(frame, two_workers, tmp_path):
+def test_the_best_epoch_is_kept_when_a_run_continues_during_another(frame, two_workers, tmp_path):
     def run(act, name, **params):
         keep = pl.callbacks.ModelCheckpoint(monitor="val_loss", filename="best")
         return act(frame, tmp_path, name=name, backend=two_workers, trainer_args={"callbacks": [keep]}, **params)
@@ -307,7 +307,7 @@ def test_the_best_epoch_is_kept_when_a_run_goes_on_amid_another(frame, two_worke
 @pytest.mark.timeout(300)  # workers start twice
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_worker_that_is_killed_amid_an_epoch_costs_nothing_but_time(frame, two_workers, tmp_path, passes, victim):
+def test_a_worker_that_is_killed_in_mid_epoch_costs_nothing_but_time(frame, two_workers, tmp_path, passes, victim):
     params = {"backward_passes_per_step": passes, "max_restarts": 3}
     undisturbed = fitted(frame, tmp_path, "undisturbed", two_workers, **params)
     mark = tmp_path / "killed"

@@ -204,7 +204,7 @@ def test_a_fit_inside_a_placement_group_writes_its_data_outside_of_it(ray_cluste
         remove_placement_group(group)
 
 
-def test_a_fit_goes_on_after_an_actor_has_died(ray_cluster: TestCluster, tmp_path: Path) -> None:
+def test_a_fit_continues_after_an_actor_has_died(ray_cluster: TestCluster, tmp_path: Path) -> None:
     import ray
 
     data = ray.data.from_items(rows(), override_num_blocks=3)

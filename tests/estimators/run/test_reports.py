@@ -17,7 +17,7 @@ from hvd_cluster.estimators.view.progress_bar import ProgressBar
 
 
 @pytest.mark.long
-def test_the_driver_finds_in_the_store_what_workers_cannot_tell_it(tmp_path):
+def test_the_driver_finds_in_the_store_what_workers_cannot_send(tmp_path):
     store = Store.create(tmp_path)
     spec = SimpleNamespace(run_id="r", store=store, report_through_store=True)
     shown, heard = [], []

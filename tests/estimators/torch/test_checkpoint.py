@@ -82,7 +82,7 @@ def halving(optimizer):
     "ignore:The epoch parameter in `scheduler.step:UserWarning"
 )  # torch's SequentialLR gives it
 @pytest.mark.parametrize("make", [warming_up, cycling, halving])
-def test_a_scheduler_goes_on_with_the_rates_of_as_many_workers_as_there_are(make):
+def test_a_scheduler_continues_with_the_rates_of_as_many_workers_as_there_are(make):
     def begun(size):
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * size)

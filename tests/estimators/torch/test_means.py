@@ -17,7 +17,7 @@ def test_sums_are_taken_up():
     assert second.sums.tolist() == [10.0, 4.0, 6.0]
 
 
-def test_an_epoch_that_goes_on_with_other_metrics_adds_up_its_rest():
+def test_an_epoch_that_continues_with_other_metrics_adds_up_its_rest():
     before, now = means(), means("a", "b")
     before.add(torch.tensor(2.0), [], 4)
     now.take_up(before.sums)

@@ -169,7 +169,7 @@ def test_a_model_that_takes_floats_alone_is_warned_of_what_they_cannot_hold(capl
     assert len(caplog.records) == 1
 
 
-def test_a_model_that_takes_neither_is_told_of_its_floats_first():
+def test_a_model_that_takes_neither_gets_the_message_about_its_floats_first():
     with pytest.raises(DataError) as raised:
         run(torch.nn.Linear(5, 1), F.mse_loss, features=LARGE)
     assert "mat1 and mat2 shapes cannot be multiplied" in str(raised.value)

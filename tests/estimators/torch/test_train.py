@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_model_is_refused(frame, one_worker, tmp_path):
     assert one_worker.runs == runs
 
 
-def test_a_fit_says_that_it_goes_on_with_a_run(frame, one_worker, tmp_path, caplog):
+def test_a_fit_says_that_it_continues_with_a_run(frame, one_worker, tmp_path, caplog):
     for epochs in (1, 3, 3):
         fit(frame, one_worker, epochs=epochs, store=tmp_path, run_id="r")
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -219,7 +219,7 @@ def test_a_run_on_other_rows_or_columns_is_refused(frame, one_worker, tmp_path):
     fit(frame, one_worker, epochs=2, store=tmp_path, run_id="r", validation=0.2)
 
 
-def test_a_failed_run_says_how_to_go_on(frame, tmp_path):
+def test_a_failed_run_says_how_to_continue(frame, tmp_path):
     def full_disk(record, model):
         import resource
 
@@ -416,7 +416,7 @@ def test_a_step_of_the_users_own_is_called(frame, two_workers):
     assert difference(fit(frame, two_workers, train_minibatch_fn=step), fit(frame, two_workers)) == 0.0
 
 
-def test_fewer_steps_an_epoch_go_on_where_the_last_one_ended(frame, two_workers):
+def test_fewer_steps_an_epoch_continue_where_the_last_one_ended(frame, two_workers):
     # 203 rows in batches of 16 are 13 steps.
     halves = fit(frame, two_workers, epochs=2, train_steps_per_epoch=13)
     pieces = fit(frame, two_workers, epochs=13, train_steps_per_epoch=2)

@@ -7,7 +7,7 @@ import torch.distributed
 from hvd_cluster.launch.cli.build import build_report
 
 
-def test_the_report_tells_what_is_there() -> None:
+def test_the_report_shows_what_is_there() -> None:
     marks = {line[8:]: line[5] == "X" for line in build_report().splitlines() if line.startswith("    [")}
     operations = build_report().partition("Operations:")[2]
     assert ("[X] NCCL" in operations) == torch.distributed.is_nccl_available()

@@ -48,7 +48,7 @@ def test_without_matplotlib_there_is_a_table_and_the_reason(
     assert not timeline.with_suffix(".png").exists()
 
 
-def test_what_is_no_timeline_is_an_error_of_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_a_timeline_is_an_error_of_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("hello")
     TimelineFile(tmp_path / "empty.json").close()
     for name, words in {"absent": "No such file", "text": "is no timeline", "empty.json": "no operation yet"}.items():

@@ -5,7 +5,7 @@ import pytest
 from hvd_cluster.launch.elastic.blacklist import Blacklist
 
 
-def test_a_failed_host_is_kept_out_for_ever_without_a_cool_down() -> None:
+def test_a_failed_host_is_kept_out_forever_without_a_cool_down() -> None:
     blacklist = Blacklist(None, lambda: 0.0)
     assert not blacklist.holds("a", 0.0)
     assert blacklist.add("a", 0.0) is None

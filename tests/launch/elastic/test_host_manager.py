@@ -47,7 +47,7 @@ class Growing(HostDiscovery):
 
 
 @pytest.mark.processes
-def test_a_lost_host_is_no_place_for_workers_until_it_is_reached_again(loopback_ssh: Path) -> None:
+def test_a_lost_host_is_not_a_place_for_workers_until_it_is_reached_again(loopback_ssh: Path) -> None:
     with CountingFleet(new_secret()) as fleet:
         fleet.open(others=True)
         manager = HostManager(FixedHosts([Host("elsewhere", 2)]), fleet, None, 0.1, lambda: None)

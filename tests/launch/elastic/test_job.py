@@ -135,7 +135,7 @@ def test_a_worker_that_is_replaced_changes_nothing(rank: int, tmp_path: Path, un
     assert "restart: generation 1 has 2 workers, 1 of them new" in job.log.read_text()
 
 
-def test_the_job_goes_on_with_fewer_workers_and_takes_those_that_come(tmp_path: Path) -> None:
+def test_the_job_continues_with_fewer_workers_and_takes_those_that_come(tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", "--min-np", "1", "--max-np", "2", pause_s=1.0)
     job.kill(0)
     job.wait_for(lambda workers: any(size == 1 for _, _, size in workers.values()))
@@ -161,7 +161,7 @@ def test_workers_of_a_host_that_discovery_drops_leave_between_two_steps(tmp_path
 
 
 @pytest.mark.slow
-def test_the_last_worker_with_the_state_goes_on_where_its_host_has_failed(tmp_path: Path) -> None:
+def test_the_last_worker_with_the_state_continues_where_its_host_has_failed(tmp_path: Path) -> None:
     job = Job(tmp_path, "localhost:2", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1", pause_s=0.1)
     job.kill(1)
     end = job.end()
@@ -180,7 +180,7 @@ def test_too_few_workers_for_too_long_end_the_job_with_what_it_lacks(tmp_path: P
     assert "The first worker that failed:\n\nRank 1 on host 127.0.0.1 was killed by signal 9" in told
 
 
-def test_an_error_of_the_function_s_own_does_not_reset_for_ever(tmp_path: Path) -> None:
+def test_an_error_of_the_function_s_own_does_not_reset_forever(tmp_path: Path) -> None:
     script = tmp_path / "wrong.py"
     script.write_text(
         "import torch\n"
@@ -448,7 +448,7 @@ def test_a_worker_that_is_ready_while_the_others_still_meet_is_let_in(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("turn", range(6))
-def test_whoever_comes_and_goes_each_sample_counts_once(turn: int, tmp_path: Path) -> None:
+def test_however_the_workers_change_each_sample_counts_once(turn: int, tmp_path: Path) -> None:
     """Sizes 1, 2 and 4 divide what is left of 64 samples in batches of 4: nothing has to be dealt twice."""
     chance = random.Random(turn)
     names = [f"127.0.0.{number}" for number in range(1, 5)]

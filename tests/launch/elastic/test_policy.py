@@ -28,7 +28,7 @@ def test_workers_start_on_all_slots_but_no_more_than_wanted() -> None:
     assert decide(view([("a", S, None)], {"a": 2, "b": 1}, max_num_proc=2)).start == ("a",)
 
 
-def test_the_first_world_waits_for_those_that_are_starting_but_not_for_ever() -> None:
+def test_the_first_world_waits_for_those_that_are_starting_but_not_forever() -> None:
     workers = [("a", W, None), ("a", W, None), ("b", S, None)]
     hosts = {"a": 2, "b": 1}
     assert decide(view(workers, hosts)).step is Step.WAIT
@@ -117,7 +117,7 @@ def test_a_job_whose_hosts_all_failed_for_good_ends_at_once() -> None:
     assert decide(view([], {"c": 1}, may_come=False, **gone)).step is Step.RAISE
 
 
-def test_a_state_that_nobody_holds_any_more_is_lost() -> None:
+def test_a_state_that_no_one_holds_any_more_is_lost() -> None:
     decision = decide(view([("a", W, None), ("a", W, None)], {"a": 2}, generation=3, size=2, num_lost=2))
     assert decision.step is Step.RAISE
     assert "unable to broadcast state" in decision.text

@@ -32,7 +32,7 @@ def test_the_workers_of_an_executor_that_fail_together_count_once() -> None:
     assert failures.judge(DEATH, 20.0) != ""
 
 
-def test_workers_that_die_every_few_seconds_are_not_taken_for_one_incident_for_ever() -> None:
+def test_workers_that_die_every_few_seconds_are_not_taken_for_one_incident_forever() -> None:
     failures = Failures(4)
     assert any(failures.judge(DEATH, 4.0 * number) for number in range(15))
 
@@ -43,6 +43,6 @@ def test_who_only_noticed_the_end_of_another_one_counts_for_nothing() -> None:
     assert failures.judge(DEATH, 0.0) != ""
 
 
-def test_a_launch_error_of_the_users_own_is_no_loss() -> None:
+def test_a_launch_error_of_the_users_own_is_not_a_loss() -> None:
     own = ErrorReport("hvd_cluster.errors.LaunchError", "nested", "...", b"pickled")
     assert "raised" in Failures(1).judge(Outcome(0, "a", error=own), 0.0)

@@ -184,7 +184,7 @@ def test_a_killed_task_and_a_lost_executor_are_replaced(
 
 
 @pytest.mark.slow
-def test_the_job_goes_on_with_fewer_workers_and_grows_when_there_is_room(spark: Any, tmp_path: Path) -> None:
+def test_the_job_continues_with_fewer_workers_and_grows_when_there_is_room(spark: Any, tmp_path: Path) -> None:
     def harm(watcher: Watcher) -> None:
         watcher.wait_for(lambda workers: sum(size == 2 for _, _, size, _ in workers.values()) == 2)
         os.kill(watcher.pid_of(0), signal.SIGKILL)

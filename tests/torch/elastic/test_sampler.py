@@ -5,7 +5,7 @@ import torch
 import hvd_cluster.torch as hvd
 
 
-def test_a_loader_goes_on_behind_the_recorded_batches() -> None:
+def test_a_loader_continues_behind_the_recorded_batches() -> None:
     data = torch.arange(10)
     sampler = hvd.elastic.ElasticSampler(data, shuffle=True, seed=1)
     loader = torch.utils.data.DataLoader(data, batch_size=3, sampler=sampler)

@@ -100,7 +100,7 @@ def test_a_commit_reuses_the_memory_of_the_commit_before() -> None:
     assert (third["a"].tolist(), third["list"]) == ([1.0] * 4, [])
 
 
-def test_a_restored_module_is_told_of_which_version_its_state_is() -> None:
+def test_a_restored_module_learns_which_version_its_state_has() -> None:
     class Observer(torch.nn.Module):
         """As quantization's: a state of version 1 had no ``eps``, so loading one sets it."""
 
@@ -212,7 +212,7 @@ def paced() -> list[Any]:
     return [*found, scheduler.last_epoch, state.scheduler is scheduler, state.scaler is scaler, weight.tolist()]
 
 
-def test_a_scheduler_and_a_scaler_of_a_state_go_on_acting_on_its_optimizer() -> None:
+def test_a_scheduler_and_a_scaler_of_a_state_continue_acting_on_its_optimizer() -> None:
     assert (
         local.run(paced, num_proc=2, env={"OMP_NUM_THREADS": "1"})
         == [[(0.5, 4.0), (0.5, 4.0), 0, True, True, [-2.0, -2.0]]] * 2
