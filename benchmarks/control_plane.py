@@ -1,9 +1,9 @@
 """The negotiation of 8 to 4096 simulated ranks over a simulated network: 25 us a hop, 10 Gbit/s at each host.
 
-Every rank runs the real Agreement, with the real Ballot of its host, and the real Neighbours encode and sign what it
-says; only sockets, bells and clock are simulated. "Network" counts hops, wake-ups and bytes alone; "with CPU" adds what
-the code took on this machine (processor time of the thread) and what the system calls of one message cost here. A cycle
-begins when all ranks submit at once and ends when the last of them has read the decision.
+Every rank runs the real Agreement, with the real Ballot of its host, and the real TreeLinks encode and sign what it
+says; only sockets, wake-ups and clock are simulated. "Network" counts hops, wake-ups and bytes alone; "with CPU" adds
+what the code took on this machine (processor time of the thread) and what the system calls of one message cost here. A
+cycle begins when all ranks submit at once and ends when the last of them has read the decision.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hvd_cluster.engine import tree
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.messages import Bucket, Decision
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.neighbours import Neighbours
 from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory.ballot import Ballot
+from hvd_cluster.engine.tree_links import TreeLinks
 from hvd_cluster.engine.world import World
 from hvd_cluster.rendezvous.session import Session
 from hvd_cluster.topology import Topology
@@ -40,7 +40,7 @@ HOP_S = 25e-6
 BITS_PER_S = 10e9
 #: One hop between processes of a host: a Unix socket took 13 us (ENGINE-FACTS, "Waiting").
 LOCAL_HOP_S = 13e-6
-#: From the bell of a rank that sleeps to its first instruction: an eventfd (the same table).
+#: From the wakeup of a rank that sleeps to its first instruction: an eventfd (the same table).
 WAKE_S = 6.5e-6
 #: TCP, IP and Ethernet headers with preamble and gap.
 HEADER_BYTES = 78
@@ -76,12 +76,12 @@ class Costs:
                 theirs.recv(1 << 18)
                 times["send"].append(sent_s - begin_s)
                 times["receive"].append(time.thread_time() - sent_s)
-        bell = os.eventfd(0, os.EFD_NONBLOCK)
+        wakeup = os.eventfd(0, os.EFD_NONBLOCK)
         begin_s = time.thread_time()
         for _ in range(500):
-            os.eventfd_write(bell, 1)
+            os.eventfd_write(wakeup, 1)
         ring_s = (time.thread_time() - begin_s) / 500
-        os.close(bell)
+        os.close(wakeup)
         return cls(statistics.median(times["send"]), statistics.median(times["receive"]), ring_s)
 
 
@@ -114,14 +114,14 @@ class SimulatedLink:
 
 
 class NoPoll:
-    """What the Neighbours register with; the simulation knows what has arrived."""
+    """What the TreeLinks register with; the simulation knows what has arrived."""
 
     def register(self, *_: Any) -> None:
         pass
 
 
 class SimulatedBallot(Ballot):
-    """The real ballot of a host, whose bells the simulation hears."""
+    """The real ballot of a host, whose wake-ups the simulation delivers."""
 
     on_wake: Callable[[list[int]], None]
 
@@ -145,7 +145,7 @@ class Node:
 
     rank: int
     host: int
-    neighbours: Neighbours
+    tree_links: TreeLinks
     links: dict[int, SimulatedLink]
     ballot: SimulatedBallot | None
     agreement: Agreement = field(init=False)
@@ -176,38 +176,42 @@ class Simulation:
         self.order = itertools.count()
         self.transmit_free_s = dict.fromkeys(hosts, 0.0)
         self.receive_free_s = dict.fromkeys(hosts, 0.0)
-        places = tree.plan([str(host) for host in hosts])
+        positions = tree.tree_positions([str(host) for host in hosts])
         ends: dict[tuple[int, int], SimulatedLink] = {}
-        for place in places:
-            for child in place.children:
+        for position in positions:
+            for child in position.children:
                 up, down = SimulatedLink(accepts=False), SimulatedLink(accepts=True)
                 _shake_hands(up.session, down.session)
-                ends[child, place.rank], ends[place.rank, child] = up, down
+                ends[child, position.rank], ends[position.rank, child] = up, down
         self.members = {0: frozenset(range(len(hosts)))}
         self.memories: dict[int, mmap.mmap] = {}
         self.nodes: list[Node] = []
-        for place in places:
-            links = {other: ends[place.rank, other] for other in place.neighbours}
-            topology = Topology(rank=place.rank, size=len(hosts))
-            world = World(topology, place, links, [], [], [], "", None, "")  # type: ignore[arg-type]
-            negotiator = Negotiator(place, self.members, 1024, lambda: 128 << 20)
-            ballot = self.ballot(place, hosts[place.rank], negotiator) if votes and len(place.host_ranks) > 1 else None
-            node = Node(place.rank, hosts[place.rank], Neighbours(world, NoPoll()), links, ballot)  # type: ignore[arg-type]
-            node.agreement = self.agreement(place, node, negotiator)
+        for position in positions:
+            links = {other: ends[position.rank, other] for other in position.linked_ranks}
+            topology = Topology(rank=position.rank, size=len(hosts))
+            world = World(topology, position, links, [], [], [], "", None, "")  # type: ignore[arg-type]
+            negotiator = Negotiator(position, self.members, 1024, lambda: 128 << 20)
+            ballot = (
+                self.ballot(position, hosts[position.rank], negotiator)
+                if votes and len(position.host_ranks) > 1
+                else None
+            )
+            node = Node(position.rank, hosts[position.rank], TreeLinks(world, NoPoll()), links, ballot)  # type: ignore[arg-type]
+            node.agreement = self.agreement(position, node, negotiator)
             for other, link in links.items():
                 link.on_send = lambda data, node=node, other=other: self.send(node, other, data)  # type: ignore[misc]
             self.nodes.append(node)
 
-    def ballot(self, place: tree.Place, host: int, negotiator: Negotiator) -> SimulatedBallot:
-        here = place.host_ranks
+    def ballot(self, position: tree.TreePosition, host: int, negotiator: Negotiator) -> SimulatedBallot:
+        here = position.host_ranks
         if host not in self.memories:
             self.memories[host] = mmap.mmap(-1, Ballot.num_bytes(len(here)))
         ballot = SimulatedBallot(
             self.memories[host],
             0,
             ranks=here,
-            index=here.index(place.rank),
-            bells=[-1] * len(here),
+            index=here.index(position.rank),
+            wakeups=[-1] * len(here),
             plan=negotiator.plan if len(here) == len(self.members[0]) else None,
             check=lambda: None,
             timeout_s=60.0,
@@ -216,10 +220,10 @@ class Simulation:
         ballot.on_wake = lambda indices: self.wake([here[index] for index in indices])
         return ballot
 
-    def agreement(self, place: tree.Place, node: Node, negotiator: Negotiator) -> Agreement:
-        readers = list(place.children) if node.ballot is None else place.children_elsewhere
+    def agreement(self, position: tree.TreePosition, node: Node, negotiator: Negotiator) -> Agreement:
+        readers = list(position.children) if node.ballot is None else position.remote_children
 
-        def carry_out(decision: Decision) -> None:
+        def execute(decision: Decision) -> None:
             assert isinstance(decision, Bucket)
             for key, _ in decision.requests:
                 del node.pending[key]
@@ -227,12 +231,12 @@ class Simulation:
         return Agreement(
             negotiator,
             node.ballot,
-            place=place,
-            quorum=lambda _: len(place.host_ranks),
+            position=position,
+            quorum=lambda _: len(position.host_ranks),
             pending=lambda: node.pending,
-            send_up=lambda message: node.neighbours.send_up(("up", message)),
-            send_down=lambda entries: node.neighbours.send_down(("log", entries), readers),
-            carry_out=carry_out,
+            send_up=lambda message: node.tree_links.send_up(("up", message)),
+            send_down=lambda entries: node.tree_links.send_down(("log", entries), readers),
+            execute=execute,
         )
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
@@ -316,17 +320,17 @@ class Simulation:
         self.work_begin_s, self.sent_costs_s = self.now_s, self.costs.receive_s * len(node.waiting)
         self.cpu_begin_s = time.thread_time()
         for source in sorted(node.waiting):
-            node.neighbours.receive(source)
+            node.tree_links.receive(source)
         node.waiting.clear()
         submitted = [Request((0, name), signature) for name, signature in requests]
         node.pending |= {request.key: request for request in submitted}
         was_pending = bool(node.pending)
         node.agreement.submit(submitted)
-        for source, (kind, content) in node.neighbours.take():
+        for source, (kind, content) in node.tree_links.take():
             if kind == "up":
-                node.agreement.hear(source, content)
+                node.agreement.receive(source, content)
             else:
-                node.agreement.hear_log(content)
+                node.agreement.receive_log(content)
         node.agreement.settle()
         while node.ballot is not None and not node.ballot.may_sleep():
             node.agreement.settle()
@@ -352,7 +356,7 @@ class Result:
     first_s: float
     most_messages: int
     mean_messages: float
-    most_bytes: int
+    max_bytes: int
 
 
 def simulate(hosts: list[int], num_requests: int, costs: Costs, *, votes: bool = True) -> Result:
@@ -388,7 +392,7 @@ def row(name: str, num_ranks: int, num_requests: int, result: Result) -> list[st
         f"{num_requests}",
         *times,
         f"{result.most_messages} ({result.mean_messages:.1f})",
-        f"{result.most_bytes:,}",
+        f"{result.max_bytes:,}",
     ]
 
 

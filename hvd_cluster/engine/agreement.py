@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from hvd_cluster.engine.messages import Decision, Entry, Ready, Recall, Tune, Up
+from hvd_cluster.engine.messages import Decision, Entry, Ready, Recall, ReportBatch, Tune
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Signature
-from hvd_cluster.engine.shared_memory.ballot import MOST_VOTES, Ballot, Vote
-from hvd_cluster.engine.tree import Place
+from hvd_cluster.engine.shared_memory.ballot import MAX_VOTES, Ballot, Vote
+from hvd_cluster.engine.tree import TreePosition
 
 
 class Votable(Protocol):
@@ -40,12 +40,12 @@ class Agreement:
     Args:
         negotiator: this rank's negotiator.
         ballot: what the ranks of this host share, if they do.
-        place: this rank's place in the tree.
+        position: this rank's position in the tree.
         quorum: how many ranks of this host a process set has.
         pending: the requests of this rank that are not decided.
         send_up: hands a message to the parent in the tree.
         send_down: hands a message of the log to those children that do not read it in the ballot.
-        carry_out: does what was decided.
+        execute: does what was decided.
     """
 
     def __init__(
@@ -53,42 +53,42 @@ class Agreement:
         negotiator: Negotiator,
         ballot: Ballot | None,
         *,
-        place: Place,
+        position: TreePosition,
         quorum: Callable[[int], int],
         pending: Callable[[], Mapping[Key, Votable]],
-        send_up: Callable[[Up], None],
+        send_up: Callable[[ReportBatch], None],
         send_down: Callable[[tuple[Entry, ...]], None],
-        carry_out: Callable[[Decision], None],
+        execute: Callable[[Decision], None],
     ) -> None:
         self._negotiator = negotiator
         self._ballot = ballot
-        self._is_root = place.parent is None
-        self._leads = place.leads
+        self._is_root = position.parent is None
+        self._is_leader = position.is_leader
         self._quorum = quorum
         self._pending = pending
         self._send_up = send_up
         self._send_down = send_down
-        self._carry_out = carry_out
+        self._execute = execute
         # What the log of the host had no room for.
-        self._uncast: list[Votable] = []
+        self._unsent_votes: list[Votable] = []
         self._unappended: deque[tuple[Entry, ...]] = deque()
         self._num_forgotten = 0
-        self._unrecalled: tuple[set[int], bool] | None = None
+        self._pending_recall: tuple[set[int], bool] | None = None
         #: This rank joins when it has read the recall that begins this epoch; None where it does not join.
         self._joins_at: int | None = None
 
     @property
-    def is_held_up(self) -> bool:
+    def is_blocked(self) -> bool:
         """The log of the host is full: once the other ranks have read it, :meth:`settle` goes on."""
-        return bool(self._uncast or self._unappended or self._unrecalled)
+        return bool(self._unsent_votes or self._unappended or self._pending_recall)
 
     def submit(self, requests: Sequence[Votable]) -> None:
         """Tell the other ranks of requests: by a vote where the log has an id for one, else by a report."""
         if self._ballot is None:
             for request in requests:
                 self._negotiator.submit(request.key, request.signature)
-        elif self._uncast:
-            self._uncast += requests
+        elif self._unsent_votes:
+            self._unsent_votes += requests
         elif requests:
             self._vote(self._ballot, requests)
 
@@ -106,20 +106,20 @@ class Agreement:
         self._negotiator.leave(rank)
 
     def tune(self, tune: Tune) -> None:
-        """At the root: let all ranks use other parameters, from one place of the log on."""
+        """At the root: let all ranks use other parameters, from one position of the log on."""
         self._negotiator.tune(tune)
 
-    def hear(self, child: int, message: Up) -> None:
+    def receive(self, child: int, message: ReportBatch) -> None:
         """A message from ``child`` has arrived."""
         if self._ballot is not None:
             # A rank of this host may have read further than this one: what it reports then is its next request of a
             # name, and would go with the notes of the one before when that is carried out here.
             self._read(self._ballot)
-        self._negotiator.hear(child, message)
+        self._negotiator.receive(child, message)
 
-    def hear_log(self, entries: tuple[Entry, ...]) -> None:
+    def receive_log(self, entries: tuple[Entry, ...]) -> None:
         """A message of the world's log has arrived from the parent."""
-        self._spread(entries)
+        self._distribute(entries)
 
     def settle(self) -> None:
         """Send up what is ready below, or decide on it; then carry out what was decided, in the order of the log."""
@@ -130,25 +130,25 @@ class Agreement:
                 return
             # Carrying out may free a name that was waiting to be negotiated.
             while entries := self._negotiator.take_log():
-                self._spread(entries)
-        elif self._is_held_up_by_others(ballot):
+                self._distribute(entries)
+        elif self._retry_blocked(ballot):
             self._read(ballot)
-        elif self._leads:
+        elif self._is_leader:
             self._lead(ballot)
         else:
             self._report()
-            if ballot.has_news:
+            if ballot.has_unread:
                 self._read(ballot)
                 self._report()
 
     # ---- the tree ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        message = self._negotiator.take_up() if self._negotiator.has_news else None
+        message = self._negotiator.take_reports() if self._negotiator.has_output else None
         if message is not None:
             self._send_up(message)
 
-    def _spread(self, entries: tuple[Entry, ...]) -> None:
+    def _distribute(self, entries: tuple[Entry, ...]) -> None:
         """One message of the world's log goes to whom this rank brings it, itself included.
 
         Through the ring of its host first, where that may be full: a child that had read further in the log than this
@@ -163,7 +163,7 @@ class Agreement:
     def _apply(self, entries: tuple[Entry, ...]) -> None:
         """Do what one message of the world's log says."""
         for decision in self._negotiator.apply(entries):
-            self._carry_out(decision)
+            self._execute(decision)
             if isinstance(decision, Tune) and self._ballot is not None:
                 self._ballot.forget_plans()
         if self._ballot is not None and self._num_forgotten != self._negotiator.num_forgotten:
@@ -172,14 +172,14 @@ class Agreement:
 
     # ---- the ballot -------------------------------------------------------------------------------------------------
 
-    def _is_held_up_by_others(self, ballot: Ballot) -> bool:
-        if self._unrecalled is not None:
-            (ids, suspend), self._unrecalled = self._unrecalled, None
+    def _retry_blocked(self, ballot: Ballot) -> bool:
+        if self._pending_recall is not None:
+            (ids, suspend), self._pending_recall = self._pending_recall, None
             self._recall(ballot, ids, suspend=suspend)
-        if self._uncast:
-            requests, self._uncast = self._uncast, []
+        if self._unsent_votes:
+            requests, self._unsent_votes = self._unsent_votes, []
             self._vote(ballot, requests)
-        return self._unrecalled is not None
+        return self._pending_recall is not None
 
     def _lead(self, ballot: Ballot) -> None:
         """The leader's part: what was reported goes up, or into the log, unless some rank may have voted for it."""
@@ -190,12 +190,12 @@ class Agreement:
                     return
                 self._send_down(self._unappended.popleft())
                 continue
-            if not self._negotiator.has_news:
+            if not self._negotiator.has_output:
                 return
             contested = {id for id in self._negotiator.take_contested() if ballot.may_be_voted_for(id)}
             if contested:
                 self._recall(ballot, contested, suspend=False)
-                if self._unrecalled is not None:
+                if self._pending_recall is not None:
                     return
                 continue
             if not self._is_root:
@@ -204,16 +204,16 @@ class Agreement:
             entries = self._negotiator.take_log()
             if not entries:
                 return
-            self._spread(entries)
+            self._distribute(entries)
 
     def _read(self, ballot: Ballot) -> None:
         # Carrying out what is read takes time, in which more may be written.
-        while ballot.has_news:
+        while ballot.has_unread:
             for message in ballot.read():
                 if isinstance(message, Ready):
                     self._note_ready(message.ids)
                 elif isinstance(message, Recall):
-                    self._vote_anew(message.epoch)
+                    self._vote_again(message.epoch)
                 else:
                     self._apply(message)
 
@@ -224,10 +224,10 @@ class Agreement:
             request = pending.get(self._negotiator.key_of(id))
             if request is not None:
                 request.epoch = -1
-        if self._leads:
-            self._negotiator.hear_votes(ids)
+        if self._is_leader:
+            self._negotiator.add_votes(ids)
 
-    def _vote_anew(self, epoch: int) -> None:
+    def _vote_again(self, epoch: int) -> None:
         self._submit_again(lambda request: request.epoch < epoch)
         if epoch == self._joins_at:
             self._joins_at = None
@@ -250,25 +250,25 @@ class Agreement:
             else:
                 votes.append(Vote(id, self._quorum(request.key[0])))
                 voting.append(request)
-        for start in range(0, len(votes), MOST_VOTES):
-            cast = ballot.cast(votes[start : start + MOST_VOTES])
+        for start in range(0, len(votes), MAX_VOTES):
+            cast = ballot.cast(votes[start : start + MAX_VOTES])
             if cast is None:
-                self._uncast = voting[start:]
+                self._unsent_votes = voting[start:]
                 return
-            for request in voting[start : start + MOST_VOTES]:
+            for request in voting[start : start + MAX_VOTES]:
                 request.epoch = cast.epoch
             if cast.refused:
                 refused = set(cast.refused)
-                for vote, request in zip(votes[start:], voting[start : start + MOST_VOTES], strict=False):
+                for vote, request in zip(votes[start:], voting[start : start + MAX_VOTES], strict=False):
                     if vote.id in refused:
                         request.epoch = -1
                         self._negotiator.submit(request.key, request.signature)
 
     def _recall(self, ballot: Ballot, ids: set[int], *, suspend: bool) -> None:
-        if self._unrecalled is not None:
-            held_ids, held_suspend = self._unrecalled
+        if self._pending_recall is not None:
+            held_ids, held_suspend = self._pending_recall
             ids, suspend = ids | held_ids, suspend or held_suspend
         epoch = ballot.recall(sorted(ids), suspend=suspend)
-        self._unrecalled = (ids, suspend) if epoch is None else None
+        self._pending_recall = (ids, suspend) if epoch is None else None
         if suspend:
             self._joins_at = epoch

@@ -15,7 +15,7 @@ from typing import Any
 from hvd_cluster.engine import process_sets as sets
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.interrupts import interrupts
-from hvd_cluster.engine.log_output import speak_as
+from hvd_cluster.engine.log_output import configure_logging
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
@@ -28,7 +28,7 @@ from hvd_cluster.topology import Topology, export, inherited
 logger = logging.getLogger(__name__)
 
 #: Worlds of an elastic job in a row that may break before they have come together: then it is no accident.
-_MOST_BROKEN_WORLDS = 10
+_MAX_BROKEN_WORLDS = 10
 
 _lock = threading.RLock()
 _engine: Engine | None = None
@@ -61,7 +61,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             return
         _register_exit_hooks()
         settings = Settings.from_env()
-        speak_as(settings)
+        configure_logging(settings)
         if isinstance(process_sets, str):
             if process_sets != "dynamic":
                 raise ValueError(f'process_sets={process_sets!r} is neither a list of ProcessSet nor "dynamic"')
@@ -89,7 +89,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
     """Join the next world of an elastic job; one that breaks while it comes together is followed by another."""
     member = membership(started_as)
-    for attempt in range(_MOST_BROKEN_WORLDS):
+    for attempt in range(_MAX_BROKEN_WORLDS):
         topology = member.next_place(settings.elastic_timeout_s)
         export(topology.to_env())  # scripts and their children read it there
         if member.interface:
@@ -101,7 +101,7 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
             _join(topology, comm, static, settings)
             return
         except (OSError, EOFError, HorovodInternalError) as error:
-            if attempt == _MOST_BROKEN_WORLDS - 1 or interrupts.has_come:
+            if attempt == _MAX_BROKEN_WORLDS - 1 or interrupts.has_come:
                 raise
             logger.info("generation %d did not come together: %s", topology.generation, error)
 

@@ -12,7 +12,7 @@ from hvd_cluster.engine.fusion import aligned
 #: A fresh 100 MB costs 65 to 94 ms at first touch, so buffers are kept; a step rarely has more buckets under way.
 _KEPT_PER_DEVICE = 4
 #: A larger one was a single huge request, and is given back.
-_MOST_KEPT_BYTES = 256 << 20
+_MAX_KEPT_BYTES = 256 << 20
 
 
 class BufferPool:
@@ -34,13 +34,13 @@ class BufferPool:
         try:
             yield buffer[:num_bytes]
         finally:
-            if buffer.numel() <= _MOST_KEPT_BYTES:
+            if buffer.numel() <= _MAX_KEPT_BYTES:
                 free.append(buffer)
             if len(free) > _KEPT_PER_DEVICE:
                 _remove(free, min(free, key=torch.Tensor.numel))
 
 
-def places(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tuple[list[slice], int]:
+def layout(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tuple[list[slice], int]:
     """Where each tensor stands in a bucket, as slices of bytes, and the bucket's length in bytes.
 
     Args:

@@ -1,9 +1,9 @@
-"""The engine: what the collectives of every framework are handed to.
+"""The engine, which executes the collectives of every framework.
 
 :meth:`Engine.submit` is the only way in. In a world of several ranks :class:`~hvd_cluster.engine.loop.Loop` does the
-work, driven by whoever holds the :class:`~hvd_cluster.engine.baton.Baton`: the engine's own thread, which sleeps in one
-poll over a bell and the connections to its neighbours, so an idle worker costs no CPU and notices a dead peer; or a
-thread that waits for a result. A world of one works in its callers' threads.
+work, in the thread that holds the :class:`~hvd_cluster.engine.progress_lock.ProgressLock`: the engine's own thread or a
+thread that waits for a result. The engine's thread sleeps in one poll over the wakeup descriptor and the tree links, so
+an idle worker uses no CPU and notices a dead peer. A world of one works in its callers' threads.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import ExitStack
 
 import torch
 
-from hvd_cluster.engine.baton import Baton
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
-from hvd_cluster.engine.loop import FAREWELL_S, Loop
-from hvd_cluster.engine.mailbox import Mailbox, SerialNumber
-from hvd_cluster.engine.neighbours import NeighbourGone
+from hvd_cluster.engine.loop import SHUTDOWN_TIMEOUT_S, Loop
+from hvd_cluster.engine.progress_lock import ProgressLock
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
+from hvd_cluster.engine.submission_queue import SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
+from hvd_cluster.engine.tree_links import PeerLost
 from hvd_cluster.engine.world import World
 from hvd_cluster.settings import Settings
 
@@ -47,30 +47,30 @@ class Engine:
         self.process_sets = process_sets
         self._settings = settings
         self._rank = world.topology.rank
-        self._alone: _Alone | None = None
-        self._baton: Baton | None = None
+        self._alone: _SingleRankEngine | None = None
+        self._progress_lock: ProgressLock | None = None
         cycle_time_ms = settings.cycle_time_ms
         if cycle_time_ms is None:
             cycle_time_ms = _LOCAL_CYCLE_MS if len(set(world.host_keys)) == 1 else _CYCLE_MS
-        self._mailbox = Mailbox(cycle_time_ms / 1000)
+        self._submissions = SubmissionQueue(cycle_time_ms / 1000)
         if world.topology.size == 1:
-            self._alone = _Alone(world, settings)
+            self._alone = _SingleRankEngine(world, settings)
             return
         with ExitStack() as on_failure:
             poll = select.epoll()
-            on_failure.callback(self._mailbox.close)
+            on_failure.callback(self._submissions.close)
             on_failure.callback(poll.close)
             try:
-                self._loop = Loop(world, settings, process_sets, self._mailbox, poll)
-            except NeighbourGone as gone:
+                self._loop = Loop(world, settings, process_sets, self._submissions, poll)
+            except PeerLost as gone:
                 raise ConnectionError(f"the world did not come together: {gone.reason}") from gone
-            self._baton = Baton(self._loop, poll)
+            self._progress_lock = ProgressLock(self._loop, poll)
             on_failure.pop_all()
 
     def start(self) -> None:
         """Begin to work; called once."""
-        if self._baton is not None:
-            self._baton.thread.start()
+        if self._progress_lock is not None:
+            self._progress_lock.thread.start()
 
     @property
     def has_dynamic_process_sets(self) -> bool:
@@ -79,12 +79,14 @@ class Engine:
 
     def transport_name(self, process_set_id: int, device: torch.device) -> str:
         """What carries the tensors of a process set on a kind of device, e.g. "SHM"."""
-        return AloneTransport.name if self._baton is None else self._loop.transports[process_set_id, device].name
+        return (
+            AloneTransport.name if self._progress_lock is None else self._loop.transports[process_set_id, device].name
+        )
 
     @property
     def arena(self) -> Arena | None:
         """Where tensors live that the ranks of this host can all reach; None where they share no memory."""
-        return None if self._baton is None or self._loop.host is None else self._loop.host.arena
+        return None if self._progress_lock is None or self._loop.host is None else self._loop.host.arena
 
     def submit(self, request: Request, *, is_waited_for: bool = False) -> Handle:
         """Hand in a request.
@@ -109,25 +111,25 @@ class Engine:
             if request.is_unnamed:
                 request.name += f".{self.next_number(request.process_set_id, request.name)}"
                 request.is_unnamed = False
-            self._alone.carry_out(request)
+            self._alone.execute(request)
         else:
-            self._mailbox.submit(request, is_waited_for=is_waited_for)
+            self._submissions.submit(request, is_waited_for=is_waited_for)
         return request.handle
 
-    def drive(self, handle: Handle) -> None:
+    def progress(self, handle: Handle) -> None:
         """This thread waits for ``handle``: let it do the engine's work until the outcome is there.
 
         Raises:
             HorovodInternalError: this thread does so already; a signal handler or a ``__del__`` waits.
         """
-        if self._baton is None:
+        if self._progress_lock is None:
             return
         if torch.is_inference_mode_enabled():
             # What the engine makes in this thread must be of use in others.
             with torch.inference_mode(False):
-                self._baton.drive_until(handle)
+                self._progress_lock.progress_until(handle)
         else:
-            self._baton.drive_until(handle)
+            self._progress_lock.progress_until(handle)
 
     def join(self, device: int = -1) -> Handle:
         """This rank has run out of data; the handle gives the rank that joined last, once all have.
@@ -138,16 +140,16 @@ class Engine:
         Raises:
             ValueError: this rank has joined already.
         """
-        handle = Handle(self.drive)
+        handle = Handle(self.progress)
         if self._alone is not None:
             handle.succeed(self._rank)
         else:
-            self._mailbox.join(handle, device)
+            self._submissions.join(handle, device)
         return handle
 
     def next_number(self, process_set_id: int, family: str) -> SerialNumber:
         """The next number of unnamed operations of one family."""
-        return self._mailbox.next_number(process_set_id, family)
+        return self._submissions.next_number(process_set_id, family)
 
     def note_span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
         """For the timeline: something outside the engine went on between two times of ``time.monotonic()``."""
@@ -159,48 +161,48 @@ class Engine:
         if self._alone is not None:
             self._alone.record_timeline(path, mark_cycles)
         elif self._rank == 0:
-            self._mailbox.command("timeline", (path, mark_cycles))
+            self._submissions.command("timeline", (path, mark_cycles))
 
     def abort(self, reason: str) -> None:
         """End the world with an error: every operation under way, and every later one, fails on all ranks."""
-        if self._baton is not None:
-            self._mailbox.command("abort", reason)
+        if self._progress_lock is not None:
+            self._submissions.command("abort", reason)
 
     def shutdown(self) -> None:
         """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
         if self._alone is not None:
             self._alone.close()
-        elif self._baton is not None:
-            is_over = self._baton.is_over
+        elif self._progress_lock is not None:
+            is_over = self._progress_lock.is_over
             reason = "its shutdown() was interrupted"
             try:
-                self._mailbox.command("leave")
-                if is_over.wait(self._settings.gloo_timeout_s + FAREWELL_S):
-                    self._baton.thread.join(FAREWELL_S)
+                self._submissions.command("leave")
+                if is_over.wait(self._settings.gloo_timeout_s + SHUTDOWN_TIMEOUT_S):
+                    self._progress_lock.thread.join(SHUTDOWN_TIMEOUT_S)
                 reason = "shutdown() was called, but another rank did not answer"
             finally:
                 if not is_over.is_set():
                     logger.warning("rank %d: the engine's connections are cut: %s", self._rank, reason)
-                    self._mailbox.command("abort", reason)
-                    is_over.wait(FAREWELL_S)
+                    self._submissions.command("abort", reason)
+                    is_over.wait(SHUTDOWN_TIMEOUT_S)
                 self._close()
             return
         self._close()
 
     def _close(self) -> None:
-        self._mailbox.close()
+        self._submissions.close()
         self.world.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the connections without ending them; they are the parent's."""
         for link in self.world.links.values():
             link.close()
-        if self._baton is not None:
-            self._baton.abandon()
-        self._mailbox.abandon()
+        if self._progress_lock is not None:
+            self._progress_lock.abandon()
+        self._submissions.abandon()
 
 
-class _Alone:
+class _SingleRankEngine:
     """A world of one: whoever submits does the work, one at a time."""
 
     def __init__(self, world: World, settings: Settings) -> None:
@@ -210,7 +212,7 @@ class _Alone:
         self.recorder = Recorder(self._rank, world.topology.host)
         self._timeline = JobTimeline(self.recorder, None, settings.timeline_max_mb)
 
-    def carry_out(self, request: Request) -> None:
+    def execute(self, request: Request) -> None:
         """Do what is asked, here and now."""
         device = request.inputs[0].device if request.inputs else torch.device("cpu")
         with self._lock:

@@ -12,7 +12,7 @@ import torch
 
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives import COLLECTIVES
-from hvd_cluster.engine.collectives.allreduce import reduce_at_once
+from hvd_cluster.engine.collectives.allreduce import reduce_inline
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.launch_order import LaunchOrder
 from hvd_cluster.engine.request import Kind, Request
@@ -171,7 +171,7 @@ class Execution:
             yield
 
 
-def carry_out_at_once(
+def execute_inline(
     requests: list[Request], transport: Transport, recorder: Recorder, release: Callable[[], None]
 ) -> bool:
     """Carry out a bucket here and now, if the transport can: no stages, nothing to wait for; False if it cannot.
@@ -181,7 +181,7 @@ def carry_out_at_once(
     if not transport.ends_in_caller or requests[0].signature.kind != Kind.ALLREDUCE:
         return False
     start_s = time.monotonic()
-    results = reduce_at_once(requests, transport)
+    results = reduce_inline(requests, transport)
     if results is None:
         return False
     if recorder.enabled:

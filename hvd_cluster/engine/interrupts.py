@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 #: How long work that waits for other ranks may hold an exception back.
-_MOST_S = 5.0
+_MAX_DELAY_S = 5.0
 
 _NUMBERS = range(1, signal.NSIG)
 # Below the signal module, whose functions make an enum of each number: that takes longer than all else here.
@@ -26,7 +26,7 @@ _get: Callable[[int], Any] = _signal.getsignal
 _set: Callable[[int, Any], Any] = _signal.signal
 
 
-class _StandIn:
+class _DeferringHandler:
     """Calls a handler."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -47,27 +47,30 @@ class Interrupts:
     def __init__(self) -> None:
         #: What a handler raises is kept.
         self.is_held_back = False
-        self._has_stand_ins = False
+        self._is_installed = False
         self._kept: BaseException | None = None
         self._kept_s = 0.0
         self._handlers: list[Any] = []
-        self._stand_ins: list[tuple[int, _StandIn]] = []
+        self._wrappers: list[tuple[int, _DeferringHandler]] = []
 
     def begin(self) -> bool:
         """Hold back what handlers raise; True if :meth:`end` has to be called, where this thread does so already."""
-        if self._has_stand_ins or threading.get_ident() != threading.main_thread().ident:
+        if self._is_installed or threading.get_ident() != threading.main_thread().ident:
             return False
         handlers = [*map(_get, _NUMBERS)]
         if handlers != self._handlers:
             # A stand-in is found where an exception has come between the lines of end().
-            found = [(n, h.handler if isinstance(h, _StandIn) else h) for n, h in zip(_NUMBERS, handlers, strict=True)]
-            self._stand_ins = [(number, _StandIn(handler)) for number, handler in found if callable(handler)]
+            found = [
+                (n, h.handler if isinstance(h, _DeferringHandler) else h)
+                for n, h in zip(_NUMBERS, handlers, strict=True)
+            ]
+            self._wrappers = [(number, _DeferringHandler(handler)) for number, handler in found if callable(handler)]
             self._handlers = handlers
         try:
             self._kept = None
-            self._has_stand_ins = self.is_held_back = True
-            for number, stand_in in self._stand_ins:
-                _set(number, stand_in)
+            self._is_installed = self.is_held_back = True
+            for number, wrapper in self._wrappers:
+                _set(number, wrapper)
         except BaseException:  # of a handler without a stand-in yet
             self.end()
             raise
@@ -75,10 +78,10 @@ class Interrupts:
 
     def end(self) -> None:
         """Raise what was kept, and from here on at once what handlers raise."""
-        self._has_stand_ins = self.is_held_back = False
-        for number, stand_in in self._stand_ins:
-            if _get(number) is stand_in:  # a handler may have put another one in its place
-                _set(number, stand_in.handler)
+        self._is_installed = self.is_held_back = False
+        for number, wrapper in self._wrappers:
+            if _get(number) is wrapper:  # a handler may have put another one in its place
+                _set(number, wrapper.handler)
         self.release()
 
     def wait(self) -> None:
@@ -112,7 +115,7 @@ class Interrupts:
         Where nothing is held back, it was raised already, and something has caught it: raise it again.
         :meth:`end` raises it to the caller.
         """
-        if self._kept is None or (self.is_held_back and time.monotonic() - self._kept_s < _MOST_S):
+        if self._kept is None or (self.is_held_back and time.monotonic() - self._kept_s < _MAX_DELAY_S):
             return
         if threading.get_ident() == threading.main_thread().ident:
             self._kept_s = math.inf

@@ -13,18 +13,18 @@ import torch
 from hvd_cluster.engine.agreement import Agreement
 from hvd_cluster.engine.autotune import Observation, Tuner
 from hvd_cluster.engine.buffers import BufferPool
-from hvd_cluster.engine.execution import Execution, carry_out_at_once
-from hvd_cluster.engine.host import share_host, spares_cores
+from hvd_cluster.engine.execution import Execution, execute_inline
+from hvd_cluster.engine.host_memory import has_core_per_rank, share_host_memory
 from hvd_cluster.engine.interrupts import interrupts
-from hvd_cluster.engine.mailbox import Mailbox
 from hvd_cluster.engine.messages import Bucket, Close, Decision, Entry, JoinDone, Refuse, Tune
 from hvd_cluster.engine.negotiation import Negotiator
-from hvd_cluster.engine.neighbours import Message, NeighbourGone, Neighbours
 from hvd_cluster.engine.queues import Queues
 from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, neutral_for
 from hvd_cluster.engine.stall import StallInspector
+from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
+from hvd_cluster.engine.tree_links import Message, PeerLost, TreeLinks
 from hvd_cluster.engine.world import World
 from hvd_cluster.errors import (
     SHUT_DOWN_TEXT,
@@ -38,25 +38,25 @@ from hvd_cluster.settings import Settings
 logger = logging.getLogger(__name__)
 
 #: A transport that fails often does so because a rank has died, and the news of that is on its way.
-_NEWS_S = 0.5
+_FAILURE_NEWS_S = 0.5
 #: How long the engine waits at the end for the ranks below it.
-FAREWELL_S = 10.0
+SHUTDOWN_TIMEOUT_S = 10.0
 #: How soon to try again when the log of the host is full.
 _RETRY_S = 0.001
 #: A driver looks so often for the other ranks' news before it sleeps: about 50 us.
-_MOST_LOOKS = 400
+_MAX_SPINS = 400
 
 _CPU = torch.device("cpu")
 
 
 class Loop:
-    """The state of one rank of a world of several. Only the holder of the baton calls its methods.
+    """The state of one rank of a world of several. Only the holder of the progress lock calls its methods.
 
     Args:
         world: the connected world.
         settings: the knobs.
         process_sets: the ranks of each process set; grows and shrinks with the dynamic ones.
-        mailbox: where requests come from.
+        submissions: where requests come from.
         poll: what the driver waits on.
     """
 
@@ -65,7 +65,7 @@ class Loop:
         world: World,
         settings: Settings,
         process_sets: dict[int, tuple[int, ...]],
-        mailbox: Mailbox,
+        submissions: SubmissionQueue,
         poll: select.epoll,
     ) -> None:
         self._world = world
@@ -73,24 +73,24 @@ class Loop:
         self._settings = settings
         self._rank = world.topology.rank
         self.recorder = Recorder(self._rank, world.topology.host)
-        self._is_root = world.place.parent is None
-        self._mailbox = mailbox
-        poll.register(mailbox.bell, select.EPOLLIN)
-        poll.register(mailbox.cycle.descriptor, select.EPOLLIN)
-        poll.register(mailbox.rest.descriptor, select.EPOLLIN)
-        self._neighbours = Neighbours(world, poll)
+        self._is_root = world.tree_position.parent is None
+        self._submissions = submissions
+        poll.register(submissions.wakeup, select.EPOLLIN)
+        poll.register(submissions.cycle_timer.descriptor, select.EPOLLIN)
+        poll.register(submissions.idle_timer.descriptor, select.EPOLLIN)
+        self._links = TreeLinks(world, poll)
         self._timeline = JobTimeline(
             self.recorder,
-            None if self._is_root else lambda events: self._neighbours.send_up(("events", events)),
+            None if self._is_root else lambda events: self._links.send_up(("events", events)),
             settings.timeline_max_mb,
         )
         self._buffers = BufferPool()
         self._fusion_threshold_bytes = settings.fusion_threshold_bytes
         self._tuner: Tuner | None = None
         if settings.autotune and self._is_root:
-            self._tuner = Tuner.from_settings(settings, Settings.given(), mailbox.cycle.delay_s * 1000)
+            self._tuner = Tuner.from_settings(settings, Settings.given(), submissions.cycle_timer.delay_s * 1000)
         self._negotiator = Negotiator(
-            world.place,
+            world.tree_position,
             {id: frozenset(ranks) for id, ranks in process_sets.items()},
             settings.cache_capacity,
             lambda: self._fusion_threshold_bytes,
@@ -100,10 +100,10 @@ class Loop:
             check, plan = self._check, self._negotiator.plan
             if world.client is not None:
                 world.client.watch = check
-            self.host = share_host(world, settings, mailbox.bell, plan=plan, check=check)
+            self.host = share_host_memory(world, settings, submissions.wakeup, plan=plan, check=check)
             if self.host is not None:
                 undo.callback(self.host.close)
-            self.transports = TransportTable(world, settings, process_sets, check, self.host, mailbox.bell)
+            self.transports = TransportTable(world, settings, process_sets, check, self.host, submissions.wakeup)
             undo.callback(self.transports.close)
             for process_set_id in sorted(process_sets):
                 self.transports.build(process_set_id)
@@ -111,25 +111,30 @@ class Loop:
         self._ballot = None if self.host is None else self.host.ballot
         if self._ballot is not None:
             ballot = self._ballot
-            self._neighbours.is_closed = lambda: ballot.is_closed
-        here = set(world.place.host_ranks)
+            self._links.is_closed = lambda: ballot.is_closed
+        position = world.tree_position
+        here = set(position.host_ranks)
         self._has_all_ranks_here = len(here) == world.topology.size
-        self._leads_others = world.place.leads and self._ballot is not None and not self._has_all_ranks_here
+        self._leads_other_hosts = (
+            world.tree_position.is_leader and self._ballot is not None and not self._has_all_ranks_here
+        )
         #: Who does not read the log in the ballot.
-        self._log_readers = list(world.place.children if self._ballot is None else world.place.children_elsewhere)
+        self._log_readers = list(
+            world.tree_position.children if self._ballot is None else world.tree_position.remote_children
+        )
         self._agreement = Agreement(
             self._negotiator,
             self._ballot,
-            place=world.place,
+            position=position,
             quorum=cache(lambda process_set_id: len(here.intersection(process_sets[process_set_id]))),
-            pending=mailbox.pending,
-            send_up=lambda message: self._neighbours.send_up(("up", message)),
+            pending=submissions.pending,
+            send_up=lambda message: self._links.send_up(("up", message)),
             send_down=self._send_log,
-            carry_out=self._carry_out,
+            execute=self._execute_decision,
         )
         self._queues = Queues(
             process_sets,
-            mailbox.ring,
+            submissions.wake,
             self._check,
             is_idle=self.transports.is_idle,
             on_drained=self.transports.remove,
@@ -140,19 +145,19 @@ class Loop:
             world.hosts,
             process_sets,
             settings,
-            send_up=lambda message: self._neighbours.send_up(("stall", message)),
-            send_down=lambda message: self._neighbours.send_down(("stall", message)),
+            send_up=lambda message: self._links.send_up(("stall", message)),
+            send_down=lambda message: self._links.send_down(("stall", message)),
             abort=self._abort,
         )
         # What other hosts have to say takes longer than a look is worth.
-        self._most_looks = _MOST_LOOKS if self._has_all_ranks_here and spares_cores(world.topology.size) else 0
-        self._usual_looks = 0
+        self._max_spins = _MAX_SPINS if self._has_all_ranks_here and has_core_per_rank(world.topology.size) else 0
+        self._typical_spins = 0
         self._join_handle: Handle | None = None
         self._join_device = -1
         self._deciding: list[Request] = []
         self._closing_since_s: float | None = None
 
-    # ---- what the baton asks for ------------------------------------------------------------------------------------
+    # ---- called by the progress lock --------------------------------------------------------------------------------
 
     def is_over(self) -> bool:
         """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
@@ -160,8 +165,8 @@ class Loop:
             return True
         if self._closing_since_s is None or self._queues:
             return False
-        if self._neighbours.has_children:
-            return time.monotonic() - self._closing_since_s > FAREWELL_S
+        if self._links.has_children:
+            return time.monotonic() - self._closing_since_s > SHUTDOWN_TIMEOUT_S
         return True
 
     def work(self, *, is_waited_for: bool) -> None:
@@ -170,75 +175,75 @@ class Loop:
         Args:
             is_waited_for: somebody waits for what was submitted, so it is not held back for company.
         """
-        if self._neighbours.has_message:
-            for rank, message in self._neighbours.take():
+        if self._links.has_message:
+            for rank, message in self._links.take():
                 self._take_message(rank, message)
         if self._is_broken:
             return
-        if self._mailbox.has_commands:
+        if self._submissions.has_commands:
             self._take_commands()
-        if self._mailbox.has_submitted and (is_waited_for or self._mailbox.is_urgent):
+        if self._submissions.has_submitted and (is_waited_for or self._submissions.is_urgent):
             self._negotiate()
         if self._queues.has_finished:
             self._queues.advance()
         self._agreement.settle()
         if self.recorder.enabled:
             self._timeline.flush()
-        if self._neighbours.has_sent:
-            self._neighbours.rearm()
+        if self._links.has_sent:
+            self._links.rearm()
 
-    def expect(self) -> bool:
+    def spin(self) -> bool:
         """Look for the other ranks' news for a moment; how long adapts to how long it had to, as in Semaphores."""
         ballot = self._ballot
         if ballot is None:
             return False
-        limit = min(self._most_looks, 2 * self._usual_looks + 40)
+        limit = min(self._max_spins, 2 * self._typical_spins + 40)
         looks = 0
-        while looks < limit and not ballot.has_news:
+        while looks < limit and not ballot.has_unread:
             looks += 1
-        self._usual_looks += (looks - self._usual_looks) // 8
-        return ballot.has_news
+        self._typical_spins += (looks - self._typical_spins) // 8
+        return ballot.has_unread
 
     def may_sleep(self) -> bool:
         """False if there is something to do; True promises that the poll will report what comes."""
-        if self._neighbours.has_message or self._queues.has_finished:
+        if self._links.has_message or self._queues.has_finished:
             return False
         return self._ballot is None or self._ballot.may_sleep()
 
     def deadline_s(self) -> float | None:
         """When there is something to do whatever happens, or None."""
-        farewell_s = None if self._closing_since_s is None else self._closing_since_s + FAREWELL_S
+        farewell_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         stall_s = None
-        if self._mailbox.has_pending or self._stall.is_asking:
-            stall_s = self._stall.next_check_s(list(self._mailbox.pending().values()))
-        retry_s = time.monotonic() + _RETRY_S if self._agreement.is_held_up else None
+        if self._submissions.has_pending or self._stall.is_waiting:
+            stall_s = self._stall.next_check_s(list(self._submissions.pending().values()))
+        retry_s = time.monotonic() + _RETRY_S if self._agreement.is_blocked else None
         times = (self._timeline.next_flush_s, stall_s, farewell_s, retry_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def hear(self, events: list[tuple[int, int]]) -> None:
+    def handle_events(self, events: list[tuple[int, int]]) -> None:
         """Take in what the poll has reported."""
         for descriptor, event in events:
-            if descriptor == self._mailbox.bell:
-                self._mailbox.silence()
-            elif descriptor == self._mailbox.cycle.descriptor:
-                self._mailbox.end_cycle()
-            elif descriptor == self._mailbox.rest.descriptor:
-                self._mailbox.rest.silence()
-            elif (rank := self._neighbours.rank_of(descriptor)) is not None:
+            if descriptor == self._submissions.wakeup:
+                self._submissions.clear_wakeup()
+            elif descriptor == self._submissions.cycle_timer.descriptor:
+                self._submissions.end_cycle()
+            elif descriptor == self._submissions.idle_timer.descriptor:
+                self._submissions.idle_timer.clear()
+            elif (rank := self._links.rank_of(descriptor)) is not None:
                 if event & ~select.EPOLLOUT:
-                    self._hear(rank)
+                    self._receive(rank)
                 else:
-                    self._neighbours.flush(rank)
-        self._stall.inspect(list(self._mailbox.pending().values()))
+                    self._links.flush(rank)
+        self._stall.inspect(list(self._submissions.pending().values()))
 
     def fail(self, error: BaseException) -> None:
         """Driving has failed: every rank must hear of it."""
         where = f"rank {self._rank} on {self._world.topology.host}"
-        if isinstance(error, NeighbourGone):
+        if isinstance(error, PeerLost):
             self._abort(error.reason, error.source)
             return
         logger.debug("rank %d: the engine failed", self._rank, exc_info=error)
-        culprit = self._neighbours.await_news(_NEWS_S) if isinstance(error, RuntimeError) else None
+        culprit = self._links.await_failure(_FAILURE_NEWS_S) if isinstance(error, RuntimeError) else None
         if culprit is not None:
             self._abort(culprit.reason, culprit.source)
         elif isinstance(error, Exception):
@@ -254,39 +259,39 @@ class Loop:
             if self.host is not None:
                 ends.callback(self.host.close)
             ends.callback(self.transports.close)
-            ends.callback(self._neighbours.send_all, ("bye", None))
+            ends.callback(self._links.send_all, ("bye", None))
             ends.callback(self._timeline.close)
             ends.callback(self._timeline.stop)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """A thread that does not drive waits for what it has submitted."""
-        self._mailbox.is_urgent = True
-        self._mailbox.ring()
+        self._submissions.is_urgent = True
+        self._submissions.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Make the poll report something."""
-        self._mailbox.ring()
+        self._submissions.wake()
 
-    def rest(self) -> None:
+    def hand_over(self) -> None:
         """A driver leaves, and perhaps nobody drives for long.
 
         Where nothing is pending, the other ranks do not ring for this one for a moment: in a stream of operations it
         comes back by itself. (But for the leader of a host among others, which the ranks of its host may need for what
         does not concern it.) What has gone off while the driver worked shall not wake the engine's thread after it.
         """
-        if self._mailbox.cycle.is_due and self._mailbox.end_cycle():
-            self.ring()
-        if self._mailbox.rest.is_due:
-            self._mailbox.rest.silence()
-        if not self._mailbox.has_pending and not self._leads_others:
-            self._mailbox.rest.start()
+        if self._submissions.cycle_timer.is_due and self._submissions.end_cycle():
+            self.wake()
+        if self._submissions.idle_timer.is_due:
+            self._submissions.idle_timer.clear()
+        if not self._submissions.has_pending and not self._leads_other_hosts:
+            self._submissions.idle_timer.start()
         elif not self.may_sleep():
-            self.ring()
+            self.wake()
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def _take_commands(self) -> None:
-        for name, argument in self._mailbox.take_commands():
+        for name, argument in self._submissions.take_commands():
             if name == "join":
                 # What was submitted before counts as submitted: a joined rank's word would stand in for it otherwise,
                 # and the late report be taken for the next request of that name.
@@ -297,44 +302,44 @@ class Loop:
             elif name == "leave":
                 self._agreement.leave(self._rank)
             elif name == "timeline":
-                self._neighbours.send_down(("timeline", argument))
+                self._links.send_down(("timeline", argument))
                 self._set_timeline(*argument)
             else:
                 raise RuntimeError(argument)
 
     def _negotiate(self) -> None:
         self.recorder.mark_cycle()
-        requests = self._mailbox.take_submitted()
+        requests = self._submissions.take_submitted()
         if requests:
             self._stall.note(requests[-1].name)
             self._agreement.submit(requests)
 
     def _send_log(self, entries: tuple[Entry, ...]) -> None:
         kind = "close" if any(isinstance(entry, Close) for entry in entries) else "log"
-        self._neighbours.send_down((kind, entries), self._log_readers)
+        self._links.send_down((kind, entries), self._log_readers)
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _execute_decision(self, decision: Decision) -> None:
         if isinstance(decision, Bucket):
-            self._execute(decision)
+            self._execute_bucket(decision)
         elif isinstance(decision, Refuse):
-            request = self._mailbox.decide(decision.key)
+            request = self._submissions.decide(decision.key)
             if request is not None:
                 kind = RanksDisagreeError if decision.is_disagreement else JoinUnsupportedError
                 request.handle.fail(kind(decision.text))
         elif isinstance(decision, JoinDone):
-            self._mailbox.unjoin()
+            self._submissions.end_join()
             if self._join_handle is not None:
                 handle, self._join_handle = self._join_handle, None
                 handle.succeed(decision.last_rank)
         elif isinstance(decision, Tune):
             self._fusion_threshold_bytes = decision.fusion_threshold_bytes
-            self._mailbox.cycle.delay_s = decision.cycle_time_ms / 1000
+            self._submissions.cycle_timer.delay_s = decision.cycle_time_ms / 1000
         elif isinstance(decision, Close):
             self._close(decision)
 
-    def _execute(self, bucket: Bucket) -> None:
+    def _execute_bucket(self, bucket: Bucket) -> None:
         process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
         if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
             self._change_process_sets(bucket.requests[0][0], first)
@@ -343,7 +348,7 @@ class Loop:
         if self._rank not in self._process_sets.get(process_set_id, ()):
             return
         keys = [key for key, _ in bucket.requests]
-        mine = self._mailbox.begin(keys)
+        mine = self._submissions.begin(keys)
         # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
         self._deciding = [request for request in mine if request is not None]
         if len(self._deciding) < len(mine) and self._join_handle is None:
@@ -372,8 +377,8 @@ class Loop:
         buckets = self._queues[process_set_id]
         observe = None if self._tuner is None else self._observe
         decided_s = 0.0 if observe is None else time.monotonic()
-        release = partial(self._mailbox.finish, keys)
-        if buckets or not carry_out_at_once(requests, transport, self.recorder, release):
+        release = partial(self._submissions.finish, keys)
+        if buckets or not execute_inline(requests, transport, self.recorder, release):
             buckets.append(Execution(requests, transport, self._buffers, self.recorder, release, observe))
         elif observe is not None:
             observe(requests, decided_s, time.monotonic())
@@ -391,7 +396,7 @@ class Loop:
 
     def _change_process_sets(self, key: Key, signature: Signature) -> None:
         """Add or remove a process set; every rank does so at the same place of the log."""
-        request = self._mailbox.decide(key)
+        request = self._submissions.decide(key)
         self._deciding = [] if request is None else [request]
         if signature.kind == Kind.ADD_PROCESS_SET:
             id = self._next_process_set_id
@@ -405,7 +410,7 @@ class Loop:
             id = next(id for id, ranks in self._process_sets.items() if ranks == signature.ranks)
             self._negotiator.remove_process_set(id)
             del self._process_sets[id]
-            for orphan in self._mailbox.withdraw(id):
+            for orphan in self._submissions.withdraw(id):
                 orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
             self._queues.remove(id)
         self._deciding = []
@@ -420,21 +425,19 @@ class Loop:
 
     def _check(self) -> None:
         """While work waits for other ranks: raise what ends the wait, the end of the world or an overdue interrupt."""
-        self._neighbours.check()
+        self._links.check()
         interrupts.check()
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, rank: int) -> None:
+    def _receive(self, rank: int) -> None:
         try:
-            self._neighbours.receive(rank)
-        except NeighbourGone as gone:
+            self._links.receive(rank)
+        except PeerLost as gone:
             if self._ballot is not None and not self._is_broken:
                 self._agreement.settle()  # the end may stand there
             # An end without a farewell, while something all had agreed on is under way, is no end in good order.
-            is_expected = self._closing_since_s is not None and (
-                self._neighbours.has_said_bye(rank) or not self._queues
-            )
+            is_expected = self._closing_since_s is not None and (self._links.has_said_bye(rank) or not self._queues)
             if not is_expected:
                 self._abort(gone.reason, gone.source)
 
@@ -442,18 +445,18 @@ class Loop:
         kind, content = message
         if kind == "up":
             if not self._is_broken:
-                self._agreement.hear(rank, content)
+                self._agreement.receive(rank, content)
         elif kind in ("log", "close"):
             if not self._is_broken:
-                self._agreement.hear_log(content)
+                self._agreement.receive_log(content)
         elif kind == "bye":
-            self._neighbours.note_bye(rank)
+            self._links.note_bye(rank)
         elif kind == "events":
             self._timeline.write(content)
         elif kind == "stall":
-            self._stall.hear(content, self._mailbox.pending())
+            self._stall.receive(content, self._submissions.pending())
         elif kind == "timeline":
-            self._neighbours.send_down(message)
+            self._links.send_down(message)
             self._set_timeline(*content)
         else:
             self._abort(content, rank)
@@ -466,7 +469,7 @@ class Loop:
 
         It would wait for ranks that are gone, unnoticed: those that told of the abort have said farewell.
         """
-        return self._mailbox.has_ended and self._closing_since_s is None
+        return self._submissions.has_ended and self._closing_since_s is None
 
     def _close(self, close: Close) -> None:
         """The world ends in good order: what stands before in the log is finished, the rest fails."""
@@ -479,7 +482,7 @@ class Loop:
         if self._is_broken:
             return
         self._closing_since_s = None
-        self._neighbours.send_all(("abort", reason), but=source)
+        self._links.send_all(("abort", reason), but=source)
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._fail_pending(text)
         try:
@@ -491,7 +494,7 @@ class Loop:
                 request.handle.fail(WorldEndedError(text))
 
     def _fail_pending(self, text: str) -> None:
-        self._mailbox.end(text)
+        self._submissions.end(text)
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(WorldEndedError(text))

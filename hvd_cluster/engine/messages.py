@@ -8,7 +8,7 @@ from hvd_cluster.engine.signature import Key, Signature
 
 
 @dataclass(frozen=True)
-class Witness:
+class RankSignature:
     """One rank's word for what a request looks like."""
 
     rank: int
@@ -17,18 +17,18 @@ class Witness:
 
 @dataclass(frozen=True)
 class Report:
-    """Up: every member of the sender's subtree has submitted this request, or has joined."""
+    """ReportBatch: every member of the sender's subtree has submitted this request, or has joined."""
 
     key: Key
     #: One witness, or two whose signatures differ.
-    witnesses: tuple[Witness, ...]
+    signatures: tuple[RankSignature, ...]
     #: Some member of the subtree has joined and would send zeros.
     joined: bool = False
 
 
 @dataclass(frozen=True)
 class CachedReport:
-    """Up: the same, for a request that the log has defined, when all agree with the definition."""
+    """ReportBatch: the same, for a request that the log has defined, when all agree with the definition."""
 
     id: int
     #: A rank that can vouch for it, for error messages.
@@ -38,20 +38,20 @@ class CachedReport:
 
 @dataclass(frozen=True)
 class Joined:
-    """Up: a rank of the sender's subtree has joined; what it had submitted before was reported before."""
+    """ReportBatch: a rank of the sender's subtree has joined; what it had submitted before was reported before."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """Up: a rank of the sender's subtree shuts down in good order."""
+    """ReportBatch: a rank of the sender's subtree shuts down in good order."""
 
     rank: int
 
 
 @dataclass(frozen=True)
-class Up:
+class ReportBatch:
     """One message to the parent."""
 
     #: How many log messages the sender had applied.

@@ -7,8 +7,8 @@ same order by every rank. One log for all process sets is what makes overlapping
 per set, three ranks in three sets of two can each begin another one and wait for ever.
 
 Requests seen before travel as a short id. The ids come from the log itself (:class:`Define`), so every rank knows them
-at the same place in the order; they are never reused within a world. A forgotten id (:class:`Forget`) is kept for
-reading until every child is known to have read past that place in the log: a report sent before that may still carry
+at the same position in the order; they are never reused within a world. A forgotten id (:class:`Forget`) is kept for
+reading until every child is known to have read past that position in the log: a report sent before that may still carry
 it.
 
 The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancestors are Horovod's coordinator
@@ -34,44 +34,44 @@ from hvd_cluster.engine.messages import (
     JoinDone,
     Joined,
     Leaving,
+    RankSignature,
     Refuse,
     Report,
+    ReportBatch,
     Run,
     Tune,
-    Up,
-    Witness,
 )
 from hvd_cluster.engine.signature import Key, Signature
-from hvd_cluster.engine.tree import Place
+from hvd_cluster.engine.tree import TreePosition
 
 #: A node that has nothing to say still tells its parent after so many messages how far it has read the log.
 _ACKNOWLEDGE_EVERY = 512
 
 
 @dataclass
-class _Notes:
+class _RequestState:
     """What a node knows about one request that is not yet decided."""
 
-    witnesses: list[Witness] = field(default_factory=list)
+    signatures: list[RankSignature] = field(default_factory=list)
     children: set[int] = field(default_factory=set)
     mine: bool = False
     joined: bool = False
     sent: bool = False
 
-    def hear(self, witness: Witness) -> None:
-        """Keep one witness, and a second one if it contradicts the first."""
-        if len(self.witnesses) < 2 and all(witness.signature != w.signature for w in self.witnesses):
-            self.witnesses.append(witness)
+    def add(self, signature: RankSignature) -> None:
+        """Keep one signature, and a second one if it differs from the first."""
+        if len(self.signatures) < 2 and all(signature.signature != other.signature for other in self.signatures):
+            self.signatures.append(signature)
 
 
 class Negotiator:
     """The state of one rank.
 
-    Feed it events (:meth:`submit`, :meth:`join`, :meth:`leave`, :meth:`hear`, :meth:`apply`), then take what
-    :meth:`take_up` and, at the root, :meth:`take_log` have for the neighbours.
+    Feed it events (:meth:`submit`, :meth:`join`, :meth:`leave`, :meth:`receive`, :meth:`apply`), then take what
+    :meth:`take_reports` and, at the root, :meth:`take_log` have for the neighbours.
 
     Args:
-        place: this rank's place in the tree.
+        position: this rank's position in the tree.
         process_sets: the ranks of each process set; the global set has id 0.
         cache_capacity: number of requests that keep an id; 0 gives every request a new one.
         groups_apart: a grouped request shares its bucket with no other.
@@ -80,18 +80,18 @@ class Negotiator:
 
     def __init__(
         self,
-        place: Place,
+        position: TreePosition,
         process_sets: Mapping[int, frozenset[int]],
         cache_capacity: int,
         fusion_threshold: Callable[[], int],
         groups_apart: bool = False,
     ) -> None:
-        self._place = place
+        self._position = position
         self._process_sets = dict(process_sets)
         self._cache_capacity = cache_capacity
         self._fusion_threshold = fusion_threshold
         self._groups_apart = groups_apart
-        self._notes: dict[Key, _Notes] = {}
+        self._states: dict[Key, _RequestState] = {}
         self._touched: dict[Key, None] = {}  # an ordered set
         # The cache, replicated from the log: least recently used first.
         self._definitions: OrderedDict[int, tuple[Key, Signature]] = OrderedDict()
@@ -103,17 +103,17 @@ class Negotiator:
         self._readable: dict[int, tuple[Key, Signature]] = {}
         self._num_applied = 0
         self._num_acknowledged = 0
-        self._children_applied = dict.fromkeys(place.children, 0)
+        self._children_applied = dict.fromkeys(position.children, 0)
         self._joined = False
         self._joined_below: set[int] = set()
         self._unsent_joins: list[int] = []
         self._last_joined = -1
-        self._up: list[Report | CachedReport | Joined | Leaving] = []
+        self._reports: list[Report | CachedReport | Joined | Leaving] = []
         self._leaving: int | None = None
         self._is_closed = False
         self._removed_sets: set[int] = set()
         self._contested: set[int] = set()
-        self._num_below = sum(map(len, place.children.values()))
+        self._num_below = sum(map(len, position.children.values()))
         #: By process set: the children whose subtrees have members of it, with these members.
         self._below_of_set: dict[int, dict[int, frozenset[int]]] = {}
         self._tune: Tune | None = None
@@ -123,35 +123,35 @@ class Negotiator:
     def submit(self, key: Key, signature: Signature) -> None:
         """This rank has submitted a request; its key is not pending already."""
         self._contest(key)
-        notes = self._note(key)
-        notes.mine = True
-        notes.hear(Witness(self._place.rank, signature))
+        state = self._state_of(key)
+        state.mine = True
+        state.add(RankSignature(self._position.rank, signature))
 
     def join(self) -> None:
         """This rank has run out of data and sends zeros until all have."""
         self._joined = True
-        self._note_join(self._place.rank)
+        self._note_join(self._position.rank)
 
     def leave(self, rank: int) -> None:
         """A rank of this subtree shuts down in good order."""
-        if self._place.parent is None:
+        if self._position.parent is None:
             self._leaving = rank if self._leaving is None else self._leaving
         else:
-            self._up.append(Leaving(rank))
+            self._reports.append(Leaving(rank))
 
     def tune(self, tune: Tune) -> None:
         """At the root: let all ranks use other parameters."""
         self._tune = tune
 
-    def hear(self, child: int, message: Up) -> None:
+    def receive(self, child: int, message: ReportBatch) -> None:
         """A message from ``child`` has arrived."""
         self._children_applied[child] = message.num_applied
         for item in message.items:
             if isinstance(item, CachedReport):
                 key, signature = self._definitions.get(item.id) or self._readable[item.id]
-                self._hear_report(child, key, (Witness(item.rank, signature),), item.joined)
+                self._add_report(child, key, (RankSignature(item.rank, signature),), item.joined)
             elif isinstance(item, Report):
-                self._hear_report(child, item.key, item.witnesses, item.joined)
+                self._add_report(child, item.key, item.signatures, item.joined)
             elif isinstance(item, Joined):
                 self._joined_below.add(item.rank)
                 self._note_join(item.rank)
@@ -178,7 +178,7 @@ class Negotiator:
                 decisions.append(self._run(entry))
             else:
                 if isinstance(entry, Refuse):
-                    self._notes.pop(entry.key, None)
+                    self._states.pop(entry.key, None)
                     self._touched.pop(entry.key, None)
                 elif isinstance(entry, JoinDone):
                     self._joined = False
@@ -191,46 +191,46 @@ class Negotiator:
         return decisions
 
     def add_process_set(self, id: int, ranks: frozenset[int]) -> None:
-        """A process set exists from this place of the log on."""
+        """A process set exists from this position of the log on."""
         self._process_sets[id] = ranks
 
     def remove_process_set(self, id: int) -> None:
         """It exists no more; what was noted of its requests is forgotten, its definitions go with the cache."""
-        for key in [key for key in self._notes if key[0] == id]:
-            del self._notes[key]
+        for key in [key for key in self._states if key[0] == id]:
+            del self._states[key]
             self._touched.pop(key, None)
         self._removed_sets.add(id)
 
     # ---- what goes out ----------------------------------------------------------------------------------------------
 
     @property
-    def has_news(self) -> bool:
-        """:meth:`take_up` or :meth:`take_log` may have something to say."""
+    def has_output(self) -> bool:
+        """:meth:`take_reports` or :meth:`take_log` may have something to say."""
         return bool(
             self._touched
             or self._unsent_joins
-            or self._up
+            or self._reports
             or self._leaving is not None
             or self._tune is not None
-            or (self._place.parent is not None and self._is_overdue)
+            or (self._position.parent is not None and self._must_acknowledge)
         )
 
     @property
-    def _is_overdue(self) -> bool:
+    def _must_acknowledge(self) -> bool:
         return self._num_applied - self._num_acknowledged >= _ACKNOWLEDGE_EVERY
 
-    def take_up(self) -> Up | None:
+    def take_reports(self) -> ReportBatch | None:
         """The message for the parent, if there is something to say. Not at the root."""
         for key in self._take_ready():
-            self._up.append(self._report(key))
+            self._reports.append(self._report(key))
         # After the reports: a rank's word that it has joined stands in for what it has not submitted before.
-        self._up += [Joined(rank) for rank in self._unsent_joins]
+        self._reports += [Joined(rank) for rank in self._unsent_joins]
         self._unsent_joins.clear()
-        if not self._up and not self._is_overdue:
+        if not self._reports and not self._must_acknowledge:
             return None
-        message = Up(self._num_applied, tuple(self._up))
+        message = ReportBatch(self._num_applied, tuple(self._reports))
         self._num_acknowledged = self._num_applied
-        self._up.clear()
+        self._reports.clear()
         return message
 
     def take_log(self) -> tuple[Entry, ...]:
@@ -242,12 +242,12 @@ class Negotiator:
         # Only this method hands out ids, and what it hands out is applied before it is called again.
         num_cached = len(self._definitions)
         for key in self._take_ready():
-            notes = self._notes[key]
-            refusal = self._objection(key, notes)
+            state = self._states[key]
+            refusal = self._refusal(key, state)
             if refusal is not None:
                 entries.append(refusal)
                 continue
-            signature = notes.witnesses[0].signature
+            signature = state.signatures[0].signature
             id = self._ids.get(key)
             if id is not None and self._definitions[id][1] != signature:
                 entries.append(Forget(id))
@@ -268,7 +268,7 @@ class Negotiator:
         entries += [Forget(id) for id in transient]
         if self._cache_capacity:
             surplus = num_cached - self._cache_capacity
-            idle = (id for id in self._definitions if id not in used and not self._is_noted(id))
+            idle = (id for id in self._definitions if id not in used and not self._is_pending(id))
             entries += [Forget(id) for id, _ in zip(idle, range(surplus), strict=False)]
         if self._tune is not None:
             entries.append(self._tune)
@@ -282,17 +282,17 @@ class Negotiator:
 
     # ---- where ranks vote through shared memory ---------------------------------------------------------------------
 
-    def hear_votes(self, ids: Iterable[int]) -> None:
+    def add_votes(self, ids: Iterable[int]) -> None:
         """At the leader of a host: its ranks have all submitted these requests, as the log has defined them."""
         for id in ids:
             key, signature = self._definitions[id]
             if key[0] in self._removed_sets:
                 continue
-            members = [rank for rank in self._place.host_ranks if rank in self._process_sets[key[0]]]
-            notes = self._note(key)
-            notes.mine = self._place.rank in members
-            notes.children.update(rank for rank in members if rank != self._place.rank)
-            notes.hear(Witness(members[0], signature))
+            members = [rank for rank in self._position.host_ranks if rank in self._process_sets[key[0]]]
+            state = self._state_of(key)
+            state.mine = self._position.rank in members
+            state.children.update(rank for rank in members if rank != self._position.rank)
+            state.add(RankSignature(members[0], signature))
 
     def key_of(self, id: int) -> Key:
         """What the log has defined ``id`` as."""
@@ -316,9 +316,9 @@ class Negotiator:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _note(self, key: Key) -> _Notes:
+    def _state_of(self, key: Key) -> _RequestState:
         self._touched[key] = None
-        return self._notes.setdefault(key, _Notes())
+        return self._states.setdefault(key, _RequestState())
 
     def _contest(self, key: Key) -> None:
         if key in self._ids:
@@ -327,18 +327,18 @@ class Negotiator:
     def _note_join(self, rank: int) -> None:
         self._last_joined = rank
         self._unsent_joins.append(rank)
-        self._touched.update(dict.fromkeys(self._notes))
+        self._touched.update(dict.fromkeys(self._states))
 
-    def _hear_report(self, child: int, key: Key, witnesses: tuple[Witness, ...], joined: bool) -> None:
+    def _add_report(self, child: int, key: Key, signatures: tuple[RankSignature, ...], joined: bool) -> None:
         if key[0] in self._removed_sets:
             return  # it was sent before its sender had read of the removal
-        if child in self._place.host_ranks:
+        if child in self._position.host_ranks:
             self._contest(key)
-        notes = self._note(key)
-        notes.children.add(child)
-        notes.joined |= joined
-        for witness in witnesses:
-            notes.hear(witness)
+        state = self._state_of(key)
+        state.children.add(child)
+        state.joined |= joined
+        for witness in signatures:
+            state.add(witness)
 
     def _members_below(self, key: Key) -> dict[int, frozenset[int]]:
         """The children whose subtrees have members of the request's process set, with these members."""
@@ -346,7 +346,7 @@ class Negotiator:
         below = self._below_of_set.get(process_set_id)
         if below is None:
             members = self._process_sets[process_set_id]
-            parts = {child: ranks & members for child, ranks in self._place.children.items()}
+            parts = {child: ranks & members for child, ranks in self._position.children.items()}
             below = {child: ranks for child, ranks in parts.items() if ranks}
             self._below_of_set[process_set_id] = below  # ids of process sets are never used again
         return below
@@ -359,38 +359,38 @@ class Negotiator:
         touched, self._touched = self._touched, {}
         ready = []
         for key in touched:
-            notes = self._notes[key]
-            is_missing = not notes.mine and self._place.rank in self._process_sets[key[0]]
-            if notes.sent or (is_missing and not self._joined):
+            state = self._states[key]
+            is_missing = not state.mine and self._position.rank in self._process_sets[key[0]]
+            if state.sent or (is_missing and not self._joined):
                 continue
             below = self._members_below(key)
-            missing = below.keys() - notes.children
+            missing = below.keys() - state.children
             if all(below[child] <= self._joined_below for child in missing):
-                notes.sent = True
-                notes.joined |= is_missing or bool(missing)
+                state.sent = True
+                state.joined |= is_missing or bool(missing)
                 ready.append(key)
         return ready
 
     def _report(self, key: Key) -> Report | CachedReport:
-        notes = self._notes[key]
-        first = notes.witnesses[0]
+        state = self._states[key]
+        first = state.signatures[0]
         id = self._ids.get(key)
-        if id is not None and len(notes.witnesses) == 1 and self._definitions[id][1] == first.signature:
-            return CachedReport(id, first.rank, notes.joined)
-        return Report(key, tuple(notes.witnesses), notes.joined)
+        if id is not None and len(state.signatures) == 1 and self._definitions[id][1] == first.signature:
+            return CachedReport(id, first.rank, state.joined)
+        return Report(key, tuple(state.signatures), state.joined)
 
-    def _objection(self, key: Key, notes: _Notes) -> Refuse | None:
-        first = notes.witnesses[0]
-        if len(notes.witnesses) > 1:
-            other = notes.witnesses[1]
+    def _refusal(self, key: Key, state: _RequestState) -> Refuse | None:
+        first = state.signatures[0]
+        if len(state.signatures) > 1:
+            other = state.signatures[1]
             return Refuse(key, explain(key, first.signature, first.rank, other.signature, other.rank))
-        text = not_with_join(key, first.signature) if notes.joined else None
+        text = not_with_join(key, first.signature) if state.joined else None
         if text is not None:
             return Refuse(key, text, is_disagreement=False)
         return None
 
-    def _is_noted(self, id: int) -> bool:
-        return self._definitions[id][0] in self._notes
+    def _is_pending(self, id: int) -> bool:
+        return self._definitions[id][0] in self._states
 
     def _define(self, entry: Define) -> None:
         self._definitions[entry.id] = (entry.key, entry.signature)
@@ -419,7 +419,7 @@ class Negotiator:
         for id in entry.ids:
             key, signature = self._definitions[id]
             self._definitions.move_to_end(id)
-            self._notes.pop(key, None)
+            self._states.pop(key, None)
             self._touched.pop(key, None)
             requests.append((key, signature))
         return Bucket(tuple(requests))

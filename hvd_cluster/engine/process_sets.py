@@ -188,7 +188,7 @@ def _check_dynamic(what: str) -> None:
 
 def _agree(kind: Kind, ranks: tuple[int, ...]) -> int:
     """Let all ranks of the world carry out ``kind``; the id of the process set."""
-    handle = Handle(_engine().drive)
+    handle = Handle(_engine().progress)
     # The name holds no ranks, so that different ones meet, and are told so.
     request = Request(kind.value, 0, Signature(kind, ranks=ranks), [], [], lambda _: None, handle)
     _engine().submit(request, is_waited_for=True)

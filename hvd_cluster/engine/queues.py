@@ -28,12 +28,12 @@ class Queues:
     def __init__(
         self,
         process_set_ids: Iterable[int],
-        ring: Callable[[], None],
+        wake: Callable[[], None],
         check: Callable[[], None],
         is_idle: Callable[[int], bool],
         on_drained: Callable[[int], None],
     ) -> None:
-        self._ring = ring
+        self._wake = wake
         self._check = check
         self._is_idle = is_idle
         self._on_drained = on_drained
@@ -100,7 +100,7 @@ class Queues:
         if self._has_failed:
             return
         self._finished.put((execution, step))
-        self._ring()
+        self._wake()
 
     def _go_on(self, finished: Sequence[tuple[Execution, Step]]) -> None:
         for execution, step in finished:

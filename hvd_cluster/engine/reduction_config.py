@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.engine.compression import Compressor, NoneCompressor
-from hvd_cluster.engine.parts import grouped
+from hvd_cluster.engine.grouping import group_indices
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 
@@ -50,7 +50,7 @@ class ReductionConfig:
         groups = self.groups
         if isinstance(groups, (list, tuple)):
             groups = [list(map(key, group)) if isinstance(group, (list, tuple)) else group for group in groups]
-        return grouped(groups, list(map(key, variables)))
+        return group_indices(groups, list(map(key, variables)))
 
     @property
     def keeps_sparse(self) -> bool:

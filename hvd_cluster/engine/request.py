@@ -58,15 +58,15 @@ class Handle:
     """The outcome of one request, now or later. Thread-safe.
 
     Args:
-        drive: lets the thread that waits for this handle do the engine's work meanwhile; may return early.
+        progress: lets the thread that waits for this handle advance the engine; may return early.
     """
 
-    __slots__ = ("_blocked", "_drive", "_error", "_event", "_is_settled", "_value", "_written")
+    __slots__ = ("_blocked", "_error", "_event", "_is_settled", "_progress", "_value", "_written")
 
-    def __init__(self, drive: Callable[[Handle], None] | None = None) -> None:
+    def __init__(self, progress: Callable[[Handle], None] | None = None) -> None:
         self._value: Any = None
         self._error: Exception | None = None
-        self._drive = drive
+        self._progress = progress
         self._written: Sequence[torch.Tensor] = ()
         self._event: torch.cuda.Event | None = None
         self._is_settled = False
@@ -95,7 +95,7 @@ class Handle:
         self._settle()
 
     def _settle(self) -> None:
-        self._drive = None  # whoever keeps the handle, or the error, shall not keep the engine
+        self._progress = None  # whoever keeps the handle, or the error, shall not keep the engine
         self._is_settled = True
         self._blocked.release()
 
@@ -119,9 +119,9 @@ class Handle:
         What is on a GPU may be read by the caller's stream from then on: the stream waits, and not the caller.
         """
         if not self._is_settled:
-            drive = self._drive
-            if drive is not None:
-                drive(self)
+            progress = self._progress
+            if progress is not None:
+                progress(self)
             with self._blocked:
                 pass
         if self._error is not None:

@@ -17,17 +17,17 @@ from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: How long the root waits for answers.
-_PATIENCE_S = 1.0
+#: How long the root waits for replies.
+_REPLY_TIMEOUT_S = 1.0
 #: How long another rank waits for the root to ask back, before it takes the root for the one that stands still.
-_ROOT_PATIENCE_S = 5.0
+_ROOT_TIMEOUT_S = 5.0
 #: So many names are listed for each rank.
-_MOST_NAMES = 6
+_MAX_NAMES = 6
 
 
 @dataclass(frozen=True)
-class Overdue:
-    """Up: these requests of one rank have waited too long."""
+class StallReport:
+    """ReportBatch: these requests of one rank have waited too long."""
 
     keys: tuple[Key, ...]
     #: They have waited so long that the job is to end.
@@ -35,7 +35,7 @@ class Overdue:
 
 
 @dataclass(frozen=True)
-class Question:
+class StallQuery:
     """Down: which of these requests have you submitted, and what did you do last?"""
 
     number: int
@@ -45,8 +45,8 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Up: what one rank says."""
+class StallReply:
+    """ReportBatch: what one rank says."""
 
     number: int
     rank: int
@@ -59,17 +59,17 @@ class Answer:
 
 
 @dataclass
-class _Inquiry:
-    question: Question
+class _OpenQuery:
+    query: StallQuery
     deadline_s: float
-    answers: dict[int, Answer] = field(default_factory=dict)
+    replies: dict[int, StallReply] = field(default_factory=dict)
 
 
-Message = Overdue | Question | Answer
+Message = StallReport | StallQuery | StallReply
 
 
 class StallInspector:
-    """One rank's part. The engine calls :meth:`inspect` when :attr:`next_check_s` has come, and :meth:`hear`.
+    """One rank's part. The engine calls :meth:`inspect` when :attr:`next_check_s` has come, and :meth:`receive`.
 
     Args:
         rank: this rank.
@@ -109,15 +109,15 @@ class StallInspector:
         self._send_down = send_down
         self._abort = abort
         #: When the requests were submitted that the root knows about.
-        self._told: dict[Key, float] = {}
+        self._reported: dict[Key, float] = {}
         #: When the request was submitted, the oldest one then, for which the root is about to end the job.
         self._given_up_s: float | None = None
         self._root_deadline_s: float | None = None
         self._last: tuple[str, float] = ("", 0.0)
         self._has_joined = False
         self._warned: dict[Key, float] = {}
-        self._inquiries: list[_Inquiry] = []
-        self._num_questions = 0
+        self._queries: list[_OpenQuery] = []
+        self._num_queries = 0
 
     def note(self, name: str) -> None:
         """This rank has submitted something."""
@@ -130,98 +130,99 @@ class StallInspector:
         self._has_joined = True
 
     @property
-    def is_asking(self) -> bool:
-        """An answer is awaited."""
-        return bool(self._inquiries) or self._root_deadline_s is not None
+    def is_waiting(self) -> bool:
+        """An reply is awaited."""
+        return bool(self._queries) or self._root_deadline_s is not None
 
     def next_check_s(self, pending: Iterable[Request]) -> float | None:
         """When :meth:`inspect` has something to do, or None. ``pending`` is in the order of submission."""
-        deadlines = [inquiry.deadline_s for inquiry in self._inquiries]
+        deadlines = [query.deadline_s for query in self._queries]
         if self._root_deadline_s is not None:
             deadlines.append(self._root_deadline_s)
         if not self._is_off:
             oldest = next(iter(pending), None)
             if oldest is not None and self._shutdown_s and self._given_up_s != oldest.submitted_s:
                 deadlines.append(oldest.submitted_s + self._shutdown_s)
-            fresh = next((r for r in pending if self._told.get(r.key) != r.submitted_s), None)
+            fresh = next((r for r in pending if self._reported.get(r.key) != r.submitted_s), None)
             if fresh is not None:
                 deadlines.append(fresh.submitted_s + self._warning_s)
         return min(deadlines, default=None)
 
     def inspect(self, pending: Sequence[Request]) -> None:
-        """Tell the root what has waited too long, and write the warnings whose answers are in."""
+        """Tell the root what has waited too long, and write the warnings whose replies are in."""
         now_s = time.monotonic()
         if not self._is_off and pending:
             late = [
                 request
                 for request in pending
-                if now_s - request.submitted_s >= self._warning_s and self._told.get(request.key) != request.submitted_s
+                if now_s - request.submitted_s >= self._warning_s
+                and self._reported.get(request.key) != request.submitted_s
             ]
             oldest_s = pending[0].submitted_s
             is_final = bool(self._shutdown_s) and now_s - oldest_s >= self._shutdown_s
             if late or (is_final and self._given_up_s != oldest_s):
-                self._told = {r.key: self._told[r.key] for r in pending if r.key in self._told}
-                self._told |= {request.key: request.submitted_s for request in late}
+                self._reported = {r.key: self._reported[r.key] for r in pending if r.key in self._reported}
+                self._reported |= {request.key: request.submitted_s for request in late}
                 if is_final:
                     self._given_up_s = oldest_s
                 keys = [r.key for r in pending if now_s - r.submitted_s >= self._warning_s]
                 if self._rank != 0:
-                    self._root_deadline_s = now_s + _ROOT_PATIENCE_S
-                overdue = Overdue(tuple(keys), is_final)
+                    self._root_deadline_s = now_s + _ROOT_TIMEOUT_S
+                report = StallReport(tuple(keys), is_final)
                 if self._rank == 0:
-                    self._ask(overdue, {request.key: request for request in pending})
+                    self._send_query(report, {request.key: request for request in pending})
                 else:
-                    self._send_up(overdue)
+                    self._send_up(report)
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None
-            self._miss_root(pending)
-        for inquiry in [i for i in self._inquiries if i.deadline_s <= now_s]:
-            self._inquiries.remove(inquiry)
-            self._conclude(inquiry)
+            self._report_silent_root(pending)
+        for query in [i for i in self._queries if i.deadline_s <= now_s]:
+            self._queries.remove(query)
+            self._conclude(query)
 
-    def hear(self, message: Message, pending: Mapping[Key, Request]) -> None:
+    def receive(self, message: Message, pending: Mapping[Key, Request]) -> None:
         """A message of another rank's inspector. Questions travel down to every rank, all others up to the root."""
-        if isinstance(message, Question):
+        if isinstance(message, StallQuery):
             self._send_down(message)
             self._root_deadline_s = None
-            self._send_up(self._answer(message, pending))
-            # The root asks once for what several ranks wait for; one that tells it later would get no question.
-            self._told |= {key: pending[key].submitted_s for key in message.keys if key in pending}
+            self._send_up(self._reply(message, pending))
+            # The root asks once for what several ranks wait for; one that tells it later would get no query.
+            self._reported |= {key: pending[key].submitted_s for key in message.keys if key in pending}
             if message.is_final:
                 self._given_up_s = next((request.submitted_s for request in pending.values()), None)
         elif self._rank != 0:
             self._send_up(message)
-        elif isinstance(message, Answer):
-            for inquiry in self._inquiries:
-                if inquiry.question.number == message.number:
-                    inquiry.answers[message.rank] = message
-                    if len(inquiry.answers) == len(self._hosts):
-                        inquiry.deadline_s = time.monotonic()
+        elif isinstance(message, StallReply):
+            for query in self._queries:
+                if query.query.number == message.number:
+                    query.replies[message.rank] = message
+                    if len(query.replies) == len(self._hosts):
+                        query.deadline_s = time.monotonic()
         else:
-            self._ask(message, pending)
+            self._send_query(message, pending)
 
-    def _ask(self, overdue: Overdue, pending: Mapping[Key, Request]) -> None:
+    def _send_query(self, report: StallReport, pending: Mapping[Key, Request]) -> None:
         now_s = time.monotonic()
         # Every waiting rank reports the same tensor; one warning is enough until it has been decided.
-        keys = [key for key in overdue.keys if now_s - self._warned.get(key, -1e9) >= self._warning_s]
-        if overdue.is_final:
-            keys = list(overdue.keys)
-            if any(inquiry.question.is_final for inquiry in self._inquiries):
+        keys = [key for key in report.keys if now_s - self._warned.get(key, -1e9) >= self._warning_s]
+        if report.is_final:
+            keys = list(report.keys)
+            if any(query.query.is_final for query in self._queries):
                 return
         if not keys:
             return
         recent = {key: at_s for key, at_s in self._warned.items() if now_s - at_s < self._warning_s}
         self._warned = recent | dict.fromkeys(keys, now_s)
-        self._num_questions += 1
-        question = Question(self._num_questions, tuple(keys), overdue.is_final)
-        inquiry = _Inquiry(question, now_s + _PATIENCE_S)
-        self._inquiries.append(inquiry)
-        inquiry.answers[self._rank] = self._answer(question, pending)
-        self._send_down(question)
+        self._num_queries += 1
+        query = StallQuery(self._num_queries, tuple(keys), report.is_final)
+        open_query = _OpenQuery(query, now_s + _REPLY_TIMEOUT_S)
+        self._queries.append(open_query)
+        open_query.replies[self._rank] = self._reply(query, pending)
+        self._send_down(query)
 
-    def _miss_root(self, pending: Sequence[Request]) -> None:
-        """Neither a decision nor a question came: the root, or a leader on the way to it, stands still."""
-        waiting = [request.key for request in pending if request.key in self._told]
+    def _report_silent_root(self, pending: Sequence[Request]) -> None:
+        """Neither a decision nor a query came: the root, or a leader on the way to it, stands still."""
+        waiting = [request.key for request in pending if request.key in self._reported]
         if not waiting:
             return
         text = (
@@ -234,30 +235,30 @@ class StallInspector:
         else:
             logger.warning("%s", text)
 
-    def _answer(self, question: Question, pending: Mapping[Key, Request]) -> Answer:
+    def _reply(self, query: StallQuery, pending: Mapping[Key, Request]) -> StallReply:
         name, at_s = self._last
         missing = tuple(
             key
-            for key in question.keys
+            for key in query.keys
             if key not in pending and self._rank in self._process_sets.get(key[0], ()) and not self._has_joined
         )
-        return Answer(question.number, self._rank, missing, name, time.monotonic() - at_s, self._has_joined)
+        return StallReply(query.number, self._rank, missing, name, time.monotonic() - at_s, self._has_joined)
 
-    def _conclude(self, inquiry: _Inquiry) -> None:
+    def _conclude(self, query: _OpenQuery) -> None:
         lines = []
         for rank, host in enumerate(self._hosts):
-            answer = inquiry.answers.get(rank)
-            mark = "!" if inquiry.question.is_final else ""
-            if answer is None:
-                mine = [key for key in inquiry.question.keys if rank in self._process_sets.get(key[0], ())]
+            reply = query.replies.get(rank)
+            mark = "!" if query.query.is_final else ""
+            if reply is None:
+                mine = [key for key in query.query.keys if rank in self._process_sets.get(key[0], ())]
                 lines.append(f"{rank}{mark}: {_names(mine)} - rank {rank} on {host} does not answer")
-            elif answer.missing:
+            elif reply.missing:
                 doing = (
-                    f"last submitted {answer.last_name}, {answer.last_age_s:.1f} s ago"
-                    if answer.last_name
+                    f"last submitted {reply.last_name}, {reply.last_age_s:.1f} s ago"
+                    if reply.last_name
                     else "has submitted nothing yet"
                 )
-                lines.append(f"{rank}{mark}: {_names(answer.missing)} - rank {rank} on {host} {doing}")
+                lines.append(f"{rank}{mark}: {_names(reply.missing)} - rank {rank} on {host} {doing}")
         if not lines:
             return  # they have all come meanwhile
         text = (
@@ -266,7 +267,7 @@ class StallInspector:
             "different ranks are trying to submit different tensors or that only subset of ranks is submitting "
             "tensors, which will cause deadlock. \nMissing ranks:\n" + "\n".join(lines)
         )
-        if inquiry.question.is_final:
+        if query.query.is_final:
             text += (
                 f'\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
                 "Will shutdown."
@@ -278,4 +279,4 @@ class StallInspector:
 
 def _names(keys: Iterable[Key]) -> str:
     names = [name if process_set_id == 0 else f"{name} (process set {process_set_id})" for process_set_id, name in keys]
-    return "[" + ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "") + "]"
+    return "[" + ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "") + "]"

@@ -15,8 +15,7 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.engine import Engine
-from hvd_cluster.engine.mailbox import SerialNumber
-from hvd_cluster.engine.parts import parts
+from hvd_cluster.engine.grouping import split_into_requests
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import (
     OPEN_KINDS,
@@ -29,6 +28,7 @@ from hvd_cluster.engine.request import (
     describe,
     recorded_event,
 )
+from hvd_cluster.engine.submission_queue import SerialNumber
 from hvd_cluster.engine.untraced import keep_untraced
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
@@ -101,7 +101,7 @@ class Collective:
         kind = self.kind
         self.check(tensors)
         metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
-        handle = Handle(engine.drive)
+        handle = Handle(engine.progress)
         request = Request(
             f"{kind.value}.{'noname' if self.name is None else self.name}",
             set_id,
@@ -146,7 +146,7 @@ class Collective:
             is_waited_for: as for :meth:`begin`.
             groups: indices of tensors that are carried out together all the same.
         """
-        plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        plan = split_into_requests([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
         base = self.name
         if base is None and len(plan) > 1:
             self.check(tensors)  # what this rank alone refuses must take no number
@@ -157,10 +157,10 @@ class Collective:
             )
             for number, part in enumerate(plan)
         ]
-        return Several(handles, [index for part in plan for index in part])
+        return CombinedHandles(handles, [index for part in plan for index in part])
 
 
-class Several:
+class CombinedHandles:
     """Requests that were begun together.
 
     Args:
@@ -187,7 +187,7 @@ class Several:
         return [placed[index] for index in range(len(placed))]
 
 
-class Number:
+class IntegerHandle:
     """The integer that a handle gives, or 0 where it gives nothing, as an int32 tensor of shape ()."""
 
     def __init__(self, handle: Handle) -> None:
@@ -198,7 +198,7 @@ class Number:
         return [torch.tensor(self._handle.wait() or 0, dtype=torch.int32)]
 
 
-class Finished:
+class FinishedHandle:
     """Results that were there at once."""
 
     def __init__(self, tensors: Tensors) -> None:

@@ -58,11 +58,11 @@ class Timer:
 
     @property
     def is_due(self) -> bool:
-        """It has gone off, or is about to, and was not silenced."""
+        """It has gone off, or is about to, and was not cleared."""
         due_s = self._due_s
         return due_s is not None and time.monotonic() >= due_s
 
-    def silence(self) -> None:
+    def clear(self) -> None:
         """Take note that the time has come."""
         with suppress(BlockingIOError):
             os.read(self.descriptor, 8)

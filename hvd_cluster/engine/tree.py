@@ -14,7 +14,7 @@ FANOUT = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePosition:
     """The neighbours of one rank in the tree."""
 
     rank: int
@@ -26,22 +26,22 @@ class Place:
     host_ranks: tuple[int, ...]
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """This rank is the first one of its host."""
         return self.rank == self.host_ranks[0]
 
     @property
-    def children_elsewhere(self) -> list[int]:
+    def remote_children(self) -> list[int]:
         """The children that lead hosts of their own."""
         return [child for child in self.children if child not in self.host_ranks]
 
     @property
-    def neighbours(self) -> list[int]:
+    def linked_ranks(self) -> list[int]:
         """The parent, if any, and the children."""
         return ([] if self.parent is None else [self.parent]) + list(self.children)
 
 
-def plan(hosts: Sequence[str]) -> list[Place]:
+def tree_positions(hosts: Sequence[str]) -> list[TreePosition]:
     """The place of every rank.
 
     Args:
@@ -65,7 +65,7 @@ def plan(hosts: Sequence[str]) -> list[Place]:
             children[parent].append(rank)
     host_ranks = {host: tuple(ranks) for host, ranks in ranks_of.items()}
     return [
-        Place(
+        TreePosition(
             rank,
             parents[rank],
             {child: frozenset(below[child]) for child in sorted(children[rank])},

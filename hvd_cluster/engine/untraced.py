@@ -18,10 +18,10 @@ def keep_untraced() -> None:
     """
     # Dynamo, should it have come here all the same, takes the second condition for True and the call for a graph break.
     if not _is_known and ("torch._dynamo" in sys.modules or torch.compiler.is_dynamo_compiling()):
-        _tell()
+        _register()
 
 
-def _told() -> None:
+def _register_traced() -> None:
     global _is_known
     add = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
     if add is not None:
@@ -29,4 +29,4 @@ def _told() -> None:
         _is_known = True
 
 
-_tell = _disable_dynamo(_told)
+_register = _disable_dynamo(_register_traced)

@@ -28,11 +28,11 @@ from hvd_cluster.topology import Topology
 logger = logging.getLogger(__name__)
 
 #: Characters of what ranks have to agree on that are shown.
-_LONGEST_TERM = 200
+_MAX_TERM_CHARACTERS = 200
 #: Connections that have not proved themselves; more drive out the oldest.
-_MOST_STRANGERS = 64
+_MAX_UNKNOWN = 64
 #: Seconds until the next call of a parent that has hung up.
-_CALL_AGAIN_S = 0.05
+_RECONNECT_S = 0.05
 
 
 @dataclass
@@ -40,7 +40,7 @@ class World:
     """One agreed set of workers, seen from one of them."""
 
     topology: Topology
-    place: tree.Place
+    tree_position: tree.TreePosition
     #: The connections to the parent and the children in the tree, by rank.
     links: dict[int, Link]
     #: For each rank, the name of its host, for messages.
@@ -48,7 +48,7 @@ class World:
     #: For each rank, a string that is equal for ranks that may share memory.
     host_keys: list[str]
     #: For each rank, its number among the ranks of its host and how many those are.
-    local_places: list[tuple[int, int]]
+    local_indices: list[tuple[int, int]]
     #: This rank's address that reaches the others.
     address: str
     #: The job's store; None in a world of one.
@@ -61,7 +61,7 @@ class World:
     @property
     def is_homogeneous(self) -> bool:
         """True when every host has the same number of ranks."""
-        return len({count for _, count in self.local_places}) == 1
+        return len({count for _, count in self.local_indices}) == 1
 
     def close(self) -> None:
         """Close what is still open."""
@@ -87,7 +87,9 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
         ValueError: the ranks differ in their terms; raised on all of them.
     """
     if topology.size == 1:
-        return World(topology, tree.plan(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, "")
+        return World(
+            topology, tree.tree_positions(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, ""
+        )
     timeout_s = settings.gloo_timeout_s
     meeting = meet(topology, attempt, timeout_s, folder=settings.rendezvous_folder, interface=settings.gloo_interface)
     topology = meeting.topology
@@ -104,27 +106,27 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             members = _meet(client, prefix, topology, address, listener.getsockname()[1], terms or {})
             _check_terms(members)
             host_keys = [member["host_key"] for member in members]
-            local_places = [(member["local_rank"], member["local_size"]) for member in members]
+            local_indices = [(member["local_rank"], member["local_size"]) for member in members]
             if topology.world:  # some of the launcher's ranks: its local indices count others too
                 everybody = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
-                local_places = [(one.local_rank, one.local_size) for one in everybody]
+                local_indices = [(one.local_rank, one.local_size) for one in everybody]
                 topology = everybody[topology.rank]
             elif topology.launcher != "hvd_cluster":  # other launchers may tell a rank too little about the others
-                topology = topology.crossed([local_rank for local_rank, _ in local_places])
-            place = tree.plan(host_keys)[topology.rank]
-            if place.parent is not None:
-                parent = members[place.parent]
-                links[place.parent] = _call(parent["address"], parent["port"], topology, timeout_s)
-                on_failure.callback(links[place.parent].close)
-            links |= _answer(listener, topology, set(place.children), timeout_s, members)
+                topology = topology.crossed([local_rank for local_rank, _ in local_indices])
+            tree_position = tree.tree_positions(host_keys)[topology.rank]
+            if tree_position.parent is not None:
+                parent = members[tree_position.parent]
+                links[tree_position.parent] = _connect(parent["address"], parent["port"], topology, timeout_s)
+                on_failure.callback(links[tree_position.parent].close)
+            links |= _accept(listener, topology, set(tree_position.children), timeout_s, members)
         on_failure.pop_all()
     return World(
         topology=topology,
-        place=place,
+        tree_position=tree_position,
         links=links,
         hosts=[member["host"] for member in members],
         host_keys=host_keys,
-        local_places=local_places,
+        local_indices=local_indices,
         address=address,
         client=client,
         prefix=prefix,
@@ -189,9 +191,9 @@ def _meet(
 
 def _short(text: str) -> str:
     """``text``, or its beginning and what tells it from others: rank 0 hands every rank's to all."""
-    if len(text) <= _LONGEST_TERM:
+    if len(text) <= _MAX_TERM_CHARACTERS:
         return text
-    return f"{text[:_LONGEST_TERM]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    return f"{text[:_MAX_TERM_CHARACTERS]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def _check_terms(members: list[dict[str, Any]]) -> None:
@@ -204,7 +206,7 @@ def _check_terms(members: list[dict[str, Any]]) -> None:
                 )
 
 
-def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link:
+def _connect(address: str, port: int, topology: Topology, timeout_s: float) -> Link:
     """Connect to the parent, and say who we are: again, where a crowd of strangers has pushed us out of its queue."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -225,7 +227,7 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
             link.close()
             if time.monotonic() >= deadline_s:
                 raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
-            time.sleep(_CALL_AGAIN_S)
+            time.sleep(_RECONNECT_S)
         except BaseException:  # raised again: the connection would leak
             link.close()
             raise
@@ -233,7 +235,7 @@ def _call(address: str, port: int, topology: Topology, timeout_s: float) -> Link
             return link
 
 
-def _answer(
+def _accept(
     listener: socket.socket, topology: Topology, expected: set[int], timeout_s: float, members: list[dict[str, Any]]
 ) -> dict[int, Link]:
     """Accept the connections of all children. Strangers are dropped."""
@@ -261,7 +263,7 @@ def _answer(
                 unknown.append(Link(sock, topology.secret, accepts=True))
                 detect_dead_host(sock)
                 unknown[-1].flush()
-            while len(unknown) > _MOST_STRANGERS + len(expected):
+            while len(unknown) > _MAX_UNKNOWN + len(expected):
                 unknown.pop(0).close()
         for link in [link for link in unknown if link in ready]:
             try:

@@ -6,9 +6,8 @@ from typing import Any
 
 import mxnet as mx
 
-from hvd_cluster.engine.parts import grouped
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import ReduceOp
+from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.submission import takes_part
 from hvd_cluster.mxnet.compression import Compression, Compressor
 from hvd_cluster.mxnet.ops import grouped_allreduce
@@ -42,30 +41,31 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        if gradient_predivide_factor == 0.0:
-            raise ValueError("gradient_predivide_factor=0 must be another number: gradients are divided by it")
+        self._hvd_config = ReductionConfig(
+            compression=compression,
+            predivide_factor=gradient_predivide_factor,
+            groups=num_groups,
+            process_set=process_set,
+        )
         optimizer = getattr(optimizer, "wrapped_optimizer", optimizer)
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
-        self._hvd_compression = compression
-        self._hvd_predivide_factor = gradient_predivide_factor
         self._hvd_prefix = prefix or ""
-        self._hvd_num_groups = num_groups
-        self._hvd_process_set = process_set
-        grouped(num_groups, [None])
 
     def _allreduce_grads(self) -> None:
-        if not takes_part(self._hvd_process_set) or self._hvd_process_set.size() == 1:
+        config = self._hvd_config
+        if not takes_part(config.process_set) or config.process_set.size() == 1:
             return
         gradients = [p.list_grad()[0] for p in self._params if p.grad_req != "null"]
-        for number, group in enumerate(grouped(self._hvd_num_groups or 1, range(len(gradients)))):
-            compressed = [self._hvd_compression.compress(gradients[index]) for index in group]
+        groups = config.group_indices(gradients) or ([list(range(len(gradients)))] if gradients else [])
+        for number, group in enumerate(groups):
+            compressed = [config.compression.compress(gradients[index]) for index in group]
             reduced = grouped_allreduce(
                 [tensor for tensor, _ in compressed],
                 name=f"{self._hvd_prefix}trainer.{number}",
-                prescale_factor=1.0 / self._hvd_predivide_factor,
-                postscale_factor=self._hvd_predivide_factor,
-                process_set=self._hvd_process_set,
-                op=ReduceOp.AVERAGE,
+                prescale_factor=1.0 / config.predivide_factor,
+                postscale_factor=config.predivide_factor,
+                process_set=config.process_set,
+                op=config.op,
             )
             for index, tensor, (_, context) in zip(group, reduced, compressed, strict=True):
-                gradients[index][:] = self._hvd_compression.decompress(tensor, context)
+                gradients[index][:] = config.compression.decompress(tensor, context)

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_cluster.settings import Settings
-from hvd_cluster.tensorflow.crossing import is_v1_graph
 from hvd_cluster.tensorflow.gradients import variable_key
+from hvd_cluster.tensorflow.interop import is_v1_graph
 
 
 class LocalAggregation:

@@ -14,7 +14,7 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, takes_part
 from hvd_cluster.tensorflow.collectives.allreduce import check_adasum, reduced, sparse_sum
 from hvd_cluster.tensorflow.naming import label
-from hvd_cluster.tensorflow.questions import num_members_op
+from hvd_cluster.tensorflow.rank_ops import num_members_op
 
 
 @dataclass(frozen=True)

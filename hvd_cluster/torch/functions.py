@@ -83,12 +83,12 @@ def broadcast_optimizer_state(
             if parameter.requires_grad and parameter.grad is None and not is_lazy(parameter):
                 parameter.grad = wire.empty(parameter, sparse_dim)
     tensors: list[torch.Tensor] = []
-    skeleton = _hollow(optimizer.state_dict(), tensors) if is_root else None
+    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
     skeleton, metas = broadcast_object(
         (skeleton, [describe(tensor) for tensor in tensors]), root_rank, process_set=process_set
     )
     if not is_root:
-        homes = _homes(skeleton["state"], [meta.device for meta in metas], [p.device for p in parameters])
+        homes = _target_devices(skeleton["state"], [meta.device for meta in metas], [p.device for p in parameters])
         tensors = [
             torch.empty(meta.shape, dtype=element_dtype(meta.dtype), device=home)
             for meta, home in zip(metas, homes, strict=True)
@@ -100,9 +100,9 @@ def broadcast_optimizer_state(
     ]
     synchronize_all(handles)
     if not is_root:
-        state_dict = _filled(skeleton, sent)
+        state_dict = _with_tensors(skeleton, sent)
         optimizer.load_state_dict(state_dict)
-        _keep_forms(optimizer, parameters, state_dict["state"])
+        _keep_dtypes(optimizer, parameters, state_dict["state"])
 
 
 def share_buffers(model: torch.nn.Module, root_rank: int) -> None:
@@ -142,36 +142,36 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorIndex:
     """Where the n-th tensor stood in a state dict."""
 
     index: int
 
 
-def _hollow(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` with every tensor moved to ``tensors`` and replaced by its place."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Place(len(tensors) - 1)
+        return _TensorIndex(len(tensors) - 1)
     if isinstance(value, dict):
-        return {key: _hollow(entry, tensors) for key, entry in value.items()}
+        return {key: _without_tensors(entry, tensors) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_hollow(entry, tensors) for entry in value)
+        return type(value)(_without_tensors(entry, tensors) for entry in value)
     return value
 
 
-def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of :func:`_hollow`."""
-    if isinstance(value, _Place):
+def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of :func:`_without_tensors`."""
+    if isinstance(value, _TensorIndex):
         return tensors[value.index]
     if isinstance(value, dict):
-        return {key: _filled(entry, tensors) for key, entry in value.items()}
+        return {key: _with_tensors(entry, tensors) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_filled(entry, tensors) for entry in value)
+        return type(value)(_with_tensors(entry, tensors) for entry in value)
     return value
 
 
-def _homes(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
+def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
     """Where this rank keeps each state tensor: on its parameter's device, unless the root keeps it on another kind.
 
     Args:
@@ -183,7 +183,7 @@ def _homes(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.
         place: devices[number]
         for number, entry in state.items()
         if isinstance(number, int) and number < len(devices)
-        for place in _places(entry)
+        for place in _tensor_indices(entry)
     }
     homes = []
     for place, kind in enumerate(kinds):
@@ -192,18 +192,18 @@ def _homes(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.
     return homes
 
 
-def _places(value: Any) -> Iterator[int]:
+def _tensor_indices(value: Any) -> Iterator[int]:
     """Where the tensors of a hollow value belong."""
-    if isinstance(value, _Place):
+    if isinstance(value, _TensorIndex):
         yield value.index
     elif isinstance(value, dict):
-        yield from _places(list(value.values()))
+        yield from _tensor_indices(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for entry in value:
-            yield from _places(entry)
+            yield from _tensor_indices(entry)
 
 
-def _keep_forms(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
+def _keep_dtypes(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
     """Undo what ``load_state_dict`` does to the root's state: it casts tensors to the type of the parameter."""
     for index, entry in state.items():
         if isinstance(index, int) and parameters[index] in optimizer.state:

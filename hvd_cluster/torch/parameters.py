@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine.parts import grouped
+from hvd_cluster.engine.grouping import group_indices
 
 
 def named(
@@ -69,7 +69,7 @@ def resolve_groups(
         # Ranks may list parameters in different orders: the first rank's groups count (gradient_layout.py). Do not
         # communicate here: a new rank of an elastic job makes its optimizer while the others are elsewhere.
         order = list(names)
-        return [[order[index] for index in group] for group in grouped(groups, order)]
+        return [[order[index] for index in group] for group in group_indices(groups, order)]
     if not isinstance(groups, (list, tuple)):  # what follows raises ValueError as Horovod does
         raise ValueError(f"groups should be a non-negative integer or a list of lists of tensors, not {groups!r}")
     members: set[torch.Tensor] = set()

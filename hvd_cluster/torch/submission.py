@@ -87,7 +87,7 @@ def submit(
     metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
     signature = Signature(kind, metas, op, root, float(prescale), float(postscale), wire=_name(wire), members=members)
     prefix = _PREFIXES[kind]
-    handle = Handle(engine.drive)
+    handle = Handle(engine.progress)
     request = Request(
         f"{prefix}.{unnamed if name is None else name}",
         set_id,

@@ -32,7 +32,7 @@ def all_histories_are_equal(world: SimulatedHosts) -> None:
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that is full again and again."""
     monkeypatch.setattr(ballot_module, "_RING_BYTES", 2048)
-    monkeypatch.setattr(ballot_module, "_MOST_BYTES", 256)
+    monkeypatch.setattr(ballot_module, "_MAX_BYTES", 256)
 
 
 @st.composite
@@ -163,7 +163,7 @@ def test_a_leader_whose_ring_is_full_does_not_let_other_hosts_run_ahead_of_it(na
                 world.deliver(link)
             for rank in (0, 2, 3):
                 world.ranks[rank].go_on(3)
-        assert world.ranks[0].agreement.is_held_up
+        assert world.ranks[0].agreement.is_blocked
         world.finish()
         all_histories_are_equal(world)
         assert sum(len(bucket.requests) for bucket in world.ranks[1].history) == len(names)
@@ -297,7 +297,7 @@ def test_a_rank_that_is_stopped_with_the_lock_is_not_waited_for_longer_than_the_
 
 def test_a_rank_that_is_stopped_before_it_says_who_has_the_lock_is_not_waited_for_either() -> None:
     with two_ballots(lambda: None, timeout_s=0.2) as (first, second):
-        first._lock.wait(0, first._patience)
+        first._lock.wait(0, first._deadline)
         with pytest.raises(RuntimeError, match="the other ranks of this host did not finish .* one of them is stopped"):
             second.may_sleep()
 
@@ -312,7 +312,7 @@ def two_ballots(check: Callable[[], None], timeout_s: float) -> Iterator[list[Ba
             0,
             ranks=[0, 1],
             index=index,
-            bells=[-1, -1],
+            wakeups=[-1, -1],
             plan=lambda ids: (),
             check=check,
             timeout_s=timeout_s,

@@ -232,8 +232,8 @@ def test_what_was_decided_before_an_abort_is_waited_for_no_more(tmp_path: Path) 
             if has_voted:
                 wait_for("told.0")
                 Loop.work = work  # type: ignore[method-assign]
-                self.hear([(descriptor, select.EPOLLIN) for descriptor in self._neighbours._ranks])
-            has_voted = has_voted or self._mailbox.has_submitted
+                self.handle_events([(descriptor, select.EPOLLIN) for descriptor in self._links._ranks])
+            has_voted = has_voted or self._submissions.has_submitted
             work(self, is_waited_for=is_waited_for)
             if has_voted:
                 (tmp_path / "voted").touch()

@@ -335,8 +335,8 @@ def test_a_rank_that_is_taken_to_have_submitted_what_it_has_not_ends_the_world()
         hvd.init()
         hvd.allreduce(torch.ones(1), name="before")
         if hvd.rank() == 1:
-            mailbox = basics.engine()._mailbox
-            mailbox.begin = lambda keys: [None] * len(keys)  # type: ignore[method-assign]
+            submissions = basics.engine()._submissions
+            submissions.begin = lambda keys: [None] * len(keys)  # type: ignore[method-assign]
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.allreduce(torch.ones(1), name="lost", op=hvd.Sum)
         if hvd.rank() == 1:
@@ -398,7 +398,7 @@ def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() ->
             raise OSError("made to fail")
 
         if where == "building":
-            module.carry_out_at_once = broken  # type: ignore[assignment]
+            module.execute_inline = broken  # type: ignore[assignment]
         else:
             ShmTransport.reduce_directly = broken  # type: ignore[method-assign]
         with pytest.raises(hvd.HorovodInternalError, match="made to fail"):

@@ -12,9 +12,9 @@ import pytest
 IN_A_WORLD = "import hvd_cluster.engine.basics as hvd\nhvd.init(); hvd.shutdown(); hvd.init()"
 #: What init() does for the log, without the rest.
 TWICE = (
-    "from hvd_cluster.engine.log_output import speak_as\n"
+    "from hvd_cluster.engine.log_output import configure_logging\n"
     "from hvd_cluster.settings import Settings\n"
-    "speak_as(Settings.from_env()); speak_as(Settings.from_env())"
+    "configure_logging(Settings.from_env()); configure_logging(Settings.from_env())"
 )
 SAY = (
     "logger = logging.getLogger('hvd_cluster.part')\n"

@@ -178,7 +178,7 @@ def test_any_interleaving_decides_everything_once_and_alike(data: st.DataObject)
             break
     all_histories_are_equal(world)
     assert sorted(decided(world.ranks[0].history)) == sorted(key for key in names for _ in range(rounds))
-    assert all(not node.negotiator._notes for node in world.ranks)
+    assert all(not node.negotiator._states for node in world.ranks)
     assert all(len(node.negotiator._readable) <= 2 * len(names) * rounds for node in world.ranks)
 
 

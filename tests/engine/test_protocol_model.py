@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_hosts import JOIN, LEAVE, ODD, SUM, Numbers, SimulatedHosts, SimulatedRank, Step, rang
+from simulated_hosts import JOIN, LEAVE, ODD, SUM, Numbers, SimulatedHosts, SimulatedRank, Step, was_woken
 from simulated_tree import SimulatedWorld, decided
 
 from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Ready, Refuse
@@ -35,7 +35,7 @@ X, Y, Z = (0, "x", SUM), (0, "y", SUM), (0, "z", SUM)
 ODD_X = (0, "x", ODD)
 UNNAMED = (0, None, SUM)
 #: When a rank dies amid an action: it holds the lock; and is about to write the log, has written it and not said so, or
-#: has written it; or it has given the lock back, and not rung the bells that it wanted to ring.
+#: has written it; or it has given the lock back, and not woken the ranks that it wanted to wake.
 IN_THE_LOCK = ("locked", "unwritten", "half written", "written")
 MOMENTS = (*IN_THE_LOCK, "unrung")
 
@@ -180,7 +180,7 @@ class HostsModel:
         if what == "die" or moment:
             self.dead = rank
         for each in self.world.ranks:
-            if rang(each.bell):
+            if was_woken(each.wakeup):
                 self.awake[each.rank] = True
 
     def _do(self, what: str, node: SimulatedRank) -> None:
@@ -188,7 +188,7 @@ class HostsModel:
             node.go_on(1)
             self.awake[node.rank] = node.ballot is not None
         elif what == "look":
-            is_busy = node.has_news or node.agreement.is_held_up
+            is_busy = node.has_unread or node.agreement.is_blocked
             node.agreement.settle()
             if not is_busy:
                 self.awake[node.rank] = not node.may_sleep()
@@ -290,7 +290,7 @@ def _dying(ballot: Ballot, moment: str) -> Iterator[None]:
 def _overslept(node: SimulatedRank) -> list[Any]:
     """What a rank that sleeps should have been woken for. That its host is ready is for the leader alone."""
     ballot = node.ballot
-    if ballot is None or not ballot.has_news:
+    if ballot is None or not ballot.has_unread:
         return []
     unread = ballot._ring[ballot._position : ballot._header[0]]  # no model writes more than fits
     messages = ballot._parsed(bytes(unread))

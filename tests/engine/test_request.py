@@ -13,7 +13,7 @@ from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signatur
 from hvd_cluster.engine.scaling import copy_scaled
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
-from hvd_cluster.engine.transports.transport import Finished, Work
+from hvd_cluster.engine.transports.transport import FinishedWork, Work
 
 
 class FakeStream:
@@ -72,7 +72,7 @@ class LateTransport(AloneTransport):
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
         torch.cuda._sleep(200_000_000)  # cycles: a tenth of a second
         buffer.mul_(2)
-        return Finished()
+        return FinishedWork()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
@@ -96,7 +96,7 @@ def test_the_zeros_of_a_joined_rank_are_written_before_they_are_sent() -> None:
     signature = Signature(Kind.ALLREDUCE, (describe(torch.empty(1 << 20, device=device)),))
     request = neutral_for((0, "gradient"), signature, 0)
     transport = LateTransport(device, 0)
-    transport.allreduce = lambda buffer, op: Finished()  # type: ignore[method-assign]
+    transport.allreduce = lambda buffer, op: FinishedWork()  # type: ignore[method-assign]
     Execution([request], transport, BufferPool(), Recorder(0, "here"), release=lambda: None).advance(lambda *_: None)
     request.handle.wait()
     assert request.outputs[0].abs().sum().item() == 0.0

@@ -179,7 +179,7 @@ WORLDS = {
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shm, "_SLOT_BYTES", mmap.PAGESIZE)  # few elements pass in many chunks
-        patch.setattr(hierarchical, "_LEAST_BYTES", 0)
+        patch.setattr(hierarchical, "_MIN_BYTES", 0)
         built = WORLDS[request.param]()
         stack.callback(built.close)
         yield built

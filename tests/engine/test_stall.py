@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_cluster.engine.stall import Overdue, StallInspector
+from hvd_cluster.engine.stall import StallInspector, StallReport
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.launch import local
 from hvd_cluster.settings import Settings
@@ -103,6 +103,6 @@ def test_what_was_warned_of_is_forgotten_when_it_may_be_warned_of_again() -> Non
     nothing = lambda *_: None  # noqa: E731
     inspector = StallInspector(0, ["a", "b"], {0: (0, 1)}, settings, send_up=nothing, send_down=nothing, abort=nothing)
     for number in range(100):
-        inspector.hear(Overdue(((0, f"allreduce.noname.{number}"),), is_final=False), {})
+        inspector.receive(StallReport(((0, f"allreduce.noname.{number}"),), is_final=False), {})
         time.sleep(1e-4)
     assert len(inspector._warned) == 1

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from hvd_cluster.engine.agreement import Agreement
-from hvd_cluster.engine.mailbox import SerialNumber
-from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, Up
+from hvd_cluster.engine.messages import Bucket, Close, Decision, JoinDone, Refuse, ReportBatch
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory.ballot import Ballot
-from hvd_cluster.engine.tree import plan
+from hvd_cluster.engine.submission_queue import SerialNumber
+from hvd_cluster.engine.tree import tree_positions
 
 SUM = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cpu"),))
 ODD = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (5,), "cpu"),))
@@ -57,10 +57,10 @@ class Submitted:
     epoch: int = -1
 
 
-def rang(bell: int) -> bool:
-    """The bell has rung since this was asked last."""
+def was_woken(wakeup: int) -> bool:
+    """The rank was woken since this was last called."""
     try:
-        return os.eventfd_read(bell) > 0
+        return os.eventfd_read(wakeup) > 0
     except BlockingIOError:
         return False
 
@@ -75,7 +75,7 @@ class SimulatedRank:
     agreement: Agreement
     #: None where this rank shares no memory.
     ballot: Ballot | None
-    bell: int
+    wakeup: int
     program: deque[Step]
     sets: dict[int, frozenset[int]]
     pending: dict[Key, Submitted] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class SimulatedRank:
     history: list[Decision] = field(default_factory=list)
     is_asleep: bool = False
 
-    def carry_out(self, decision: Decision) -> None:
+    def execute(self, decision: Decision) -> None:
         self.history.append(decision)
         if isinstance(decision, Bucket):
             for key, _ in decision.requests:
@@ -102,21 +102,21 @@ class SimulatedRank:
             self.has_joined = False
 
     @property
-    def has_news(self) -> bool:
+    def has_unread(self) -> bool:
         """There is something to read in the ballot."""
-        return self.ballot is not None and self.ballot.has_news
+        return self.ballot is not None and self.ballot.has_unread
 
     def may_sleep(self) -> bool:
-        """This rank has nothing to read, and its bell rings when it has."""
+        """This rank has nothing to read, and will be woken when it has."""
         return self.ballot is None or self.ballot.may_sleep()
 
     def look(self) -> None:
-        """Do what there is to do, and go to sleep; a rank that sleeps looks when its bell has rung."""
-        if rang(self.bell):
+        """Do what there is to do, and go to sleep; a rank that sleeps looks when it was woken."""
+        if was_woken(self.wakeup):
             self.is_asleep = False
         if not self.is_asleep:
             self.agreement.settle()
-            self.is_asleep = self.may_sleep() and not self.agreement.is_held_up
+            self.is_asleep = self.may_sleep() and not self.agreement.is_blocked
 
     def go_on(self, num_steps: int) -> None:
         """Submit what the program says next, as far as it can be submitted now."""
@@ -173,11 +173,11 @@ class SimulatedHosts:
         #: By (sender, receiver).
         self.links: dict[tuple[int, int], deque[Any]] = {}
         self.memories: dict[str, mmap.mmap] = {}
-        bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(size)]
+        wakeups = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(size)]
         self.ranks = []
-        for place in plan(hosts):
-            rank, here = place.rank, place.host_ranks
-            negotiator = Negotiator(place, self.sets, cache_capacity, lambda: 1 << 20)
+        for position in tree_positions(hosts):
+            rank, here = position.rank, position.host_ranks
+            negotiator = Negotiator(position, self.sets, cache_capacity, lambda: 1 << 20)
             ballot = None
             if len(here) > 1 and hosts[rank] not in without:
                 if hosts[rank] not in self.memories:
@@ -187,23 +187,23 @@ class SimulatedHosts:
                     0,
                     ranks=here,
                     index=here.index(rank),
-                    bells=[bells[other] for other in here],
+                    wakeups=[wakeups[other] for other in here],
                     plan=negotiator.plan if len(here) == size else None,
                     check=fail,
                     timeout_s=20,
                     spins=False,
                 )
-            node = SimulatedRank(rank, None, ballot, bells[rank], deque(programs[rank]), self.sets)  # type: ignore[arg-type]
-            children = list(place.children) if ballot is None else place.children_elsewhere
+            node = SimulatedRank(rank, None, ballot, wakeups[rank], deque(programs[rank]), self.sets)  # type: ignore[arg-type]
+            children = list(position.children) if ballot is None else position.remote_children
             node.agreement = Agreement(
                 negotiator,
                 ballot,
-                place=place,
+                position=position,
                 quorum=lambda process_set, here=here: len(self.sets[process_set].intersection(here)),  # type: ignore[misc]
                 pending=lambda node=node: node.pending,  # type: ignore[misc]
-                send_up=partial(self.send, rank, [] if place.parent is None else [place.parent]),
+                send_up=partial(self.send, rank, [] if position.parent is None else [position.parent]),
                 send_down=partial(self.send, rank, children),
-                carry_out=node.carry_out,
+                execute=node.execute,
             )
             self.ranks.append(node)
 
@@ -219,10 +219,10 @@ class SimulatedHosts:
         source, target = link
         self.ranks[target].is_asleep = False
         agreement, message = self.ranks[target].agreement, self.links[link].popleft()
-        if isinstance(message, Up):
-            agreement.hear(source, message)
+        if isinstance(message, ReportBatch):
+            agreement.receive(source, message)
         else:
-            agreement.hear_log(message)
+            agreement.receive_log(message)
         agreement.settle()
 
     def finish(self) -> None:
@@ -245,7 +245,7 @@ class SimulatedHosts:
         for node in self.ranks:
             if node.ballot is not None:
                 node.ballot.release()
-            os.close(node.bell)
+            os.close(node.wakeup)
         for memory in self.memories.values():
             memory.close()
 

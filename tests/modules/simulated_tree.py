@@ -10,7 +10,7 @@ from typing import Any
 from hvd_cluster.engine.messages import Bucket, Decision
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.signature import Key, Kind, Signature, TensorMeta
-from hvd_cluster.engine.tree import plan
+from hvd_cluster.engine.tree import tree_positions
 
 SUM = Signature(Kind.ALLREDUCE, (TensorMeta("float32", (4,), "cpu"),))
 GATHER = Signature(Kind.ALLGATHER, (TensorMeta("float32", (-1,), "cpu"),))
@@ -34,11 +34,11 @@ class SimulatedWorld:
         self.process_sets = everybody | (process_sets or {})
         self.ranks = [
             SimulatedRank(
-                Negotiator(place, self.process_sets, cache_capacity, lambda: 1 << 20),
-                place.parent,
-                list(place.children),
+                Negotiator(position, self.process_sets, cache_capacity, lambda: 1 << 20),
+                position.parent,
+                list(position.children),
             )
-            for place in plan(hosts)
+            for position in tree_positions(hosts)
         ]
         self.links: dict[tuple[int, int], deque[Any]] = {}
 
@@ -56,7 +56,7 @@ class SimulatedWorld:
             while entries := node.negotiator.take_log():
                 self.apply(rank, entries)
         else:
-            message = node.negotiator.take_up()
+            message = node.negotiator.take_reports()
             if message is not None:
                 self.links.setdefault((rank, node.parent), deque()).append(message)
 
@@ -79,7 +79,7 @@ class SimulatedWorld:
         if source == self.ranks[target].parent:
             self.apply(target, message)
         else:
-            self.ranks[target].negotiator.hear(source, message)
+            self.ranks[target].negotiator.receive(source, message)
         self.settle(target)
 
     def run(self, seed: int = 0) -> None:

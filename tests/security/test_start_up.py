@@ -34,7 +34,7 @@ import torch
 import hvd_cluster.torch as hvd
 from hvd_cluster.engine import world
 
-world._MOST_STRANGERS = 0  # so that rank 1 is pushed out as well, now and then
+world._MAX_UNKNOWN = 0  # so that rank 1 is pushed out as well, now and then
 folder, rank = Path(sys.argv[1]), os.environ["HOROVOD_RANK"]
 (folder / f"pid.{rank}.tmp").write_text(str(os.getpid()))
 (folder / f"pid.{rank}.tmp").rename(folder / f"pid.{rank}")

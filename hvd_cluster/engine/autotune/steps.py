@@ -13,7 +13,7 @@ from hvd_cluster.engine.autotune.observation import Observation
 #: Steps that the pattern is the median of.
 _MEMORY = 12
 #: More arrivals than this are merged with their neighbours, so that a prediction takes no time to speak of.
-_MOST_ARRIVALS = 300
+_MAX_ARRIVALS = 300
 
 
 @dataclass
@@ -43,7 +43,7 @@ class StepWatcher:
         self._recent: deque[StepRecord] = deque(maxlen=_MEMORY)
         self._free_s = 0.0
 
-    def hear(self, seen: Observation) -> StepRecord | None:
+    def add(self, seen: Observation) -> StepRecord | None:
         """Take a bucket; returns the step that was complete before it, if it begins another one."""
         finished = None
         if self._step is not None and any(name in self._step.arrivals for name, _, _ in seen.requests):
@@ -83,6 +83,6 @@ class StepWatcher:
 
 
 def _merged(arrivals: Sequence[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
-    size = -(-len(arrivals) // _MOST_ARRIVALS)
+    size = -(-len(arrivals) // _MAX_ARRIVALS)
     groups = [arrivals[start : start + size] for start in range(0, len(arrivals), size)]
     return [(group[-1][0], sum(n for _, n, _ in group), sum(k for _, _, k in group)) for group in groups]

@@ -128,7 +128,7 @@ class Tuner:
         """
         if self.is_done or not seen.requests:
             return None
-        step = self._watcher.hear(seen)
+        step = self._watcher.add(seen)
         if step is None:
             return None
         self._buckets += step.buckets

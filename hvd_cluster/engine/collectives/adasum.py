@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from hvd_cluster.engine.buffers import BufferPool, places
+from hvd_cluster.engine.buffers import BufferPool, layout
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.scaling import copy_scaled
@@ -24,7 +24,7 @@ def adasum(requests: list[Request], transport: Transport, buffers: BufferPool, r
     signature = requests[0].signature
     results = [request.outputs or [torch.empty_like(tensor) for tensor in request.inputs] for request in requests]
     inputs = [tensor for request in requests for tensor in request.inputs]
-    slices, num_bytes = places(inputs, torch.float64.itemsize)
+    slices, num_bytes = layout(inputs, torch.float64.itemsize)
     with buffers.lease(num_bytes, transport.device) as mine, buffers.lease(num_bytes, transport.device) as theirs:
         ours = _pieces(mine, slices, inputs)
         others = _pieces(theirs, slices, inputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_cluster.engine.buffers import BufferPool, places
+from hvd_cluster.engine.buffers import BufferPool, layout
 from hvd_cluster.engine.collectives.adasum import adasum
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import ReduceOp, Request, Signature
@@ -101,7 +101,7 @@ def _reduce(
                 bucketing.unpack(output, piece)
 
 
-def reduce_at_once(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:
+def reduce_inline(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:
     """The results, if the transport can reduce this bucket directly; None if it takes :func:`allreduce`."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
@@ -141,7 +141,7 @@ def _pack(
         bucketing.pack(part.outputs[0], part.inputs[0])
         return part.outputs[0].view(-1), [part.outputs[0]]
     dtype, num_places = bucketing.dtype, bucketing.num_places
-    slices, num_bytes = places(part.inputs, dtype.itemsize * num_places)
+    slices, num_bytes = layout(part.inputs, dtype.itemsize * num_places)
     buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
     # The gaps between tensors are reduced too, and must not hold what traps or slows arithmetic down.
     pieces = []

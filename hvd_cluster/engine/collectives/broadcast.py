@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import torch
 
-from hvd_cluster.engine.buffers import BufferPool, as_bytes, places
+from hvd_cluster.engine.buffers import BufferPool, as_bytes, layout
 from hvd_cluster.engine.collectives.step import Step, Steps
 from hvd_cluster.engine.request import Request
 from hvd_cluster.engine.timeline import Recorder
@@ -28,7 +28,7 @@ def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool
             if in_place:
                 buffer, pieces = as_bytes(outputs[0]), [outputs[0]]
             else:
-                slices, num_bytes = places(outputs)
+                slices, num_bytes = layout(outputs)
                 buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
                 pieces = [
                     buffer[where].view(tensor.dtype).view(tensor.shape)

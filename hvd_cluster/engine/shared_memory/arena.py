@@ -21,7 +21,7 @@ from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 
 _PAGE_BYTES = 4096
 #: Views of other ranks' tensors that are kept.
-_MOST_VIEWS = 1000
+_MAX_VIEWS = 1000
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,7 +84,7 @@ class Arena:
         key = (offset, dtype, count)
         view = self._views.get(key)
         if view is None:
-            if len(self._views) >= _MOST_VIEWS:
+            if len(self._views) >= _MAX_VIEWS:
                 self._views.popitem(last=False)
             view = self._views[key] = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
         return view

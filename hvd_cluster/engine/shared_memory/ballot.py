@@ -15,7 +15,7 @@ epoch, or reports it if that id cannot be voted for any more, or voting is suspe
 that was recalled for can be voted for again once the log has run it: all ranks have done with it then.
 
 Order of memory: the lock is a semaphore, whose operations acquire and release; what is read without it
-(:attr:`Ballot.has_news`) is only a hint to look again under it. So this is correct on weakly ordered processors.
+(:attr:`Ballot.has_unread`) is only a hint to look again under it. So this is correct on weakly ordered processors.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hvd_cluster.engine.messages import Close, Define, Entry, Forget, HostMessage, JoinDone, Ready, Recall, Run
-from hvd_cluster.engine.shared_memory.patience import Patience
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Semaphores
 
 #: Ids share a slot of the table when they differ by this; an id that finds its slot taken is reported, not voted for.
 _NUM_SLOTS = 1 << 13
 _RING_BYTES = 1 << 20
 #: Longer messages of the leader travel in pieces.
-_MOST_BYTES = _RING_BYTES // 8
+_MAX_BYTES = _RING_BYTES // 8
 #: So many fit into the log at once.
-MOST_VOTES = _MOST_BYTES // 16
+MAX_VOTES = _MAX_BYTES // 16
 #: How often the lock is tried before a rank blocks: it is held for a few microseconds.
 _LOCK_TRIES = 400
 
@@ -75,7 +75,7 @@ class Ballot:
         offset: a multiple of 64.
         ranks: those of the host, by index.
         index: this rank among them; the one with index 0 creates the lock, and leads.
-        bells: an eventfd for each rank, by index.
+        wakeups: an eventfd for each rank, by index.
         plan: makes the decision for ids whose counts have become complete together; None where other hosts have a say.
         check: called now and then while waiting for the lock; raises when the world is broken.
         timeout_s: how long to wait for the lock. It is held for microseconds: a rank was stopped in just those.
@@ -89,17 +89,17 @@ class Ballot:
         *,
         ranks: Sequence[int],
         index: int,
-        bells: Sequence[int],
+        wakeups: Sequence[int],
         plan: Callable[[tuple[int, ...]], tuple[Run, ...]] | None,
         check: Callable[[], None],
         timeout_s: float,
         spins: bool,
     ) -> None:
-        num_ranks = len(bells)
+        num_ranks = len(wakeups)
         self._index = index
-        self._bells = bells
+        self._wakeups = wakeups
         self._plan = plan
-        self._lock = Semaphores(memory, offset, 1, create=index == 0, most_tries=_LOCK_TRIES if spins else 0)
+        self._lock = Semaphores(memory, offset, 1, create=index == 0, max_tries=_LOCK_TRIES if spins else 0)
         if index == 0:
             self._lock.post(0)
         num_words = _NUM_WORDS + _NUM_RANK_WORDS * num_ranks + 2 * _NUM_SLOTS
@@ -113,7 +113,7 @@ class Ballot:
             holder = header[_HOLDER]
             return [ranks[holder - 1]] if holder else []
 
-        self._patience = Patience(check, timeout_s, holders, "finish its vote")
+        self._deadline = Deadline(check, timeout_s, holders, "finish its vote")
         self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]
         #: For each slot: the id plus one, or 0 where the slot is free, and the count.
         self._table = words[-2 * _NUM_SLOTS :]
@@ -138,7 +138,7 @@ class Ballot:
         A full log has to be read by every rank: read it, and call again.
 
         Args:
-            votes: at most :data:`MOST_VOTES`.
+            votes: at most :data:`MAX_VOTES`.
         """
         sleepers: list[int] = []
         self._acquire()
@@ -188,8 +188,8 @@ class Ballot:
                     if isinstance(entry, Forget):
                         self._shut(entry.id)
                 message = pickle.dumps(entries, protocol=5)
-                starts = range(0, len(message), _MOST_BYTES)
-                self._outgoing = [message[start : start + _MOST_BYTES] for start in starts]
+                starts = range(0, len(message), _MAX_BYTES)
+                self._outgoing = [message[start : start + _MAX_BYTES] for start in starts]
             while self._outgoing and self._has_room(len(self._outgoing[0])):
                 self._write(_PIECE if len(self._outgoing) > 1 else _PICKLED, self._outgoing.pop(0))
             sleepers = self._take_sleepers()  # to read what was written, or to make room for the rest
@@ -247,7 +247,7 @@ class Ballot:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     @property
-    def has_news(self) -> bool:
+    def has_unread(self) -> bool:
         """A hint, without the lock: there is something to read."""
         return self._header[_TAIL] != self._position
 
@@ -281,7 +281,7 @@ class Ballot:
         return list(self._parsed(data))
 
     def may_sleep(self) -> bool:
-        """False if there is something to read; True promises that this rank's bell rings when there will be."""
+        """False if there is something to read; True promises that this rank's wakeup rings when there will be."""
         if self._header[_TAIL] != self._position:
             return False
         self._acquire()
@@ -302,7 +302,7 @@ class Ballot:
     # ---- the lock ---------------------------------------------------------------------------------------------------
 
     def _acquire(self) -> None:
-        self._lock.wait(0, self._patience)
+        self._lock.wait(0, self._deadline)
         self._header[_HOLDER] = self._index + 1
 
     def _give_back(self) -> None:
@@ -313,7 +313,7 @@ class Ballot:
 
     def _take_sleepers(self, among: Iterable[int] | None = None) -> list[int]:
         sleepers = []
-        for index in range(len(self._bells)) if among is None else among:
+        for index in range(len(self._wakeups)) if among is None else among:
             word = _NUM_RANK_WORDS * index + _SLEEPS
             if self._ranks[word] and index != self._index:
                 self._ranks[word] = 0
@@ -323,7 +323,7 @@ class Ballot:
     def _wake(self, ranks: list[int]) -> None:
         for index in ranks:
             with suppress(BlockingIOError):  # it is ringing already
-                os.eventfd_write(self._bells[index], 1)
+                os.eventfd_write(self._wakeups[index], 1)
 
     def _has_room(self, num_bytes: int) -> bool:
         return self._header[_TAIL] + num_bytes + 16 - min(self._ranks[_POSITION::_NUM_RANK_WORDS]) <= _RING_BYTES

@@ -4,7 +4,7 @@ The leader makes a memfd and hands its descriptor over an abstract Unix socket. 
 shared: an abstract socket cannot be reached from another network namespace or machine, whatever the hosts call
 themselves. A memfd counts against the job's memory, not against the size of /dev/shm.
 
-The same connections carry every rank's bell, an eventfd, to all others: whoever has news for a rank that sleeps in
+The same connections carry every rank's wakeup, an eventfd, to all others: whoever has news for a rank that sleeps in
 ``epoll`` rings it.
 """
 
@@ -32,12 +32,12 @@ _HANDSHAKE_S = 1.0
 #: How long ranks that ought to share memory wait for each other to prove it.
 _SHARING_TIMEOUT_S = 10.0
 #: How often the leader looks meanwhile whether they still live.
-_LOOK_UP_S = 0.25
+_CHECK_PERIOD_S = 0.25
 #: One message carries so many descriptors (Linux's SCM_MAX_FD).
-MOST_RANKS = 250
+MAX_RANKS = 250
 
 
-class Sharing(Exception):
+class SharingError(Exception):
     """The ranks cannot share memory; the text says why."""
 
 
@@ -49,22 +49,22 @@ class Segment:
     #: This rank among those that share.
     index: int
     #: An eventfd for each of them, by index; this rank's own among them is the one that it handed in.
-    bells: list[int]
+    wakeups: list[int]
     #: The file behind the mapping.
     descriptor: int
 
     def close(self) -> None:
-        """Close the other ranks' bells and the file, and let go of the mapping; it goes with its last reference."""
+        """Close the other ranks' wakeups and the file, and let go of the mapping; it goes with its last reference."""
         os.close(self.descriptor)
-        for index, bell in enumerate(self.bells):
+        for index, wakeup in enumerate(self.wakeups):
             if index != self.index:
-                os.close(bell)
-        self.bells = []
+                os.close(wakeup)
+        self.wakeups = []
         del self.memory
 
 
 @dataclass(frozen=True)
-class Group:
+class SharingGroup:
     """Ranks that ought to share memory, and how they meet."""
 
     #: The job's store; it is watched, so a wait for a rank that has died ends.
@@ -95,7 +95,9 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T], *, sparse_bytes: int = 0) -> T | None:
+def share(
+    group: SharingGroup, num_bytes: int, wakeup: int, build: Callable[[Segment], T], *, sparse_bytes: int = 0
+) -> T | None:
     """What ``build`` makes of a segment that all ranks of ``group`` share, or None on all of them; collective.
 
     One line in the leader's log says why where it is None.
@@ -103,7 +105,7 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
     Args:
         group: who shares.
         num_bytes: how much; all of it is allocated, and zero.
-        bell: this rank's eventfd.
+        wakeup: this rank's eventfd.
         build: called on each rank, on all before it is known on any that sharing has succeeded.
         sparse_bytes: so much more is mapped behind it, and allocated by whoever needs it.
 
@@ -113,9 +115,9 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
     built, failure = None, ""
     with ExitStack() as undo:
         try:
-            built = build(_share(group, num_bytes, sparse_bytes, bell))
+            built = build(_share(group, num_bytes, sparse_bytes, wakeup))
             undo.callback(built.close)
-        except Sharing as error:
+        except SharingError as error:
             failure = f"rank {group.rank}: {error}"
         group.client.set(f"{group.prefix}failure/{group.rank}", failure.encode())
         keys = [f"{group.prefix}failure/{member}" for member in group.ranks]
@@ -131,26 +133,28 @@ def share(group: Group, num_bytes: int, bell: int, build: Callable[[Segment], T]
     return None
 
 
-def _share(group: Group, num_bytes: int, sparse_bytes: int, bell: int) -> Segment:
+def _share(group: SharingGroup, num_bytes: int, sparse_bytes: int, wakeup: int) -> Segment:
     timeout_s = min(_SHARING_TIMEOUT_S, group.timeout_s)
-    if len(group.ranks) > MOST_RANKS:
-        raise Sharing(f"{len(group.ranks)} ranks are on this host; at most {MOST_RANKS} can share memory")
+    if len(group.ranks) > MAX_RANKS:
+        raise SharingError(f"{len(group.ranks)} ranks are on this host; at most {MAX_RANKS} can share memory")
     try:
         if group.index == 0:
-            memory, bells = _lead(group, num_bytes, sparse_bytes, bell, timeout_s)
+            memory, wakeups = _lead(group, num_bytes, sparse_bytes, wakeup, timeout_s)
         else:
-            memory, bells = _follow(group, bell, timeout_s)
+            memory, wakeups = _follow(group, wakeup, timeout_s)
     except (OSError, TimeoutError, EOFError) as error:
-        raise Sharing(str(error)) from error
+        raise SharingError(str(error)) from error
     try:
-        return Segment(mmap.mmap(memory, num_bytes + sparse_bytes), group.index, bells, memory)
+        return Segment(mmap.mmap(memory, num_bytes + sparse_bytes), group.index, wakeups, memory)
     except (OSError, ValueError) as error:
-        for descriptor in (memory, *(theirs for theirs in bells if theirs != bell)):
+        for descriptor in (memory, *(theirs for theirs in wakeups if theirs != wakeup)):
             os.close(descriptor)
-        raise Sharing(f"the segment cannot be mapped: {error}") from error
+        raise SharingError(f"the segment cannot be mapped: {error}") from error
 
 
-def _lead(group: Group, num_bytes: int, sparse_bytes: int, bell: int, timeout_s: float) -> tuple[int, list[int]]:
+def _lead(
+    group: SharingGroup, num_bytes: int, sparse_bytes: int, wakeup: int, timeout_s: float
+) -> tuple[int, list[int]]:
     key = f"{group.prefix}socket"
     with ExitStack() as on_failure:
         memory = os.memfd_create("hvd_cluster", os.MFD_CLOEXEC)
@@ -163,13 +167,13 @@ def _lead(group: Group, num_bytes: int, sparse_bytes: int, bell: int, timeout_s:
             group.client.set(key, b"")  # nobody need wait
             raise
         name = f"hvd_cluster-{secrets.token_hex(16)}"
-        bells = [bell] + [-1] * (len(group.ranks) - 1)
+        wakeups = [wakeup] + [-1] * (len(group.ranks) - 1)
         with _listening(name, len(group.ranks)) as listener, ExitStack() as connections:
             group.client.set(key, name.encode())
             deadline_s = time.monotonic() + timeout_s
             followers = []
-            while -1 in bells:
-                listener.settimeout(max(0.01, min(_LOOK_UP_S, deadline_s - time.monotonic())))
+            while -1 in wakeups:
+                listener.settimeout(max(0.01, min(_CHECK_PERIOD_S, deadline_s - time.monotonic())))
                 try:
                     connection, _ = listener.accept()
                 except TimeoutError:
@@ -184,16 +188,16 @@ def _lead(group: Group, num_bytes: int, sparse_bytes: int, bell: int, timeout_s:
                 except (OSError, EOFError):
                     continue  # a stranger; whoever was meant to come still can
                 on_failure.callback(os.close, theirs)
-                bells[index] = theirs
+                wakeups[index] = theirs
                 followers.append(connection)
             for connection in followers:
-                socket.send_fds(connection, [b"m"], [memory, *bells])
+                socket.send_fds(connection, [b"m"], [memory, *wakeups])
         on_failure.pop_all()
-    return memory, bells
+    return memory, wakeups
 
 
 def _welcome(connection: socket.socket, secret: bytes) -> tuple[int, int]:
-    """A follower has proved itself: its index and its bell."""
+    """A follower has proved itself: its index and its wakeup."""
     channel = Channel.accept(connection, secret, _HANDSHAKE_S)
     channel.settimeout(_HANDSHAKE_S)
     index = int(json.loads(channel.recv()))
@@ -206,10 +210,10 @@ def _welcome(connection: socket.socket, secret: bytes) -> tuple[int, int]:
     return index, descriptors[0]
 
 
-def _follow(group: Group, bell: int, timeout_s: float) -> tuple[int, list[int]]:
+def _follow(group: SharingGroup, wakeup: int, timeout_s: float) -> tuple[int, list[int]]:
     name = group.client.get(f"{group.prefix}socket", timeout_s)
     if not name:
-        raise Sharing("the leader has no memory to share")
+        raise SharingError("the leader has no memory to share")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(b"\0" + name)
@@ -217,7 +221,7 @@ def _follow(group: Group, bell: int, timeout_s: float) -> tuple[int, list[int]]:
         channel.send(json.dumps(group.index).encode())
         channel.settimeout(timeout_s)
         channel.recv()
-        socket.send_fds(connection, [b"b"], [bell])
+        socket.send_fds(connection, [b"b"], [wakeup])
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 1 + len(group.ranks))
     if len(descriptors) != 1 + len(group.ranks):
         for descriptor in descriptors:
@@ -225,10 +229,10 @@ def _follow(group: Group, bell: int, timeout_s: float) -> tuple[int, list[int]]:
         raise EOFError("the leader closed the connection before it handed over the segment")
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    memory, *bells = descriptors
-    os.close(bells[group.index])  # a duplicate of the own one
-    bells[group.index] = bell
-    return memory, bells
+    memory, *wakeups = descriptors
+    os.close(wakeups[group.index])  # a duplicate of the own one
+    wakeups[group.index] = wakeup
+    return memory, wakeups
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import mmap
 import os
 import time
 
-from hvd_cluster.engine.shared_memory.patience import Patience
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 
 #: glibc's sem_t has 32 bytes; each semaphore has a cache line of its own, so that posts do not disturb each other.
 STRIDE_BYTES = 64
@@ -55,16 +55,16 @@ class Semaphores:
         offset: where it begins; a multiple of ``STRIDE_BYTES``.
         count: how many.
         create: True in the one process that initialises them, before any other uses them.
-        most_tries: how often a wait tries before it blocks; 0 where ranks outnumber cores.
+        max_tries: how often a wait tries before it blocks; 0 where ranks outnumber cores.
     """
 
-    def __init__(self, memory: mmap.mmap, offset: int, count: int, *, create: bool, most_tries: int = 0) -> None:
+    def __init__(self, memory: mmap.mmap, offset: int, count: int, *, create: bool, max_tries: int = 0) -> None:
         # The view keeps the mapping from being closed under the addresses.
         self._view = (ctypes.c_char * (count * STRIDE_BYTES)).from_buffer(memory, offset)
         self._base = ctypes.addressof(self._view)
         self._addresses = [ctypes.c_void_p(self._base + index * STRIDE_BYTES) for index in range(count)]
-        self._most_tries = most_tries
-        self._usual_tries = 0
+        self._max_tries = max_tries
+        self._typical_tries = 0
         if create:
             for address in self._addresses:
                 if _quick.sem_init(address, 1, 0):
@@ -75,25 +75,25 @@ class Semaphores:
         if _quick.sem_post(self._addresses[index]):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    def wait(self, index: int, patience: Patience) -> None:
-        """Lower semaphore ``index`` by one, waiting until somebody has raised it or ``patience`` ends."""
+    def wait(self, index: int, deadline: Deadline) -> None:
+        """Lower semaphore ``index`` by one, waiting until somebody has raised it or ``deadline`` ends."""
         address, try_wait = self._addresses[index], _quick.sem_trywait
         if not try_wait(address):
             return
-        if self._most_tries:
-            limit = min(self._most_tries, 2 * self._usual_tries + 20)
+        if self._max_tries:
+            limit = min(self._max_tries, 2 * self._typical_tries + 20)
             for tries in range(limit):
                 if not try_wait(address):
-                    self._usual_tries += (tries - self._usual_tries) // 8
+                    self._typical_tries += (tries - self._typical_tries) // 8
                     return
-            self._usual_tries += (limit - self._usual_tries) // 8
-        patience.begin()
+            self._typical_tries += (limit - self._typical_tries) // 8
+        deadline.start()
         while True:
-            if not _wait_until(address, patience.period_s):
+            if not _wait_until(address, deadline.period_s):
                 return
             if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            patience.look()  # after a signal too: a profiler's come sooner than any period ends
+            deadline.check()  # after a signal too: a profiler's come sooner than any period ends
 
     def counter(self, index: int) -> ctypes.c_uint64:
         """A number beside semaphore ``index``, zero at first, for one process to write; not to outlive this array."""
@@ -137,14 +137,14 @@ class Barrier:
         """How many semaphores a barrier of ``num_ranks`` needs."""
         return num_ranks * (num_ranks - 1).bit_length()
 
-    def wait(self, patience: Patience) -> None:
-        """Return once every rank has called this; ``patience`` is for each round anew, as some rank has come then."""
+    def wait(self, deadline: Deadline) -> None:
+        """Return once every rank has called this; ``deadline`` is for each round anew, as some rank has come then."""
         mine = self._posts[self._index] if self._posts else None
-        for tell, hear in self.rounds:
+        for to_post, to_await in self.rounds:
             if mine is not None:
                 mine.value += 1
-            self._semaphores.post(tell)
-            self._semaphores.wait(hear, patience)
+            self._semaphores.post(to_post)
+            self._semaphores.wait(to_await, deadline)
 
     def late(self) -> list[int]:
         """The ranks that hold this one up, while it waits: they have not come, or stand still amid the barrier.

@@ -43,7 +43,7 @@ class TimelineFile:
         self._path = Path(path)
         self._older = self._path.with_name(f"{self._path.stem}.older{self._path.suffix}")
         self._next = self._path.with_name(f"{self._path.name}.part")
-        self._most_bytes = max(2 * _SMALLEST_BYTES, max_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES)
+        self._max_bytes = max(2 * _SMALLEST_BYTES, max_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES)
         if self._path.exists() and not self._path.is_file():
             raise OSError(errno.EINVAL, "a timeline needs a regular file", str(self._path))
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class TimelineFile:
             page = []
             self._end = min((self._end + _PAGE_BYTES - 1) // _PAGE_BYTES * _PAGE_BYTES, self._capacity)
             if self._end + len(line) > self._capacity - len(_END):
-                if 2 * self._capacity <= self._most_bytes:
+                if 2 * self._capacity <= self._max_bytes:
                     self._replace(2 * self._capacity)
                 else:
                     self._rotate()

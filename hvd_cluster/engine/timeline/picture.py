@@ -9,8 +9,8 @@ from hvd_cluster.engine.timeline.summary import Summary
 from hvd_cluster.engine.timeline.trace import Interval, Trace, union
 
 #: More rows or phases than this cannot be told apart.
-_MOST_RANKS = 32
-_MOST_PHASES = 8
+_MAX_RANKS = 32
+_MAX_PHASES = 8
 
 
 def draw(trace: Trace, summary: Summary, path: str | os.PathLike[str]) -> None:
@@ -23,8 +23,8 @@ def draw(trace: Trace, summary: Summary, path: str | os.PathLike[str]) -> None:
     # The figure alone, without pyplot: it needs no display and keeps no state in the process.
     from matplotlib.figure import Figure
 
-    ranks = list(summary.ranks)[:_MOST_RANKS]
-    phases = [phase.name for phase in summary.phases[:_MOST_PHASES]]
+    ranks = list(summary.ranks)[:_MAX_RANKS]
+    phases = [phase.name for phase in summary.phases[:_MAX_PHASES]]
     figure = Figure(figsize=(14, 3 + 0.28 * len(ranks) * max(1, len(phases) / 3)), layout="constrained")
     lanes, bars = figure.subplots(1, 2, width_ratios=[3, 1])
     intervals: dict[tuple[int, str], list[Interval]] = {}

@@ -13,9 +13,9 @@ from typing import Any, Final
 Record = tuple[int, int, bool, bytes]
 
 #: So many events are kept between two calls of :meth:`Recorder.take`; the rest is counted, and forgotten.
-_MOST_EVENTS = 20_000
+_MAX_EVENTS = 20_000
 #: More tensors than this share one lane.
-_MOST_LANES = 4096
+_MAX_LANES = 4096
 #: Names longer than this are cut: an event has to fit into one page of the file.
 _LONGEST_NAME = 256
 _CLOCK_READINGS = 9
@@ -102,7 +102,7 @@ class Recorder:
         return records
 
     def _note(self, tensor: str, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> None:
-        if len(self._events) < _MOST_EVENTS:
+        if len(self._events) < _MAX_EVENTS:
             self._events.append((tensor, name, start_s, end_s, args))
         else:
             self._num_dropped += 1
@@ -111,7 +111,7 @@ class Recorder:
         # Unnamed operations count on for ever: a lane for each would hide all others.
         tensor = re.sub(r"(\.noname)(\.join\d+)?\.\d+", r"\1", tensor)[:_LONGEST_NAME]
         if tensor not in self._lanes:
-            if len(self._lanes) >= _MOST_LANES:
+            if len(self._lanes) >= _MAX_LANES:
                 tensor = "more tensors"
             if tensor not in self._lanes:
                 self._lanes[tensor] = len(self._lanes) + 1

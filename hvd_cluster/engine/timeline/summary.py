@@ -40,7 +40,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Lateness:
+class Straggler:
     """How often one rank was the last to submit a tensor."""
 
     rank: int
@@ -61,7 +61,7 @@ class Summary:
     #: Operations that every rank has negotiated, seen whole.
     num_operations: int
     #: By rank, the one that made the others wait longest first.
-    lateness: list[Lateness]
+    stragglers: list[Straggler]
     #: Seconds of communication of each rank.
     communication_s: dict[int, float]
     #: Share of it that went on during a backward pass; empty where the timeline does not show backward, and on GPUs:
@@ -92,14 +92,14 @@ def summarize(trace: Trace) -> Summary:
     on_gpus = any(name.startswith(_ON_GPUS) for name in by_phase)
     shows_both = BACKWARD in by_phase and not on_gpus
     backward = {rank: union(by_phase[BACKWARD].get(rank, [])) for rank in busy} if shows_both else {}
-    num_operations, lateness = _lateness(trace.spans, ranks)
+    num_operations, stragglers = _stragglers(trace.spans, ranks)
     return Summary(
         duration_s=trace.duration_s,
         ranks={rank: trace.ranks.get(rank, f"rank {rank}") for rank in sorted(ranks)},
         num_cycles=trace.num_cycles,
         phases=sorted(phases, key=lambda phase: -phase.mean_s),
         num_operations=num_operations,
-        lateness=lateness,
+        stragglers=stragglers,
         communication_s={rank: length(intervals) for rank, intervals in busy.items()},
         overlap={
             rank: common(busy[rank], backward[rank]) / length(busy[rank])
@@ -110,7 +110,7 @@ def summarize(trace: Trace) -> Summary:
     )
 
 
-def _lateness(spans: list[Span], ranks: set[int]) -> tuple[int, list[Lateness]]:
+def _stragglers(spans: list[Span], ranks: set[int]) -> tuple[int, list[Straggler]]:
     """Who submitted last, how often and how late.
 
     Each rank's span of negotiation begins when that rank submits and ends when all have. A tensor is negotiated anew
@@ -133,11 +133,11 @@ def _lateness(spans: list[Span], ranks: set[int]) -> tuple[int, list[Lateness]]:
             waits[last].append((starts[second], starts[last]))
             num_operations += 1
             starts.clear()
-    lateness = [Lateness(rank, counts[rank], length(union(waits[rank]))) for rank in sorted(ranks)]
-    return num_operations, sorted(lateness, key=lambda late: -late.late_s)
+    stragglers = [Straggler(rank, counts[rank], length(union(waits[rank]))) for rank in sorted(ranks)]
+    return num_operations, sorted(stragglers, key=lambda late: -late.late_s)
 
 
-def table(summary: Summary, most_phases: int = 20) -> str:
+def table(summary: Summary, max_phases: int = 20) -> str:
     """The summary for people, as lines of text."""
     lines = [
         f"{len(summary.ranks)} ranks, {_seconds(summary.duration_s)}"
@@ -145,14 +145,14 @@ def table(summary: Summary, most_phases: int = 20) -> str:
         "",
         f"{'phase':<32}{'spans':>9}{'mean/rank':>12}{'share':>8}{'slowest rank':>22}",
     ]
-    for phase in summary.phases[:most_phases]:
+    for phase in summary.phases[:max_phases]:
         share = phase.mean_s / summary.duration_s if summary.duration_s else 0.0
         slowest = f"{phase.slowest}: {_seconds(phase.seconds[phase.slowest])}"
         lines.append(f"{phase.name:<32}{phase.num_spans:>9}{_seconds(phase.mean_s):>12}{share:>8.1%}{slowest:>22}")
-    if len(summary.phases) > most_phases:
-        lines.append(f"... and {len(summary.phases) - most_phases} phases more")
+    if len(summary.phases) > max_phases:
+        lines.append(f"... and {len(summary.phases) - max_phases} phases more")
     lines.append("")
-    worst = summary.lateness[0] if summary.lateness else None
+    worst = summary.stragglers[0] if summary.stragglers else None
     if summary.num_operations and worst is not None:
         lines.append(
             f"Slowest rank: {summary.ranks[worst.rank]} was the last to submit in {worst.num_last} of "

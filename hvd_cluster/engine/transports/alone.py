@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.transport import Finished, Transport, Work
+from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 
 
 class AloneTransport(Transport):
@@ -26,20 +26,20 @@ class AloneTransport(Transport):
         self.ranks = (rank,)
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
-        return Finished()
+        return FinishedWork()
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         output.copy_(buffer)
-        return Finished()
+        return FinishedWork()
 
     def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
-        return Finished()
+        return FinishedWork()
 
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
     ) -> Work:
         output.copy_(buffer)
-        return Finished()
+        return FinishedWork()
 
     def abort(self) -> None:
         """Nothing can be under way."""

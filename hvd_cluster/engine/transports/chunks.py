@@ -277,7 +277,7 @@ def halves_exactly(dtype: torch.dtype, divisor: float) -> bool:
     return divisor == 1.0 or (dtype in _HALVED_EXACTLY and math.frexp(divisor)[0] == 0.5)
 
 
-def kept_apart(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def without_aliases(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """``inputs``, or copies of them where writing one's output would change another that is still to be read.
 
     An operation in place may be given one tensor twice, or views that overlap.

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import torch
 
-from hvd_cluster.engine.shared_memory.patience import Patience
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, scatter
 
@@ -33,7 +33,7 @@ _NUM_SLOTS = 2
 #: measured at 1 Gbit/s from 0.5 to 4 MiB.
 _PIECE_BYTES = 1 << 20
 #: The segment of a host stays below this, whatever its number of ranks.
-_MOST_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 _PAGE_BYTES = 4096
 
 
@@ -72,12 +72,12 @@ class HostExchange:
             return
         count = Barrier.num_semaphores(num_ranks)
         # Behind those of the barrier, one for each rank: the leader's word that a piece has arrived.
-        self._news = count
+        self._arrivals = count
         self._semaphores = Semaphores(memory, 0, count + num_ranks, create=index == 0)
         self._barrier = barrier = Barrier(self._semaphores, 0, index, num_ranks)
-        self._to_meet = Patience(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
+        self._barrier_deadline = Deadline(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
         # Longer than the leader itself would wait for the network.
-        self._for_news = Patience(check, 2 * timeout_s, lambda: ranks[:1], "bring what other hosts have sent")
+        self._arrival_deadline = Deadline(check, 2 * timeout_s, lambda: ranks[:1], "bring what other hosts have sent")
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
         self._memory: mmap.mmap | None = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, count=self.num_bytes(num_ranks, piece_bytes))
@@ -96,7 +96,7 @@ class HostExchange:
         return self._buffers[piece % NUM_BUFFERS].view(wire)[:length]
 
     def gather(
-        self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype, when_met: Callable[[], None]
+        self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype, after_barrier: Callable[[], None]
     ) -> None:
         """Reduce this host's part of a piece into its buffer; complete after the next meeting.
 
@@ -105,7 +105,7 @@ class HostExchange:
             chunk: the tensors that it is made of.
             how: what happens to the elements.
             wire: the element type of the buffer.
-            when_met: called after the meeting: what was gathered before is complete.
+            after_barrier: called after the meeting: what was gathered before is complete.
         """
         result = self.buffer(piece, chunk.length, wire)
         if self._slots is None:
@@ -114,29 +114,29 @@ class HostExchange:
         slots = self._slots[self._num_filled % _NUM_SLOTS].view(wire)[:, : chunk.length]
         self._num_filled += 1
         how.fill(slots[self.index], chunk.sources)
-        self.meet()
-        when_met()
+        self.barrier()
+        after_barrier()
         # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
         share = math.ceil(chunk.length / self.num_ranks / 16) * 16
         mine = slice(min(self.index * share, chunk.length), min((self.index + 1) * share, chunk.length))
         if mine.start < mine.stop:
             how.combine(slots[:, mine].unbind(), result[mine], self._scratch)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for the other ranks of the host."""
         if self._barrier is not None:
-            self._barrier.wait(self._to_meet)
+            self._barrier.wait(self._barrier_deadline)
 
     def announce(self) -> None:
         """The leader's part: the next piece has arrived from the network."""
         if self._semaphores is not None:
             for rank in range(1, self.num_ranks):
-                self._semaphores.post(self._news + rank)
+                self._semaphores.post(self._arrivals + rank)
 
-    def await_news(self) -> None:
+    def await_arrival(self) -> None:
         """The others' part: wait until it has."""
         if self._semaphores is not None:
-            self._semaphores.wait(self._news + self.index, self._for_news)
+            self._semaphores.wait(self._arrivals + self.index, self._arrival_deadline)
 
     def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
         """Copy what has arrived into this rank's tensors."""
@@ -154,7 +154,7 @@ class HostExchange:
 
 def piece_bytes_for(num_ranks: int) -> int:
     """The size of a piece, for hosts of at most ``num_ranks``: pieces pair up between hosts, so it is one for all."""
-    most = _MOST_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _PAGE_BYTES * _PAGE_BYTES
+    most = _MAX_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _PAGE_BYTES * _PAGE_BYTES
     return max(_PAGE_BYTES, min(_PIECE_BYTES, most))
 
 

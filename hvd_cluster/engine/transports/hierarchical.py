@@ -13,13 +13,13 @@ from typing import ClassVar
 import torch
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, full_chunks_of, kept_apart
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, full_chunks_of, without_aliases
 from hvd_cluster.engine.transports.exchange import NUM_BUFFERS, HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.transport import Transport, Work
 
 #: Less goes through the flat ring: the meetings within the host cost more than the link saves.
-_LEAST_BYTES = 1 << 20
+_MIN_BYTES = 1 << 20
 #: How often a waiting leader looks whether the others still live.
 _CHECK_PERIOD_S = 0.05
 
@@ -69,11 +69,11 @@ class HierarchicalTransport(Transport):
         postscale: float,
         divisor: int,
     ) -> Work | None:
-        if sum(tensor.numel() for tensor in inputs) * wire.itemsize < _LEAST_BYTES:
+        if sum(tensor.numel() for tensor in inputs) * wire.itemsize < _MIN_BYTES:
             return None
         factors, num_here = (prescale, postscale, divisor), self._within.num_ranks
         how = Arithmetic.between_hosts(op, inputs[0].dtype, wire, *factors, self.num_ranks, num_here)
-        chunks = full_chunks_of(kept_apart(inputs, outputs), outputs, self._within.piece_bytes // wire.itemsize)
+        chunks = full_chunks_of(without_aliases(inputs, outputs), outputs, self._within.piece_bytes // wire.itemsize)
         return _Relay(chunks, how, op, wire, self._within, self._between, self._check)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
@@ -153,7 +153,7 @@ class _Relay(Work):
                 work.result()
                 self._within.announce()
             else:
-                self._within.await_news()
+                self._within.await_arrival()
             self._within.scatter(piece, chunk, self._how, self._wire)
             if piece + NUM_BUFFERS < len(self._chunks):
                 self._gather(piece + NUM_BUFFERS)
@@ -163,7 +163,7 @@ class _Relay(Work):
         if self._within.num_ranks == 1:
             self._send_up_to(piece + 1)
         elif piece + 1 == len(self._chunks):
-            self._within.meet()
+            self._within.barrier()
             self._send_up_to(piece + 1)
 
     def _send_up_to(self, piece: int) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.transports.c10d import REDUCE_OPS
-from hvd_cluster.engine.transports.transport import Finished, Transport, Work
+from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 from hvd_cluster.topology import export
@@ -133,4 +133,4 @@ class NcclTransport(Transport):
         # Makes the engine's stream wait for NCCL's own; the host does not wait.
         work.wait()
         self._last = work
-        return Finished()
+        return FinishedWork()

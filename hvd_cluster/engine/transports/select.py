@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch.distributed import is_nccl_available
 
-from hvd_cluster.engine.host import Host, spares_cores
-from hvd_cluster.engine.shared_memory.segment import Closable, Group, Segment, share
+from hvd_cluster.engine.host_memory import HostMemory, has_core_per_rank
+from hvd_cluster.engine.shared_memory.segment import Closable, Segment, SharingGroup, share
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.transports.exchange import HostExchange, piece_bytes_for
 from hvd_cluster.engine.transports.gloo import GlooTransport
@@ -39,7 +39,7 @@ class TransportTable:
         process_sets: the ranks of each process set.
         check: called now and then by a transport that waits; raises when the world is broken.
         host: what the ranks of this host share, if they do.
-        bell: this rank's eventfd.
+        wakeup: this rank's eventfd.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class TransportTable:
         settings: Settings,
         process_sets: Mapping[int, tuple[int, ...]],
         check: Callable[[], None],
-        host: Host | None,
-        bell: int,
+        host: HostMemory | None,
+        wakeup: int,
     ) -> None:
         self._host = host
-        self._bell = bell
+        self._wakeup = wakeup
         self._world = world
         self._settings = settings
         self._process_sets = process_sets
@@ -106,7 +106,7 @@ class TransportTable:
         world = self._world
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(torch.device("cpu"), ranks[0])
-        if self._host is not None and set(ranks) <= set(world.place.host_ranks):
+        if self._host is not None and set(ranks) <= set(world.tree_position.host_ranks):
             if self._host.transport is not None and len(ranks) == world.topology.size:
                 return self._host.transport
             shared = self._shm(world.client, process_set_id, ranks)
@@ -137,8 +137,8 @@ class TransportTable:
                 undo.callback(within.close)
             prefix = f"{world.prefix}hierarchical/{process_set_id}/"
             client.set(f"{prefix}{world.topology.rank}", str(int(within is not None)).encode())
-            told = _from_each(client, prefix, ranks, 2 * self._settings.gloo_timeout_s)
-            if within is None or b"0" in told:
+            answers = _from_each(client, prefix, ranks, 2 * self._settings.gloo_timeout_s)
+            if within is None or b"0" in answers:
                 return None
             leaders = tuple(sorted(members[0] for members in hosts.values()))
             between = None
@@ -174,7 +174,7 @@ class TransportTable:
     def _shm(self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...]) -> ShmTransport | None:
         """Shared memory among ``ranks``, all on this host; None on all of them if they have none."""
         world = self._world
-        spins = spares_cores(world.host_keys.count(world.host_keys[world.topology.rank]))
+        spins = has_core_per_rank(world.host_keys.count(world.host_keys[world.topology.rank]))
 
         def build(segment: Segment) -> ShmTransport:
             transport = ShmTransport(
@@ -202,8 +202,8 @@ class TransportTable:
         # Hosts share at the same time, each under its leader's name.
         world, timeout_s = self._world, self._settings.gloo_timeout_s
         prefix = f"{world.prefix}shm/{process_set_id}/{ranks[0]}/"
-        group = Group(client, prefix, world.topology.secret, ranks, world.topology.rank, timeout_s)
-        return share(group, num_bytes, self._bell, build)
+        group = SharingGroup(client, prefix, world.topology.secret, ranks, world.topology.rank, timeout_s)
+        return share(group, num_bytes, self._wakeup, build)
 
     def _gloo(self, client: KeyValueClient, prefix: str, ranks: tuple[int, ...]) -> GlooTransport:
         world = self._world

@@ -21,10 +21,10 @@ import torch
 
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.engine.shared_memory.arena import Arena
-from hvd_cluster.engine.shared_memory.patience import Patience
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
-from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chunks_of, kept_apart, scatter
-from hvd_cluster.engine.transports.transport import Finished, Transport, Work
+from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chunks_of, scatter, without_aliases
+from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 
 _PAGE_BYTES = 4096
 #: Long enough to hide the meeting, short enough that what a rank has just copied is still in a cache. With two
@@ -33,15 +33,15 @@ _SLOT_BYTES = 1 << 20
 #: Chunks under way at once; see the proofs below.
 _NUM_TURNS = 3
 #: The segment of a host stays below this, whatever its number of ranks.
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 #: So many tries take about 50 us, as long as waking a thread that blocks may take.
-_MOST_TRIES = 200
+_MAX_TRIES = 200
 #: More tensors than these in one operation are copied, wherever they live.
-_MOST_ANNOUNCED = 63
-_LEAST_ANNOUNCED_BYTES = 1 << 17
-_ANNOUNCEMENT_BYTES = 8 * (1 + _MOST_ANNOUNCED)
+_MAX_ANNOUNCED = 63
+_MIN_ANNOUNCED_BYTES = 1 << 17
+_ANNOUNCEMENT_BYTES = 8 * (1 + _MAX_ANNOUNCED)
 #: Views of slots that are kept.
-_MOST_NARROWED = 1000
+_MAX_NARROWED = 1000
 
 #: The slots of one turn: one for each rank, and one for results.
 Rows = tuple[torch.Tensor, ...]
@@ -89,11 +89,11 @@ class ShmTransport(Transport):
         num_semaphores = Barrier.num_semaphores(num_ranks)
         # The leader initialises them before any rank learns that the segment is ready; see select.py.
         self._semaphores = Semaphores(
-            memory, offset, num_semaphores, create=index == 0, most_tries=_MOST_TRIES if spins else 0
+            memory, offset, num_semaphores, create=index == 0, max_tries=_MAX_TRIES if spins else 0
         )
         self._barrier = barrier = Barrier(self._semaphores, 0, index, num_ranks)
         # A long collective may take as long as it makes progress: each wait within it is for itself.
-        self._patience = Patience(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
+        self._deadline = Deadline(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
         # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
         self._memory = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=segment_bytes(num_ranks))
@@ -133,33 +133,38 @@ class ShmTransport(Transport):
         divisor: int,
     ) -> Work:
         offsets: list[int] = []
-        if self._arena is not None and prescale == 1.0 and wire == inputs[0].dtype and self._may_stay(inputs, outputs):
+        if (
+            self._arena is not None
+            and prescale == 1.0
+            and wire == inputs[0].dtype
+            and self._can_reduce_in_place(inputs, outputs)
+        ):
             offsets = [self._arena.offset_of(tensor) for tensor in inputs]
             offsets = [] if -1 in offsets else offsets
         how = Arithmetic.of(op, inputs[0].dtype, wire, prescale, postscale, divisor, self.num_ranks)
         capacity = self._slot_bytes // wire.itemsize
         chunks = chunks_of(inputs, outputs, capacity)
         if not chunks:
-            return Finished()
+            return FinishedWork()
         if offsets or len(chunks) > 1:  # a single chunk is read before anything is written
-            apart = kept_apart(inputs, outputs)
+            apart = without_aliases(inputs, outputs)
             if apart is not inputs:
                 chunks, offsets = chunks_of(apart, outputs, capacity), []
         turns = self._rows_of(wire)
-        rows, everyones = self._begin(how, chunks, turns, offsets)
-        if everyones:
-            self._reduce_where_they_are(how, wire, [tensor.numel() for tensor in inputs], everyones)
+        rows, offsets_by_rank = self._begin(how, chunks, turns, offsets)
+        if offsets_by_rank:
+            self._reduce_in_place(how, wire, [tensor.numel() for tensor in inputs], offsets_by_rank)
         elif self.num_ranks == 2:
             self._reduce_in_pairs(how, chunks, turns, rows)
         else:
             self._reduce_in_shares(how, chunks, turns, rows)
-        return Finished()
+        return FinishedWork()
 
-    def _may_stay(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    def _can_reduce_in_place(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """The operation is in place, and its tensors are few enough to be announced, and worth a second meeting."""
         return (
-            len(inputs) <= _MOST_ANNOUNCED
-            and sum(tensor.nbytes for tensor in inputs) >= _LEAST_ANNOUNCED_BYTES
+            len(inputs) <= _MAX_ANNOUNCED
+            and sum(tensor.nbytes for tensor in inputs) >= _MIN_ANNOUNCED_BYTES
             and all(tensor is output and tensor.numel() > 0 for tensor, output in zip(inputs, outputs, strict=True))
         )
 
@@ -177,14 +182,14 @@ class ShmTransport(Transport):
         rows = self._next_rows(turns, chunks[0].length)
         if not offsets:
             how.fill(rows[self.index], chunks[0].sources)
-        self._meet()
+        self._synchronize()
         announced = [bool(words[0]) for words in board]
         if all(announced):
             return rows, [words[1 : 1 + len(offsets)].tolist() for words in board]
         if any(announced):
             if offsets:
                 how.fill(rows[self.index], chunks[0].sources)
-            self._meet()
+            self._synchronize()
         return rows, []
 
     def _reduce_in_pairs(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
@@ -196,7 +201,7 @@ class ShmTransport(Transport):
         A rank that can spin reduces a chunk at once, while it is in its cache; one that cannot fills the next slot
         first, so that it seldom finds the other behind.
         """
-        ((tell, hear),) = self._barrier.rounds
+        ((to_post, to_await),) = self._barrier.rounds
         post, wait = self._semaphores.post, self._semaphores.wait
         last = chunks[0]
         for chunk in chunks[1:]:
@@ -204,10 +209,10 @@ class ShmTransport(Transport):
                 self._reduce_pair(how, last, rows)
             following = self._next_rows(turns, chunk.length)
             how.fill(following[self.index], chunk.sources)
-            post(tell)
+            post(to_post)
             if not self._spins:
                 self._reduce_pair(how, last, rows)
-            wait(hear, self._patience)
+            wait(to_await, self._deadline)
             last, rows = chunk, following
         self._reduce_pair(how, last, rows)
 
@@ -237,20 +242,20 @@ class ShmTransport(Transport):
                 scatter(filled[step - 2][-1], chunks[step - 2].targets)
                 how.deliver(chunks[step - 2].targets)
             if step <= len(chunks):
-                self._meet()
+                self._synchronize()
 
-    def _reduce_where_they_are(self, how: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
+    def _reduce_in_place(self, how: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
         """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
         assert self._arena is not None
         piece_elements = self._slot_bytes // dtype.itemsize  # they stay in the cache between reading and writing
         for number, count in enumerate(counts):
             mine = self._share_of(count)
-            everyones = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
-            for pieces in zip(*(tensor.split(piece_elements) for tensor in everyones), strict=True):
+            offsets_by_rank = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
+            for pieces in zip(*(tensor.split(piece_elements) for tensor in offsets_by_rank), strict=True):
                 how.combine_in_place(pieces, self._scratch)
                 for other in pieces[1:]:
                     other.copy_(pieces[0])
-        self._meet()
+        self._synchronize()
 
     def _share_of(self, count: int) -> slice:
         """This rank's share of ``count`` elements; perhaps empty."""
@@ -272,20 +277,20 @@ class ShmTransport(Transport):
             length = chunk.numel()
             slot = self._slots[self._next_turn(), :, :length]
             slot[self.index].copy_(chunk)
-            self._meet()
+            self._synchronize()
             parts[:, start : start + length].copy_(slot[:-1])
             start += length
-        return Finished()
+        return FinishedWork()
 
     def broadcast(self, buffer: torch.Tensor, root_index: int) -> Work:
         for chunk in buffer.split(self._slot_bytes):
             slot = self._slots[self._next_turn(), root_index, : chunk.numel()]
             if self.index == root_index:
                 slot.copy_(chunk)
-            self._meet()
+            self._synchronize()
             if self.index != root_index:
                 chunk.copy_(slot)
-        return Finished()
+        return FinishedWork()
 
     def alltoall(
         self, output: torch.Tensor, buffer: torch.Tensor, output_bytes: list[int], input_bytes: list[int]
@@ -293,7 +298,7 @@ class ShmTransport(Transport):
         self._table_turn ^= 1
         table = self._tables[self._table_turn]
         table[self.index] = torch.tensor(input_bytes, device="cpu")
-        self._meet()
+        self._synchronize()
         # Sender s has the bytes for this rank at [starts[s], starts[s] + output_bytes[s]) of its buffer.
         starts = table[:, : self.index].sum(dim=1).tolist()
         targets = [sum(output_bytes[:sender]) for sender in range(self.num_ranks)]
@@ -302,13 +307,13 @@ class ShmTransport(Transport):
             slot = self._slots[self._next_turn()]
             chunk = buffer[first : first + self._slot_bytes]
             slot[self.index, : chunk.numel()].copy_(chunk)
-            self._meet()
+            self._synchronize()
             for sender, (start, length) in enumerate(zip(starts, output_bytes, strict=True)):
                 begin, end = max(start, first), min(start + length, first + self._slot_bytes)
                 if begin < end:
                     target = targets[sender] + begin - start
                     output[target : target + end - begin] = slot[sender, begin - first : end - first]
-        return Finished()
+        return FinishedWork()
 
     def abort(self) -> None:
         """Nothing is under way: collectives run in the thread that would call this."""
@@ -344,17 +349,17 @@ class ShmTransport(Transport):
         key = (rows[0].dtype, turn, length)
         narrowed = self._narrowed.get(key)
         if narrowed is None:
-            if len(self._narrowed) >= _MOST_NARROWED:
+            if len(self._narrowed) >= _MAX_NARROWED:
                 self._narrowed.clear()
             narrowed = self._narrowed[key] = tuple(row[:length] for row in rows)
         return narrowed
 
-    def _meet(self) -> None:
-        self._barrier.wait(self._patience)
+    def _synchronize(self) -> None:
+        self._barrier.wait(self._deadline)
 
 
 def _slot_bytes(num_ranks: int) -> int:
-    most = _MOST_BYTES // (_NUM_TURNS * (num_ranks + 1)) // _PAGE_BYTES * _PAGE_BYTES
+    most = _MAX_BYTES // (_NUM_TURNS * (num_ranks + 1)) // _PAGE_BYTES * _PAGE_BYTES
     return max(_PAGE_BYTES, min(_SLOT_BYTES, most))
 
 

@@ -110,7 +110,7 @@ class Transport(ABC):
         """Release sockets and threads. No work is under way, or :meth:`abort` was called."""
 
 
-class Finished(Work):
+class FinishedWork(Work):
     """Work that was done when it was begun."""
 
     def on_done(self, callback: Callable[[], None]) -> None:

@@ -22,17 +22,17 @@ class JaxReduction(Reduction):
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
         """Reduce JAX arrays, or the tracers of a compiled step."""
 
-        def carry_out(*arrays: Any) -> tuple[Any, ...]:
+        def reduce_torch(*arrays: Any) -> tuple[Any, ...]:
             given = [to_torch(np.asarray(array)) for array in arrays]
             with torch.no_grad(), keep_error():
-                results = self.carry_out(given, groups)
+                results = self.reduce_torch(given, groups)
             return tuple(
                 from_torch(result, np.asarray(array).dtype) for result, array in zip(results, arrays, strict=True)
             )
 
         shape_of: Any = jax.ShapeDtypeStruct
         shapes = tuple(shape_of(tensor.shape, tensor.dtype) for tensor in tensors)
-        return list(io_callback(carry_out, shapes, *tensors, ordered=True))
+        return list(io_callback(reduce_torch, shapes, *tensors, ordered=True))
 
     def num_members(self, dtype: Any) -> Any:
         """Asked when the compiled step runs: an elastic world may have another size by then."""

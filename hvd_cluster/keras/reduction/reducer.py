@@ -12,7 +12,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.engine.basics import is_alone
-from hvd_cluster.engine.parts import parts
+from hvd_cluster.engine.grouping import split_into_requests
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.submission import next_number, takes_part
 
@@ -89,9 +89,9 @@ class Reduction(ABC):
 
         keras.ops.cond(condition, branch(act), branch(otherwise))
 
-    def carry_out(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
+    def reduce_torch(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
         """Reduce torch tensors, and wait for them."""
-        plan = parts([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
+        plan = split_into_requests([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
         # Numbers of their own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
         number = next_number(self.config.process_set, "keras")
         handles = [

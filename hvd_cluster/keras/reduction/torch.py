@@ -15,4 +15,4 @@ class TorchReduction(Reduction):
     def reduce(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
         """Reduce ``tensors``; new ones come back."""
         with torch.no_grad():
-            return self.carry_out([tensor.detach().contiguous() for tensor in tensors], groups)
+            return self.reduce_torch([tensor.detach().contiguous() for tensor in tensors], groups)

@@ -11,10 +11,10 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
-from hvd_cluster.tensorflow.crossing import call
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
+from hvd_cluster.tensorflow.interop import call
 from hvd_cluster.tensorflow.naming import gradient_label, label
-from hvd_cluster.tensorflow.questions import index_op
+from hvd_cluster.tensorflow.rank_ops import index_op
 
 
 def allgather(

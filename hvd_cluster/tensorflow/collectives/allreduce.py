@@ -14,10 +14,10 @@ from hvd_cluster.engine.submission import Collective, Tensors, Waitable, reduce_
 from hvd_cluster.tensorflow.collectives.allgather import gathered
 from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
-from hvd_cluster.tensorflow.crossing import call
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
+from hvd_cluster.tensorflow.interop import call
 from hvd_cluster.tensorflow.naming import gradient_label, label
-from hvd_cluster.tensorflow.questions import num_members_op
+from hvd_cluster.tensorflow.rank_ops import num_members_op
 
 
 def allreduce(

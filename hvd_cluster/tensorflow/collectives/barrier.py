@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import Collective, Number, running_engine
-from hvd_cluster.tensorflow.crossing import call, is_v1_graph
+from hvd_cluster.engine.submission import Collective, IntegerHandle, running_engine
+from hvd_cluster.tensorflow.interop import call, is_v1_graph
 from hvd_cluster.tensorflow.naming import label
 
 
@@ -25,7 +25,7 @@ def join(name: str | None = None) -> tf.Tensor:
         The rank that joined last, the same number on all ranks: int32 of shape ().
     """
     del name
-    (last,) = call(lambda *_: Number(running_engine().join()), [], [tf.int32], [tf.TensorShape(())])
+    (last,) = call(lambda *_: IntegerHandle(running_engine().join()), [], [tf.int32], [tf.TensorShape(())])
     return last
 
 
@@ -44,5 +44,5 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """
     collective = Collective(kind=Kind.BARRIER, process_set=process_set, name=label(name, None))
     begin = collective.begin
-    passed = call(lambda *arguments: Number(begin(*arguments)), [], [tf.int32], [tf.TensorShape(())])
+    passed = call(lambda *arguments: IntegerHandle(begin(*arguments)), [], [tf.int32], [tf.TensorShape(())])
     return tf.group(*passed) if is_v1_graph() else None

@@ -12,11 +12,11 @@ from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, check_root
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
 from hvd_cluster.tensorflow.collectives.arguments import dense
-from hvd_cluster.tensorflow.crossing import call, is_v1_graph
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
+from hvd_cluster.tensorflow.interop import call, is_v1_graph
 from hvd_cluster.tensorflow.naming import gradient_label, label
-from hvd_cluster.tensorflow.questions import rank_op
+from hvd_cluster.tensorflow.rank_ops import rank_op
 
 
 def broadcast(

@@ -51,7 +51,7 @@ def test_steps_are_told_apart_by_names_that_come_again() -> None:
             Observation([("a", 100, t), ("b", 50, t + 0.5)], t + 1.0, t + 2.0),
             Observation([("c", 25, t + 0.75)], t + 1.0, t + 3.5),
         ):
-            done = watcher.hear(bucket)
+            done = watcher.add(bucket)
             if done is not None:
                 finished.append(done)
     assert len(finished) == 3
@@ -70,7 +70,7 @@ def test_many_arrivals_are_merged_without_losing_a_byte() -> None:
     watcher = StepWatcher()
     for step in range(2):
         requests = [(f"g{i}", i, step * 10.0 + i / 1000) for i in range(1000)]
-        watcher.hear(Observation(requests, step * 10.0 + 2, step * 10.0 + 3))
+        watcher.add(Observation(requests, step * 10.0 + 2, step * 10.0 + 3))
     arrivals = watcher.pattern().arrivals
     assert len(arrivals) <= 300
     assert sum(num_bytes for _, num_bytes, _ in arrivals) == sum(range(1000))

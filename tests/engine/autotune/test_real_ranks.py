@@ -25,7 +25,8 @@ def test_training_continues_exactly_while_all_ranks_change_parameters_together(t
         return exact
 
     log = tmp_path / "log.csv"
-    env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": "0"}  # reports up the tree; test_baton.py has the votes
+    # Reports up the tree; test_progress_lock.py has the votes.
+    env = {"OMP_NUM_THREADS": "1", "HOROVOD_SHARED_MEMORY": "0"}
     env |= {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": str(log)}
     assert local.run(fn, (60,), num_proc=3, env=env) == [60] * 3
     head, *lines = log.read_text().splitlines()

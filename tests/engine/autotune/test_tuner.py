@@ -83,8 +83,8 @@ class Run:
     current: Parameters = INITIAL
     changes: list[Parameters] = field(default_factory=list)
 
-    def go(self, most_steps: int = 60) -> Run:
-        while not self.tuner.is_done and self.job.num_steps < most_steps:
+    def go(self, max_steps: int = 60) -> Run:
+        while not self.tuner.is_done and self.job.num_steps < max_steps:
             for seen in self.job.step(self.current):
                 changed = self.tuner.observe(seen)
                 if changed is not None:

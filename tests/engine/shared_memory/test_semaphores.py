@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from hvd_cluster.engine.shared_memory.patience import Patience
+from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 
 
-def ten_seconds() -> Patience:
-    return Patience(lambda: None, 10.0, list)
+def ten_seconds() -> Deadline:
+    return Deadline(lambda: None, 10.0, list)
 
 
 def in_children(count: int, work) -> list[int]:  # type: ignore[no-untyped-def]
@@ -59,30 +59,30 @@ def test_a_wait_that_lasts_looks_around_and_can_be_given_up() -> None:
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        semaphores.wait(0, Patience(look, 10.0, list))
+        semaphores.wait(0, Deadline(look, 10.0, list))
     assert len(looks) == 3
     semaphores.post(0)
     semaphores.wait(0, ten_seconds())
     semaphores.release()
 
 
-def test_each_wait_that_blocks_begins_its_patience_again() -> None:
-    class Counted(Patience):
+def test_each_wait_that_blocks_begins_its_deadline_again() -> None:
+    class Counted(Deadline):
         num_begun = 0
 
-        def begin(self) -> None:
+        def start(self) -> None:
             self.num_begun += 1
-            super().begin()
+            super().start()
 
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     semaphores = Semaphores(memory, 0, 1, create=True)
-    patience = Counted(lambda: semaphores.post(0), 10.0, list)
-    semaphores.wait(0, patience)
-    semaphores.wait(0, patience)
-    assert patience.num_begun == 2
+    deadline = Counted(lambda: semaphores.post(0), 10.0, list)
+    semaphores.wait(0, deadline)
+    semaphores.wait(0, deadline)
+    assert deadline.num_begun == 2
     semaphores.post(0)
-    semaphores.wait(0, patience)  # and this one does not block
-    assert patience.num_begun == 2
+    semaphores.wait(0, deadline)  # and this one does not block
+    assert deadline.num_begun == 2
     semaphores.release()
 
 
@@ -93,7 +93,7 @@ def test_a_wait_that_signals_interrupt_all_the_time_looks_around_too() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     try:
         with pytest.raises(RuntimeError, match="within 0.5 s"):
-            semaphores.wait(0, Patience(lambda: None, 0.5, list))
+            semaphores.wait(0, Deadline(lambda: None, 0.5, list))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handled)
@@ -146,11 +146,11 @@ def test_who_stands_still_during_a_barrier_is_known_and_no_one_that_waits_for_it
     goes_on = threading.Event()
 
     class Standing(Semaphores):
-        def wait(self, index: int, patience: Patience) -> None:
+        def wait(self, index: int, deadline: Deadline) -> None:
             self.waits += 1
             if self.waits == posts:
                 goes_on.wait(20.0)
-            super().wait(index, patience)
+            super().wait(index, deadline)
 
         waits = 0
 

@@ -69,9 +69,9 @@ def test_the_rank_that_is_late_is_found(tmp_path: Path) -> None:
     local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1", "HOROVOD_TIMELINE": str(path)})
     summary = summarize(read(path))
     assert summary.num_operations == 5
-    assert summary.lateness[0].rank == 1
-    assert summary.lateness[0].num_last == 5
-    assert summary.lateness[0].late_s > 0.2
+    assert summary.stragglers[0].rank == 1
+    assert summary.stragglers[0].num_last == 5
+    assert summary.stragglers[0].late_s > 0.2
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

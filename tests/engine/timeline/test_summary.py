@@ -44,7 +44,7 @@ def test_time_is_counted_once_however_many_tensors_share_it() -> None:
 def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
     found = summarize(trace())
     assert found.num_operations == 8
-    first, second, third = found.lateness
+    first, second, third = found.stragglers
     assert (first.rank, first.num_last, first.late_s) == (2, 4, pytest.approx(2.0))
     assert (second.rank, second.num_last, second.late_s) == (1, 4, pytest.approx(1.0))
     assert (third.rank, third.num_last) == (0, 0)
@@ -53,7 +53,7 @@ def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
 def test_a_rank_that_is_late_with_a_whole_bucket_is_so_once() -> None:
     starts = {0: 0.0, 1: 1.0}
     spans = [Span(rank, name, "NEGOTIATE_ALLREDUCE", at, 1.5) for rank, at in starts.items() for name in "xyz"]
-    late = summarize(Trace(spans, {0: "rank 0", 1: "rank 1"})).lateness[0]
+    late = summarize(Trace(spans, {0: "rank 0", 1: "rank 1"})).stragglers[0]
     assert (late.rank, late.num_last, late.late_s) == (1, 3, pytest.approx(1.0))
 
 

@@ -185,7 +185,7 @@ def test_the_pieces_of_a_large_host_are_those_of_a_small_one(hosts: Hosts) -> No
     def crowded() -> list[Any]:
         from hvd_cluster.engine.transports import exchange
 
-        exchange._MOST_BYTES = 1 << 20  # so that three ranks have room for less than one
+        exchange._MAX_BYTES = 1 << 20  # so that three ranks have room for less than one
         return every_kind()
 
     results = hosts.run(crowded, ranks=[3, 1], env=ENV)

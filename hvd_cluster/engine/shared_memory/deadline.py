@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 #: Where more than this lies between two looks, this rank did not run itself.
-_MOST_BETWEEN_LOOKS_S = 1.0
+_MAX_BETWEEN_CHECKS_S = 1.0
 
 
-class Patience:
+class Deadline:
     """Looks around while a wait in shared memory lasts, and ends it when it has lasted too long.
 
     Of the time between two looks at most a second counts. By the clock, every rank of a job whose processes were all
@@ -38,14 +38,14 @@ class Patience:
         self._late = late
         self._did_not = did_not
         self._waited_s = 0.0
-        self._looked_s = 0.0
+        self._checked_s = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """A wait begins."""
         self._waited_s = 0.0
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """The wait goes on; called every :attr:`period_s` seconds of it.
 
         Raises:
@@ -53,8 +53,8 @@ class Patience:
         """
         self._check()
         now_s = time.monotonic()
-        self._waited_s += min(now_s - self._looked_s, _MOST_BETWEEN_LOOKS_S)
-        self._looked_s = now_s
+        self._waited_s += min(now_s - self._checked_s, _MAX_BETWEEN_CHECKS_S)
+        self._checked_s = now_s
         if self._waited_s > self._limit_s:
             raise self._error()
 

@@ -9,18 +9,18 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.submission import Finished, member_index, num_members, running_engine
-from hvd_cluster.tensorflow.crossing import call
+from hvd_cluster.engine.submission import FinishedHandle, member_index, num_members, running_engine
+from hvd_cluster.tensorflow.interop import call
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Index of this worker over all workers, int32 of shape ()."""
-    return _answer(basics.rank, name)
+    return _int_op(basics.rank, name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Index of this worker over the workers of its host, int32 of shape ()."""
-    return _answer(basics.local_rank, name)
+    return _int_op(basics.local_rank, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
@@ -29,12 +29,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
     """
-    return _answer(lambda: len(_ranks(process_set_id)), name)
+    return _int_op(lambda: len(_ranks(process_set_id)), name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Number of workers on this host, int32 of shape ()."""
-    return _answer(basics.local_size, name)
+    return _int_op(basics.local_size, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
@@ -43,17 +43,17 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     Raises:
         tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
     """
-    return _answer(lambda: int(basics.rank() in _ranks(process_set_id)), name)
+    return _int_op(lambda: int(basics.rank() in _ranks(process_set_id)), name)
 
 
 def index_op(process_set: ProcessSet) -> tf.Tensor:
     """This worker's index among those of a process set, int32 of shape ()."""
-    return _answer(lambda: member_index(process_set), None)
+    return _int_op(lambda: member_index(process_set), None)
 
 
 def num_members_op(process_set: ProcessSet) -> tf.Tensor:
     """Number of workers in a process set, int32 of shape ()."""
-    return _answer(lambda: num_members(process_set), None)
+    return _int_op(lambda: num_members(process_set), None)
 
 
 def _ranks(process_set_id: int) -> tuple[int, ...]:
@@ -63,8 +63,8 @@ def _ranks(process_set_id: int) -> tuple[int, ...]:
     return ranks
 
 
-def _answer(question: Callable[[], int], name: str | None) -> tf.Tensor:
+def _int_op(value: Callable[[], int], name: str | None) -> tf.Tensor:
     (answer,) = call(
-        lambda *_: Finished([torch.tensor(question(), dtype=torch.int32)]), [], [tf.int32], [tf.TensorShape(())]
+        lambda *_: FinishedHandle([torch.tensor(value(), dtype=torch.int32)]), [], [tf.int32], [tf.TensorShape(())]
     )
     return answer if name is None else tf.identity(answer, name=name)

@@ -20,7 +20,7 @@ from hvd_cluster.rendezvous.link import Link
 Message = tuple[str, Any]
 
 
-class NeighbourGone(Exception):
+class PeerLost(Exception):
     """The world is broken: a neighbour has died, or says so of somebody else.
 
     Args:
@@ -34,7 +34,7 @@ class NeighbourGone(Exception):
         self.source = source
 
 
-class Neighbours:
+class TreeLinks:
     """The open connections of one rank. Used only by whoever drives the engine.
 
     Args:
@@ -46,8 +46,8 @@ class Neighbours:
         #: True when a log outside these connections says that the world ends; the engine sets it.
         self.is_closed: Callable[[], bool] = lambda: False
         self._world = world
-        self._parent = world.place.parent
-        self._children = list(world.place.children)
+        self._parent = world.tree_position.parent
+        self._children = list(world.tree_position.children)
         self._links = dict(world.links)
         self._poll = poll
         self._ranks = {link.fileno(): rank for rank, link in self._links.items()}
@@ -102,7 +102,7 @@ class Neighbours:
         """Read what has arrived from ``rank``.
 
         Raises:
-            NeighbourGone: its connection has ended; it is forgotten.
+            PeerLost: its connection has ended; it is forgotten.
         """
         link = self._links[rank]
         self.has_sent = True
@@ -112,7 +112,7 @@ class Neighbours:
             self._poll.unregister(link.fileno())
             del self._ranks[link.fileno()], self._links[rank]
             self._lost[rank] = self._gone(rank, error)
-            raise NeighbourGone(self._lost[rank], rank) from None
+            raise PeerLost(self._lost[rank], rank) from None
 
     def take(self) -> Iterator[tuple[int, Message]]:
         """Hand out what has arrived, oldest first; more may arrive meanwhile."""
@@ -125,7 +125,7 @@ class Neighbours:
         Messages have to be taken in order, and not in the middle of a collective.
 
         Raises:
-            NeighbourGone: a neighbour has died, or says that the world is broken. Raised each time, until the end.
+            PeerLost: a neighbour has died, or says that the world is broken. Raised each time, until the end.
         """
         ended: dict[int, str] = {}
         for rank, link in self._links.items():
@@ -136,18 +136,18 @@ class Neighbours:
         # Who sends an abort ends its connections too: the reason is in what it has said.
         for rank, (kind, content) in self._inbox:
             if kind == "abort":
-                raise NeighbourGone(content, rank)
+                raise PeerLost(content, rank)
         for rank, reason in (self._lost | ended).items():
             if not self._expects_end(rank):
-                raise NeighbourGone(reason, rank)
+                raise PeerLost(reason, rank)
 
-    def await_news(self, timeout_s: float) -> NeighbourGone | None:
+    def await_failure(self, timeout_s: float) -> PeerLost | None:
         """A transport has failed: wait a moment for the reason, if another rank has one."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             try:
                 self.check()
-            except NeighbourGone as gone:
+            except PeerLost as gone:
                 return gone
             time.sleep(0.01)
         return None

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.engine.neighbours import NeighbourGone, Neighbours
-from hvd_cluster.engine.tree import plan
+from hvd_cluster.engine.tree import tree_positions
+from hvd_cluster.engine.tree_links import PeerLost, TreeLinks
 from hvd_cluster.engine.world import World
 from hvd_cluster.rendezvous.link import Link
 from hvd_cluster.topology import Topology
@@ -32,17 +32,17 @@ class Pair:
                 end.receive()
         world = World(
             topology=Topology(rank=1, size=2, secret=SECRET),
-            place=plan(["a", "b"])[1],
+            tree_position=tree_positions(["a", "b"])[1],
             links={0: link},
             hosts=["a", "b"],
             host_keys=["a", "b"],
-            local_places=[(0, 1), (0, 1)],
+            local_indices=[(0, 1), (0, 1)],
             address="127.0.0.1",
             client=None,
             prefix="",
         )
         self.poll = select.epoll()
-        self.near = Neighbours(world, self.poll)
+        self.near = TreeLinks(world, self.poll)
         self._link = link
 
     def say(self, *message: Any) -> None:
@@ -63,10 +63,10 @@ def pair() -> Iterator[Pair]:
 
 def test_a_rank_whose_end_was_heard_is_gone_at_every_later_look_too(pair: Pair) -> None:
     pair.far.close()
-    with pytest.raises(NeighbourGone, match="rank 0 on a is gone"):
+    with pytest.raises(PeerLost, match="rank 0 on a is gone"):
         pair.near.receive(0)
     for _ in range(2):
-        with pytest.raises(NeighbourGone, match="rank 0 on a is gone"):
+        with pytest.raises(PeerLost, match="rank 0 on a is gone"):
             pair.near.check()
 
 
@@ -76,7 +76,7 @@ def test_an_abort_that_waits_behind_other_messages_is_the_reason(pair: Pair) -> 
     pair.near.receive(0)
     pair.far.close()
     assert next(pair.near.take()) == (0, ("log", []))
-    with pytest.raises(NeighbourGone, match="rank 3 on b"):
+    with pytest.raises(PeerLost, match="rank 3 on b"):
         pair.near.check()
 
 
@@ -85,6 +85,6 @@ def test_the_end_after_a_farewell_is_none_to_report(pair: Pair) -> None:
     pair.near.receive(0)
     pair.far.close()
     pair.near.check()
-    with pytest.raises(NeighbourGone):
+    with pytest.raises(PeerLost):
         pair.near.receive(0)
     pair.near.check()

@@ -7,16 +7,18 @@ from itertools import pairwise
 from typing import Any
 
 #: A request for tensors that need not be carried out together holds so many bytes at most.
-PART_BYTES = 64 * 1024 * 1024
+REQUEST_BYTES = 64 * 1024 * 1024
 
 
-def parts(num_bytes: Sequence[int], groups: Sequence[Sequence[int]], most_bytes: int = PART_BYTES) -> list[list[int]]:
+def split_into_requests(
+    num_bytes: Sequence[int], groups: Sequence[Sequence[int]], max_bytes: int = REQUEST_BYTES
+) -> list[list[int]]:
     """The indices of tensors, by request: the groups first, then the rest in its order, as few requests as fit.
 
     Args:
         num_bytes: bytes of each tensor.
         groups: indices of tensors that are carried out together, whatever their size.
-        most_bytes: of one of the other requests; a larger tensor travels alone.
+        max_bytes: of one of the other requests; a larger tensor travels alone.
     """
     grouped = {index for group in groups for index in group}
     result = [list(group) for group in groups if group]
@@ -26,13 +28,13 @@ def parts(num_bytes: Sequence[int], groups: Sequence[Sequence[int]], most_bytes:
             continue
         if room_bytes < size_bytes:
             result.append([])
-            room_bytes = max(most_bytes, size_bytes)
+            room_bytes = max(max_bytes, size_bytes)
         result[-1].append(index)
         room_bytes -= size_bytes
     return result
 
 
-def grouped(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Hashable]) -> list[list[int]]:
+def group_indices(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Hashable]) -> list[list[int]]:
     """The ``groups`` of a user as lists of indices.
 
     Args:

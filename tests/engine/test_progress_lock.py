@@ -16,10 +16,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hvd_cluster.engine.baton import Baton
 from hvd_cluster.engine.loop import Loop
-from hvd_cluster.engine.mailbox import Mailbox
+from hvd_cluster.engine.progress_lock import ProgressLock
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
+from hvd_cluster.engine.submission_queue import SubmissionQueue
 from hvd_cluster.launch import local
 
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -200,35 +200,37 @@ def _is_ready(descriptor: int, limit_ms: int) -> bool:
 
 
 @pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    with closing(Mailbox(0.05)) as mailbox:
-        yield mailbox
+def submissions() -> Iterator[SubmissionQueue]:
+    with closing(SubmissionQueue(0.05)) as submissions:
+        yield submissions
 
 
-def _resting(mailbox: Mailbox) -> Any:
-    """As much of a loop as rests."""
-    return SimpleNamespace(_mailbox=mailbox, _leads_others=False, ring=mailbox.ring, may_sleep=lambda: True)
+def _loop(submissions: SubmissionQueue) -> Any:
+    """As much of a Loop as hand_over() uses."""
+    return SimpleNamespace(
+        _submissions=submissions, _leads_other_hosts=False, wake=submissions.wake, may_sleep=lambda: True
+    )
 
 
-def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(mailbox: Mailbox) -> None:
+def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(submissions: SubmissionQueue) -> None:
     signature = Signature(Kind.BARRIER, (), ReduceOp.SUM, -1, 1.0, 1.0)
-    mailbox.submit(Request("a", 0, signature, [], [], lambda _: None, Handle()), is_waited_for=False)
-    assert _is_ready(mailbox.cycle.descriptor, 10_000)
-    Loop.rest(_resting(mailbox))
-    assert mailbox.is_urgent
-    assert _is_ready(mailbox.bell, 0)
+    submissions.submit(Request("a", 0, signature, [], [], lambda _: None, Handle()), is_waited_for=False)
+    assert _is_ready(submissions.cycle_timer.descriptor, 10_000)
+    Loop.hand_over(_loop(submissions))
+    assert submissions.is_urgent
+    assert _is_ready(submissions.wakeup, 0)
 
 
-def test_a_driver_that_leaves_takes_stale_timers_with_it(mailbox: Mailbox) -> None:
-    mailbox.cycle.start()
-    mailbox.rest.start()
-    assert _is_ready(mailbox.cycle.descriptor, 10_000)
-    assert _is_ready(mailbox.rest.descriptor, 10_000)
-    Loop.rest(_resting(mailbox))
-    assert not mailbox.is_urgent
-    assert not _is_ready(mailbox.bell, 0)
-    assert not _is_ready(mailbox.cycle.descriptor, 200)
-    assert _is_ready(mailbox.rest.descriptor, 10_000)  # it was begun anew: nobody may drive from here on
+def test_a_driver_that_leaves_takes_stale_timers_with_it(submissions: SubmissionQueue) -> None:
+    submissions.cycle_timer.start()
+    submissions.idle_timer.start()
+    assert _is_ready(submissions.cycle_timer.descriptor, 10_000)
+    assert _is_ready(submissions.idle_timer.descriptor, 10_000)
+    Loop.hand_over(_loop(submissions))
+    assert not submissions.is_urgent
+    assert not _is_ready(submissions.wakeup, 0)
+    assert not _is_ready(submissions.cycle_timer.descriptor, 200)
+    assert _is_ready(submissions.idle_timer.descriptor, 10_000)  # it was begun anew: nobody may drive from here on
 
 
 def test_an_interrupt_of_a_driver_that_leaves_ends_the_world() -> None:
@@ -248,23 +250,23 @@ def test_an_interrupt_of_a_driver_that_leaves_ends_the_world() -> None:
         def deadline_s(self) -> float | None:
             return None
 
-        def rest(self) -> None:
+        def hand_over(self) -> None:
             raise KeyboardInterrupt
 
         def fail(self, error: BaseException) -> None:
             self.failed.append(error)
 
-        def ring(self) -> None:
+        def wake(self) -> None:
             self.num_rings += 1
 
     handle, engine = Handle(), Interrupted()
     with closing(select.epoll()) as poll:
-        baton = Baton(cast("Any", engine), poll)
+        lock = ProgressLock(cast("Any", engine), poll)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                baton.drive_until(handle)
+                lock.progress_until(handle)
             handle = Handle()
-        baton.abandon()
+        lock.abandon()
     assert [type(error) for error in engine.failed] == [KeyboardInterrupt] * 2
     assert engine.num_rings == 2
 
@@ -391,7 +393,7 @@ def test_an_exception_of_a_signal_handler_ends_work_that_waits_for_a_stopped_ran
             raise TimeIsUp
 
         hvd.init()
-        module._MOST_S = 0.5
+        module._MAX_DELAY_S = 0.5
         pids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
         found = []
         if hvd.rank() == 0:

@@ -1,9 +1,9 @@
-"""Who drives the engine: its own thread, or a thread that waits for a result and does the work itself meanwhile.
+"""Which thread advances the engine: the engine's own, or a thread that waits for a result and works meanwhile.
 
-Handing work to another thread and back costs two wake-ups, and milliseconds where that thread has to get the
-interpreter lock from a busy one. So whoever waits takes the baton and becomes the driver: it serves everything that
-the engine's thread would, until its own result is there. The engine's thread sleeps on; it does not even wake for
-what the driver sees to, because the poll that it sleeps on loses its source while the driver sleeps on it.
+Handing work to another thread and back costs two wake-ups, and milliseconds if that thread has to get the interpreter
+lock from a busy one. So a thread that waits takes the progress lock and becomes the progress thread: until its own
+result is there, it does everything that the engine's thread would do. The engine's thread sleeps and does not wake for
+what the progress thread handles, because the inner poll is unregistered from its own while the progress thread sleeps.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hvd_cluster.errors import HorovodInternalError
 _PATIENCE_S = 0.002
 
 
-class Drivable(Protocol):
-    """What is driven. Only the holder of the baton calls this."""
+class ProgressEngine(Protocol):
+    """What is driven. Only the holder of the progress lock calls this."""
 
     def is_over(self) -> bool:
         """Nothing is left to be driven."""
@@ -30,19 +30,19 @@ class Drivable(Protocol):
     def work(self, *, is_waited_for: bool) -> None:
         """Do what can be done without waiting; ``is_waited_for`` when somebody waits for what was submitted."""
 
-    def expect(self) -> bool:
+    def spin(self) -> bool:
         """Wait a moment for what usually comes soon; True if there is something to do."""
 
     def may_sleep(self) -> bool:
         """False if there is something to do; True promises that the poll will report what comes."""
 
-    def rest(self) -> None:
+    def hand_over(self) -> None:
         """A driver leaves: see that the poll reports what comes, soon enough."""
 
     def deadline_s(self) -> float | None:
         """``time.monotonic()`` when there is something to do whatever happens; None for never."""
 
-    def hear(self, events: list[tuple[int, int]]) -> None:
+    def handle_events(self, events: list[tuple[int, int]]) -> None:
         """Take in what the poll has reported."""
 
     def fail(self, error: BaseException) -> None:
@@ -51,14 +51,14 @@ class Drivable(Protocol):
     def finish(self) -> None:
         """Everything is over: let go of everything."""
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """A thread that does not drive waits for what it has submitted."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Make the poll report something."""
 
 
-class Baton:
+class ProgressLock:
     """Lets one thread at a time drive.
 
     Args:
@@ -66,7 +66,7 @@ class Baton:
         poll: what the driver waits on.
     """
 
-    def __init__(self, engine: Drivable, poll: select.epoll) -> None:
+    def __init__(self, engine: ProgressEngine, poll: select.epoll) -> None:
         self._engine = engine
         self._poll = poll
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class Baton:
         self._wakes_s: float | None = None
         self.thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
 
-    def drive_until(self, handle: Handle) -> None:
+    def progress_until(self, handle: Handle) -> None:
         """Drive until ``handle`` is settled; returns early when another thread drives, or everything is over.
 
         Raises:
@@ -90,12 +90,12 @@ class Baton:
         """
         holds_back = interrupts.begin()
         try:
-            self._drive_until(handle, holds_back)
+            self._progress_until(handle, holds_back)
         finally:
             if holds_back:
                 interrupts.end()
 
-    def _drive_until(self, handle: Handle, holds_back: bool) -> None:
+    def _progress_until(self, handle: Handle, holds_back: bool) -> None:
         me = threading.get_ident()
         if not self._get(me, handle, holds_back):
             return
@@ -113,7 +113,7 @@ class Baton:
                     is_working = False
                     if holds_back:
                         interrupts.wait()
-                    has_news = self._engine.expect()
+                    has_news = self._engine.spin()
                     if holds_back:
                         interrupts.work()
                     is_working = True  # looking once more takes the ballot's lock for a moment
@@ -130,17 +130,17 @@ class Baton:
                     if holds_back:
                         interrupts.work()
                     is_working = True
-                    self._engine.hear(events)
+                    self._engine.handle_events(events)
             except Exception as error:  # whatever it was, every rank must hear of it
                 if not is_working:
                     raise  # a signal handler's
                 # The waiters hear of it through their handles.
                 self._engine.fail(error)
-                self._engine.ring()
+                self._engine.wake()
             except BaseException as error:  # raised again: an interrupt in mid-operation has left it undone
                 if is_working:
                     self._engine.fail(error)
-                    self._engine.ring()
+                    self._engine.wake()
                 raise
             finally:
                 if holds_back:
@@ -151,7 +151,7 @@ class Baton:
             self._lock.release()
 
     def _get(self, me: int, handle: Handle, holds_back: bool) -> bool:
-        """Get the baton; False where another waiter has it, or the handle is settled meanwhile."""
+        """Get the progress lock; False where another waiter has it, or the handle is settled meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
         if self._holder == me:
@@ -160,7 +160,7 @@ class Baton:
                 "__del__: it could wait for nobody but itself"
             )
         # Whoever drives has perhaps not seen what this thread waits for, and sleeps.
-        self._engine.hurry()
+        self._engine.expedite()
         # The engine's thread lets go soon. A waiter does when its own result is there, and that may take what this
         # thread does next: so never wait for a waiter. (None: somebody is about to say who it is.)
         while self._holder in (self.thread.ident, None):
@@ -178,15 +178,15 @@ class Baton:
             deadline_s = self._engine.deadline_s()
             is_earlier = deadline_s is not None and (self._wakes_s is None or deadline_s < self._wakes_s)
             if is_earlier or self._engine.is_over():
-                self._engine.ring()
+                self._engine.wake()
             else:
-                self._engine.rest()
+                self._engine.hand_over()
         except Exception as error:  # noqa: BLE001 - as above: another rank may have died holding the ballot's lock
             self._engine.fail(error)
-            self._engine.ring()
+            self._engine.wake()
         except BaseException as error:  # raised again: what was to wake the engine's thread may have been taken in
             self._engine.fail(error)
-            self._engine.ring()
+            self._engine.wake()
             raise
         finally:
             if self._is_detached:
@@ -203,7 +203,7 @@ class Baton:
             with self._lock:
                 self._holder = threading.get_ident()
                 try:
-                    if self._drive():
+                    if self._progress():
                         try:
                             self._engine.finish()
                         finally:
@@ -215,11 +215,11 @@ class Baton:
                     self._holder = None
             self._sleep.poll(_until(self._wakes_s))
 
-    def _drive(self) -> bool:
+    def _progress(self) -> bool:
         """Do what there is to do; True when everything is over."""
         try:
             while not self._engine.is_over():
-                self._engine.hear(self._poll.poll(0))
+                self._engine.handle_events(self._poll.poll(0))
                 self._engine.work(is_waited_for=False)
                 if not self._engine.is_over() and self._engine.may_sleep():
                     self._wakes_s = self._engine.deadline_s()

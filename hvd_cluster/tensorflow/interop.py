@@ -127,7 +127,7 @@ def _begun_and_awaited(
 
     def fetch(number: npt.NDArray[np.int64]) -> list[Array]:
         with _lock:
-            _, waitable = _under_way.pop(int(number), (None, _Gone()))
+            _, waitable = _under_way.pop(int(number), (None, _EndedWorld()))
         with keep_error():
             return [_to_array(result) for result in waitable.wait()]
 
@@ -141,7 +141,7 @@ def _begun_and_awaited(
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-class _Gone:
+class _EndedWorld:
     """What was begun in a world that another one has followed."""
 
     def wait(self) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvd_cluster.engine.messages import Run
 from hvd_cluster.engine.shared_memory.arena import Arena
 from hvd_cluster.engine.shared_memory.ballot import Ballot
-from hvd_cluster.engine.shared_memory.segment import Group, Segment, share
+from hvd_cluster.engine.shared_memory.segment import Segment, SharingGroup, share
 from hvd_cluster.engine.transports.shm import ShmTransport, segment_bytes
 from hvd_cluster.engine.world import World
 from hvd_cluster.settings import MIB, Settings
@@ -18,7 +18,7 @@ _PAGE_BYTES = 4096
 
 
 @dataclass
-class Host:
+class HostMemory:
     """One rank's part of it."""
 
     segment: Segment
@@ -37,48 +37,48 @@ class Host:
         self.segment.close()
 
 
-def share_host(
+def share_host_memory(
     world: World,
     settings: Settings,
-    bell: int,
+    wakeup: int,
     *,
     plan: Callable[[tuple[int, ...]], tuple[Run, ...]],
     check: Callable[[], None],
-) -> Host | None:
+) -> HostMemory | None:
     """The shared memory of this rank's host, or None on all ranks of it; collective over them.
 
     Args:
         world: the connected world.
         settings: the timeout and the use of shared memory are read.
-        bell: this rank's eventfd.
+        wakeup: this rank's eventfd.
         plan: see :class:`Ballot`.
         check: called now and then while waiting; raises when the world is broken.
     """
-    ranks = world.place.host_ranks
+    ranks = world.tree_position.host_ranks
     size = len(ranks)
     if world.client is None or not settings.shared_memory or size == 1:
         return None
     is_whole_world = size == world.topology.size
     ballot_bytes = -(-Ballot.num_bytes(size) // _PAGE_BYTES) * _PAGE_BYTES
-    spins = spares_cores(size)
+    spins = has_core_per_rank(size)
 
     fixed_bytes = ballot_bytes + (segment_bytes(size) if is_whole_world else 0)
     region_bytes = _region_bytes(settings, size) if is_whole_world else 0
 
-    def build(segment: Segment) -> Host:
+    def build(segment: Segment) -> HostMemory:
         ballot = Ballot(
             segment.memory,
             0,
             ranks=ranks,
             index=segment.index,
-            bells=segment.bells,
+            wakeups=segment.wakeups,
             plan=plan if is_whole_world else None,
             check=check,
             timeout_s=settings.gloo_timeout_s,
             spins=spins,
         )
         if not is_whole_world:
-            return Host(segment, ballot)
+            return HostMemory(segment, ballot)
         arena = Arena(segment.memory, os.dup(segment.descriptor), fixed_bytes, region_bytes, segment.index)
         transport = ShmTransport(
             segment.memory,
@@ -90,9 +90,9 @@ def share_host(
             timeout_s=settings.gloo_timeout_s,
             spins=spins,
         )
-        return Host(segment, ballot, arena, transport)
+        return HostMemory(segment, ballot, arena, transport)
 
-    group = Group(
+    group = SharingGroup(
         world.client,
         f"{world.prefix}host/{ranks[0]}/",
         world.topology.secret,
@@ -100,7 +100,7 @@ def share_host(
         world.topology.rank,
         settings.gloo_timeout_s,
     )
-    return share(group, fixed_bytes, bell, build, sparse_bytes=size * region_bytes)
+    return share(group, fixed_bytes, wakeup, build, sparse_bytes=size * region_bytes)
 
 
 def _region_bytes(settings: Settings, num_ranks: int) -> int:
@@ -111,6 +111,6 @@ def _region_bytes(settings: Settings, num_ranks: int) -> int:
     return machine_bytes // num_ranks // _PAGE_BYTES * _PAGE_BYTES
 
 
-def spares_cores(num_ranks: int) -> bool:
+def has_core_per_rank(num_ranks: int) -> bool:
     """True when every rank of this host can have a core, so that one may spin while it waits for another."""
     return len(os.sched_getaffinity(0)) >= num_ranks

@@ -6,34 +6,34 @@ from select import poll
 
 import pytest
 
-from hvd_cluster.engine.mailbox import Mailbox, SerialNumber
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
+from hvd_cluster.engine.submission_queue import SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import HorovodInternalError
 
 
 @pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    mailbox = Mailbox(0.001)
-    yield mailbox
-    mailbox.close()
+def submissions() -> Iterator[SubmissionQueue]:
+    submissions = SubmissionQueue(0.001)
+    yield submissions
+    submissions.close()
 
 
-def test_a_join_that_no_one_has_taken_fails_when_the_world_ends(mailbox: Mailbox) -> None:
+def test_a_join_that_no_one_has_taken_fails_when_the_world_ends(submissions: SubmissionQueue) -> None:
     handle = Handle()
-    mailbox.join(handle, -1)
-    mailbox.command("leave")
-    mailbox.end("the world has ended")
+    submissions.join(handle, -1)
+    submissions.command("leave")
+    submissions.end("the world has ended")
     assert handle.done
     with pytest.raises(HorovodInternalError, match="the world has ended"):
         handle.wait()
-    assert mailbox.take_commands() == [("leave", None)]
+    assert submissions.take_commands() == [("leave", None)]
 
 
-def test_a_join_after_the_end_fails_at_once(mailbox: Mailbox) -> None:
-    mailbox.end("the world has ended")
+def test_a_join_after_the_end_fails_at_once(submissions: SubmissionQueue) -> None:
+    submissions.end("the world has ended")
     handle = Handle()
-    mailbox.join(handle, -1)
+    submissions.join(handle, -1)
     with pytest.raises(HorovodInternalError, match="the world has ended"):
         handle.wait()
 
@@ -50,27 +50,27 @@ def _ready(timer: Timer, limit_ms: int) -> bool:
 
 
 def test_a_cycle_is_over_when_requests_have_waited_for_company() -> None:
-    mailbox = Mailbox(0.05)
-    mailbox.submit(_request("a"), is_waited_for=False)
-    assert _ready(mailbox.cycle, 1000)
-    assert mailbox.end_cycle()
-    assert not _ready(mailbox.cycle, 0)
-    mailbox.close()
+    submissions = SubmissionQueue(0.05)
+    submissions.submit(_request("a"), is_waited_for=False)
+    assert _ready(submissions.cycle_timer, 1000)
+    assert submissions.end_cycle()
+    assert not _ready(submissions.cycle_timer, 0)
+    submissions.close()
 
 
 @pytest.mark.long
 def test_a_cycle_that_older_requests_have_begun_does_not_end_for_what_was_submitted_just_now() -> None:
-    mailbox = Mailbox(0.5)
-    mailbox.submit(_request("a"), is_waited_for=False)
-    mailbox.take_submitted()  # somebody has waited for it
-    assert _ready(mailbox.cycle, 10_000)
+    submissions = SubmissionQueue(0.5)
+    submissions.submit(_request("a"), is_waited_for=False)
+    submissions.take_submitted()  # somebody has waited for it
+    assert _ready(submissions.cycle_timer, 10_000)
     submitted_s = time.monotonic()
-    mailbox.submit(_request("b"), is_waited_for=False)
-    assert not mailbox.end_cycle()
-    assert _ready(mailbox.cycle, 10_000)  # it goes on for the new one
+    submissions.submit(_request("b"), is_waited_for=False)
+    assert not submissions.end_cycle()
+    assert _ready(submissions.cycle_timer, 10_000)  # it goes on for the new one
     assert time.monotonic() - submitted_s >= 0.5
-    assert mailbox.end_cycle()
-    mailbox.close()
+    assert submissions.end_cycle()
+    submissions.close()
 
 
 def test_a_timer_that_is_started_late_makes_up_for_it() -> None:
@@ -82,18 +82,18 @@ def test_a_timer_that_is_started_late_makes_up_for_it() -> None:
 
 
 def test_a_cycle_that_ends_with_nothing_submitted_begins_again_with_the_next_request() -> None:
-    mailbox = Mailbox(0.02)
-    mailbox.submit(_request("a"), is_waited_for=False)
-    mailbox.take_submitted()
-    assert _ready(mailbox.cycle, 1000)
-    assert mailbox.cycle.is_due
-    assert not mailbox.end_cycle()
-    assert not mailbox.cycle.is_due
-    assert not _ready(mailbox.cycle, 100)
-    mailbox.submit(_request("b"), is_waited_for=False)
-    assert _ready(mailbox.cycle, 1000)
-    assert mailbox.end_cycle()
-    mailbox.close()
+    submissions = SubmissionQueue(0.02)
+    submissions.submit(_request("a"), is_waited_for=False)
+    submissions.take_submitted()
+    assert _ready(submissions.cycle_timer, 1000)
+    assert submissions.cycle_timer.is_due
+    assert not submissions.end_cycle()
+    assert not submissions.cycle_timer.is_due
+    assert not _ready(submissions.cycle_timer, 100)
+    submissions.submit(_request("b"), is_waited_for=False)
+    assert _ready(submissions.cycle_timer, 1000)
+    assert submissions.end_cycle()
+    submissions.close()
 
 
 def test_a_timer_goes_off_once_for_each_start() -> None:
@@ -104,16 +104,16 @@ def test_a_timer_goes_off_once_for_each_start() -> None:
         assert not waiting.poll(5)
         timer.start()
         assert waiting.poll(1000)
-        timer.silence()
+        timer.clear()
     timer.start()
-    timer.silence()  # before its time: a later start has to set it off all the same
+    timer.clear()  # before its time: a later start has to set it off all the same
     timer.start()
     assert waiting.poll(1000)
     timer.close()
 
 
 def test_an_operation_that_is_interrupted_before_it_is_handed_in_takes_no_number(
-    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+    submissions: SubmissionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unnamed() -> Request:
         request = _request("noname")
@@ -126,7 +126,7 @@ def test_an_operation_that_is_interrupted_before_it_is_handed_in_takes_no_number
     with monkeypatch.context() as patch:
         patch.setattr(SerialNumber, "__str__", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            mailbox.submit(unnamed(), is_waited_for=True)
+            submissions.submit(unnamed(), is_waited_for=True)
     for _ in range(2):
-        mailbox.submit(unnamed(), is_waited_for=True)
-    assert [request.name for request in mailbox.take_submitted()] == ["noname.0", "noname.1"]
+        submissions.submit(unnamed(), is_waited_for=True)
+    assert [request.name for request in submissions.take_submitted()] == ["noname.0", "noname.1"]

@@ -1,4 +1,4 @@
-"""What the user's threads hand to whoever drives the engine, under one lock, and the bell that wakes its thread."""
+"""What the user's threads hand to whoever drives the engine, under one lock, and the wakeup that wakes its thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SerialNumber(NamedTuple):
         return f"join{self.num_joins}.{self.number}" if self.num_joins else str(self.number)
 
 
-class Mailbox:
+class SubmissionQueue:
     """Requests and commands on their way to the engine, and the requests that are not decided yet.
 
     Args:
@@ -57,11 +57,11 @@ class Mailbox:
         #: What was submitted has waited for company long enough, or a thread that does not drive waits for it.
         self.is_urgent = False
         #: Readable when there is something to do. Other ranks ring it too.
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Goes off when what was submitted has waited long enough for company.
-        self.cycle = Timer(cycle_time_s)
+        self.cycle_timer = Timer(cycle_time_s)
         #: Goes off when nobody may have driven the engine for a while.
-        self.rest = Timer(_REST_S)
+        self.idle_timer = Timer(_REST_S)
 
     # ---- the user's threads -----------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Mailbox:
                 self._numbers[family] = number + 1
             self._submitted.append(request)
             if not is_waited_for:
-                self.cycle.start()
+                self.cycle_timer.start()
 
     def next_number(self, process_set_id: int, family: str) -> SerialNumber:
         """The next number of unnamed operations of one family; a new world restarts the count, on all ranks alike."""
@@ -115,27 +115,27 @@ class Mailbox:
                 return
             self._has_joined = True
             self._commands.append(("join", (handle, device)))
-        self.ring()
+        self.wake()
 
     def command(self, name: str, argument: Any = None) -> None:
         """Hand in a command; the world may have ended already."""
         with self._lock:
             if self._end is None:
                 self._commands.append((name, argument))
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the engine's thread."""
         with self._lock:
-            if self.bell >= 0:
-                os.eventfd_write(self.bell, 1)
+            if self.wakeup >= 0:
+                os.eventfd_write(self.wakeup, 1)
 
     # ---- whoever drives ----------------------------------------------------------------------------------------
 
-    def silence(self) -> None:
-        """Take note of the bell, before looking at what is there."""
+    def clear_wakeup(self) -> None:
+        """Take note of the wakeup, before looking at what is there."""
         with suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+            os.eventfd_read(self.wakeup)
 
     def end_cycle(self) -> bool:
         """The cycle's timer has gone off: what has waited for company long enough is urgent; True if it is.
@@ -143,12 +143,12 @@ class Mailbox:
         It may have been started for older ones, which somebody has waited for meanwhile: then it runs on for these.
         """
         with self._lock:
-            self.cycle.silence()
+            self.cycle_timer.clear()
             if not self._submitted:
                 return False
             waited_s = time.monotonic() - self._submitted[0].submitted_s
-            if waited_s < self.cycle.delay_s:
-                self.cycle.start(ago_s=waited_s)
+            if waited_s < self.cycle_timer.delay_s:
+                self.cycle_timer.start(ago_s=waited_s)
                 return False
             self.is_urgent = True
             return True
@@ -215,7 +215,7 @@ class Mailbox:
             self._submitted = [r for r in self._submitted if r.process_set_id != process_set_id]
             return [self._pending.pop(key) for key in list(self._pending) if key[0] == process_set_id]
 
-    def unjoin(self) -> None:
+    def end_join(self) -> None:
         """All ranks have joined: this one may submit again, and counts unnamed operations from 0."""
         with self._lock:
             self._num_joins += 1
@@ -236,14 +236,14 @@ class Mailbox:
             handle.fail(WorldEndedError(text))
 
     def abandon(self) -> None:
-        """Give back the bell in a forked child, where another thread's hold on the lock would never end."""
-        bell, self.bell = self.bell, -1
-        if bell >= 0:
-            os.close(bell)
-        self.cycle.close()
-        self.rest.close()
+        """Give back the wakeup in a forked child, where another thread's hold on the lock would never end."""
+        wakeup, self.wakeup = self.wakeup, -1
+        if wakeup >= 0:
+            os.close(wakeup)
+        self.cycle_timer.close()
+        self.idle_timer.close()
 
     def close(self) -> None:
-        """Give back the bell."""
+        """Give back the wakeup."""
         with self._lock:
             self.abandon()
