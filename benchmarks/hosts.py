@@ -20,14 +20,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hvd_cluster.launch import leash
+from hvd_cluster.launch import die_with_parent
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.group import Group
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import WorkerProcess
+from hvd_cluster.launch.worker_group import WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import join_address
@@ -162,14 +162,14 @@ class Hosts:
             WorkerFailedError: a worker failed.
         """
         homes = [host for host, count in enumerate(ranks) for _ in range(count)]
-        seats = [Seat(index, f"host{host}", self.addresses[host]) for index, host in enumerate(homes)]
+        slots = [Slot(index, f"host{host}", self.addresses[host]) for index, host in enumerate(homes)]
         secret, job_id, first = new_secret(), uuid.uuid4().hex[:12], self.addresses[homes[0]]
         call = pack(fn, args, None)
         # What a module of the repository defines travels by name.
         variables = {"PYTHONPATH": os.pathsep.join([path for path in sys.path if path]), **(env or {})}
         server = self.call(homes[0], lambda: KeyValueServer(secret, first))
         with server, self.call(homes[0], lambda: ReservedPort(first)) as master:
-            group = Group[WorkerProcess]()
+            group = WorkerGroup[WorkerProcess]()
             topologies = [
                 placement.topology(
                     rendezvous=join_address(first, server.port),
@@ -177,7 +177,7 @@ class Hosts:
                     master=join_address(first, master.port),
                     job_id=job_id,
                 )
-                for placement in place(seats)
+                for placement in place(slots)
             ]
             on_line = printer(None, None, with_timestamp=False, verbose=verbose)
             try:
@@ -204,7 +204,8 @@ def _holder(name: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process with namespaces of its own; it ends with this one, and they with it."""
     command = ["unshare", "--net", "--mount", "--uts", "sh", "-c", f"hostname {name} && echo && exec sleep infinity"]
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()), *command], stdout=subprocess.PIPE
+        [sys.executable, "-I", "-S", str(Path(die_with_parent.__file__)), str(os.getpid()), *command],
+        stdout=subprocess.PIPE,
     )
     try:
         assert process.stdout is not None

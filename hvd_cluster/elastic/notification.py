@@ -9,7 +9,7 @@ import time
 import weakref
 
 from hvd_cluster.elastic.state import HostUpdateResult, State
-from hvd_cluster.rendezvous.mailbox import MailboxReader
+from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology
@@ -69,7 +69,7 @@ class NotificationManager:
         return member is None or member.num_newcomers > 0 or member.num_lost > 0
 
     def _receive(self, topology: Topology) -> None:
-        news: MailboxReader | None = None
+        news: KeyValueMailbox | None = None
         num_vain = 0
         while True:
             try:

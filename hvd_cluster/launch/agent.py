@@ -23,28 +23,28 @@ from dataclasses import replace
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.launch import reach
-from hvd_cluster.launch.agent_message import (
-    COMPLETE,
-    END,
-    Call,
-    Event,
-    Heard,
-    Hello,
-    Line,
-    NotStarted,
-    Reached,
-    Signal,
-    Start,
-    Status,
-)
-from hvd_cluster.launch.credit import Credit
-from hvd_cluster.launch.greeting import Greeting
-from hvd_cluster.launch.group import STOP_GRACE_S, Worker
+from hvd_cluster.launch import reachability
 from hvd_cluster.launch.interfaces import listening_addresses, outward_interfaces
 from hvd_cluster.launch.ports import ReservedPort
-from hvd_cluster.launch.reach import Beacon
+from hvd_cluster.launch.reachability import listen_for_probes
 from hvd_cluster.launch.task import start_worker
+from hvd_cluster.launch.wire.agent_messages import (
+    END,
+    STOP_PROBING,
+    Acknowledged,
+    AgentHandshake,
+    OutputLine,
+    Probe,
+    ProbeResult,
+    ProgressEvent,
+    SignalWorker,
+    StartFailed,
+    StartWorker,
+    WorkerStatus,
+)
+from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
+from hvd_cluster.launch.wire.flow_control import SendWindow
+from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.reach import host_key
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Seconds for which one who is pushed out calls again, and between two calls.
-_CALL_TIMEOUT_S, _AGAIN_S = 30.0, 0.2
+_CALL_TIMEOUT_S, _RETRY_S = 30.0, 0.2
 
 
 class Agent:
@@ -64,7 +64,7 @@ class Agent:
     Args:
         channel: the connection to the launcher.
         env: variables of this host for its workers; those of their task go on top.
-        owns_devices: see :class:`~hvd_cluster.launch.agent_message.Hello`.
+        owns_devices: see :class:`~hvd_cluster.launch.wire.agent_messages.AgentHandshake`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Agent:
         self._env = dict(env or {})
         self._owns_devices = owns_devices
         self._workers: dict[int, Worker] = {}
-        self._credit = Credit()
+        self._window = SendWindow()
         self._secret = b""
 
     def serve(self, name: str, secret: bytes, interfaces: Sequence[str] = ()) -> None:
@@ -87,15 +87,15 @@ class Agent:
         """
         self._secret = secret
         where = listening_addresses(list(interfaces))
-        with contextlib.closing(Beacon(secret, name, where)) as beacon, ReservedPort(ANY) as master:
+        with contextlib.closing(listen_for_probes(secret, name, where)) as probe_listener, ReservedPort(ANY) as master:
             self._send(
-                Hello(
+                AgentHandshake(
                     name,
                     host_key(),
                     socket.gethostname(),
                     outward_interfaces(),
                     self._channel.local_host,
-                    beacon.port,
+                    probe_listener.port,
                     master.port,
                     self._owns_devices,
                     __version__,
@@ -103,48 +103,48 @@ class Agent:
             )
             try:
                 while (message := self._channel.recv()) != END:
-                    if (order := pickle.loads(message)) == COMPLETE:
-                        beacon.shut()
+                    if (order := pickle.loads(message)) == STOP_PROBING:
+                        probe_listener.close(0.0)
                     else:
                         self._obey(order)
             finally:
-                self._credit.end()
+                self._window.end()
                 self._stop_all()
 
-    def _obey(self, order: Call | Start | Signal | Heard) -> None:
-        if isinstance(order, Heard):
-            self._credit.restore(order.num_bytes)
-        elif isinstance(order, Call):
+    def _obey(self, order: Probe | StartWorker | SignalWorker | Acknowledged) -> None:
+        if isinstance(order, Acknowledged):
+            self._window.restore(order.num_bytes)
+        elif isinstance(order, Probe):
             # In a thread: a signal for a worker must not wait until an address that leads nowhere is given up.
             threading.Thread(target=self._call, args=(order,), name="hvd-reach", daemon=True).start()
-        elif isinstance(order, Start):
+        elif isinstance(order, StartWorker):
             self._start(order)
         elif (worker := self._workers.get(order.key)) is not None:
             (worker.kill if order.kill else worker.terminate)()
 
-    def _call(self, order: Call) -> None:
-        self._send(Reached(reach.call(order.claims, self._secret), order.number))
+    def _call(self, order: Probe) -> None:
+        self._send(ProbeResult(reachability.probe(order.claims, self._secret), order.number))
 
-    def _start(self, order: Start) -> None:
+    def _start(self, order: StartWorker) -> None:
         def on_change() -> None:
             worker = self._workers.get(order.key)
             if worker is not None:
-                self._send(Status(order.key, worker.ready, worker.reported, worker.outcome))
+                self._send(WorkerStatus(order.key, worker.ready, worker.reported, worker.outcome))
 
         def on_line(_rank: int, stream: str, text: str) -> None:
-            line = pickle.dumps(Line(order.key, stream, text))
-            self._credit.spend(len(line))
+            line = pickle.dumps(OutputLine(order.key, stream, text))
+            self._window.spend(len(line))
             self._send_pickled(line)
 
         def on_event(_rank: int, event: dict[str, Any]) -> None:
-            self._send(Event(order.key, json.dumps(event)))
+            self._send(ProgressEvent(order.key, json.dumps(event)))
 
         task = replace(order.task, env={**self._env, **order.task.env})
         topology = replace(order.topology, secret=self._secret)
         try:
             worker = start_worker(task, topology, order.env, on_change, on_line=on_line, on_event=on_event)
         except (OSError, TypeError, ValueError) as error:
-            self._send(NotStarted(order.key, f"{type(error).__name__}: {error}"))
+            self._send(StartFailed(order.key, f"{type(error).__name__}: {error}"))
             return
         self._workers[order.key] = worker
         on_change()  # what happened before the worker was in the table
@@ -171,59 +171,59 @@ class Agent:
 
 
 def main() -> int:
-    """Be the agent of the launcher whose greeting is the first line of the standard input."""
+    """Be the agent of the launcher whose bootstrap is the first line of the standard input."""
     for number in (signal.SIGINT, signal.SIGHUP):  # a Ctrl-C is for the launcher to hear
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:
         sys.stderr.write("hvd_cluster's agent: the launcher ended before it greeted\n")
         return 1
-    greeting = Greeting.from_line(line)
+    bootstrap = BootstrapMessage.from_line(line)
     # The guard of the workers' groups ends what is left when this process dies so.
-    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="hvd-leash", daemon=True).start()
+    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="hvd-parent-watch", daemon=True).start()
     try:
-        os.chdir(greeting.cwd)
+        os.chdir(bootstrap.cwd)
     except OSError as error:
         sys.stderr.write(
-            f"the folder {greeting.cwd}, in which the launcher runs, cannot be entered on {greeting.name}: "
+            f"the folder {bootstrap.cwd}, in which the launcher runs, cannot be entered on {bootstrap.name}: "
             f"{error.strerror}. Start hvdrun in a folder that all hosts have.\n"
         )
         return 1
-    sys.path[:] = dict.fromkeys([*greeting.sys_path, *sys.path])
-    channel = _call_launcher(greeting)
+    sys.path[:] = dict.fromkeys([*bootstrap.sys_path, *sys.path])
+    channel = _call_launcher(bootstrap)
     if channel is None:
         return 1
     with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
-        Agent(channel, greeting.env).serve(greeting.name, bytes.fromhex(greeting.secret), greeting.interfaces)
+        Agent(channel, bootstrap.env).serve(bootstrap.name, bytes.fromhex(bootstrap.secret), bootstrap.interfaces)
     return 0
 
 
-def _call_launcher(greeting: Greeting) -> Channel | None:
+def _call_launcher(bootstrap: BootstrapMessage) -> Channel | None:
     deadline_s = time.monotonic() + _CALL_TIMEOUT_S
     while True:
         failures: list[str] = []
         was_pushed_out = False
-        for address in greeting.addresses:
+        for address in bootstrap.addresses:
             try:
-                return _called(address, greeting)
+                return _called(address, bootstrap)
             except OSError as error:  # AuthenticationError too: another machine has this address here
-                failures.append(f"{address}:{greeting.port} ({error})")
-                was_pushed_out |= isinstance(error, HungUpError)  # by a crowd at the launcher's door
+                failures.append(f"{address}:{bootstrap.port} ({error})")
+                was_pushed_out |= isinstance(error, HungUpError)  # by many other connections to the launcher
         if not was_pushed_out or time.monotonic() >= deadline_s:
             break
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_S)
     sys.stderr.write(
-        f"{greeting.name} cannot reach the launcher at any of its addresses: {', '.join(failures)}. Open the ports "
+        f"{bootstrap.name} cannot reach the launcher at any of its addresses: {', '.join(failures)}. Open the ports "
         "between the hosts, or name the interfaces to use with --network-interfaces.\n"
     )
     return None
 
 
-def _called(address: str, greeting: Greeting) -> Channel:
-    sock = socket.create_connection((address, greeting.port), timeout=_CONNECT_TIMEOUT_S)
+def _called(address: str, bootstrap: BootstrapMessage) -> Channel:
+    sock = socket.create_connection((address, bootstrap.port), timeout=_CONNECT_TIMEOUT_S)
     try:
         detect_dead_host(sock)
-        return Channel.connect(sock, bytes.fromhex(greeting.secret))
+        return Channel.connect(sock, bytes.fromhex(bootstrap.secret))
     except BaseException:  # raised again: nobody else closes it
         sock.close()
         raise

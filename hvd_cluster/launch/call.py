@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.origin import is_users
+from hvd_cluster.launch.frame_origin import is_user_code
 from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 _MAX_SOURCE_BYTES = 1 << 20
@@ -167,7 +167,7 @@ def _plain_function(fn: Any) -> Any:
 
 def _source_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
     code = getattr(_plain_function(fn), "__code__", None)
-    if code is None or not is_users(code.co_filename):
+    if code is None or not is_user_code(code.co_filename):
         return None
     text = "".join(linecache.getlines(code.co_filename))
     return (code.co_filename, text) if 0 < len(text) <= _MAX_SOURCE_BYTES else None
@@ -177,7 +177,7 @@ def _travelling_module(fn: Callable[..., Any], shared_path: bool) -> ModuleType 
     """The module of ``fn`` if the workers could not import it."""
     module = sys.modules.get(getattr(_plain_function(fn), "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if module is None or file is None or module.__name__ == "__main__" or not is_users(file):
+    if module is None or file is None or module.__name__ == "__main__" or not is_user_code(file):
         return None  # built in, installed, or taken by value by cloudpickle itself
     return None if shared_path and _importable(module.__name__) else module
 

@@ -21,9 +21,8 @@ logger = logging.getLogger(__name__)
 class ChildProcess:
     """One running program.
 
-    Two threads serve it: one forks it, waits for its end and buries it; the other reads its output. That the first one
-    forks is needed for :mod:`hvd_cluster.launch.leash`: the child would be killed when a short-lived thread that had
-    forked it ended.
+    Two threads serve it: one forks it, waits for its end and reaps it; the other reads its output. The waiting thread
+    must also fork, because :mod:`hvd_cluster.launch.die_with_parent` kills the child when the forking thread ends.
 
     Args:
         rank: names the child in ``on_line``.
@@ -61,8 +60,8 @@ class ChildProcess:
         self._on_line = on_line
         self._on_exit = on_exit
         self._started: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._burial = threading.Lock()
-        self._buried = False
+        self._reap_lock = threading.Lock()
+        self._reaped = False
         self._output: OutputReader | None = None
         self._thread = threading.Thread(target=self._supervise, name=f"hvd-child-{rank}", daemon=True)
 
@@ -81,14 +80,14 @@ class ChildProcess:
 
     def signal(self, number: int) -> None:
         """Send a signal to the child's process group; nothing happens when it has ended."""
-        with self._burial, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.pid and not self._buried:  # group 0 would be our own
+        with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.pid and not self._reaped:  # group 0 would be our own
                 os.killpg(self.pid, number)
 
     def catch_up(self) -> None:
         """Return when everything that the child has written by now has been passed on."""
-        with self._burial:
-            if self._buried or self._output is None:
+        with self._reap_lock:
+            if self._reaped or self._output is None:
                 return
             wait = self._output.catch_up()
         wait()
@@ -127,9 +126,9 @@ class ChildProcess:
         # Not reaped yet, so the group's id cannot belong to anybody else: end what the child has left behind.
         self.signal(signal.SIGKILL)
         guard.release(process.pid)
-        with self._burial:
+        with self._reap_lock:
             exit_code = process.wait()
-            self._buried = True
+            self._reaped = True
             self._output.end()
         self._output.join()
         self._on_exit(exit_code)

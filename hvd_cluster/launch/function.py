@@ -15,7 +15,7 @@ from hvd_cluster.launch.hosts import fill, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host, run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles, printer
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.settings import Settings
@@ -117,7 +117,7 @@ def run(
     named = (
         parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile, slots) if hostfile is not None else None
     )
-    options = Ssh(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s)
+    options = SshOptions(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s)
     elastic = min_num_proc is not None or host_discovery_script is not None
     least = min_num_proc if min_num_proc is not None else num_proc if num_proc is not None else 1
     count = num_proc if num_proc is not None else least if elastic else 1

@@ -1,8 +1,8 @@
-"""Ends the workers' process groups when this process dies without a word, by SIGKILL or a crash.
+"""Kills the workers' process groups when this process dies of SIGKILL or a crash.
 
-The kernel ends a worker with its parent (:mod:`hvd_cluster.launch.leash`), but not what the worker has started. So a
-small process of its own holds the list of groups and the reading end of a pipe; when the pipe ends, it kills them.
-There is one for all workers of this process, and none when there are no workers.
+The kernel kills a worker with its parent (:mod:`hvd_cluster.launch.die_with_parent`), but not the processes that the
+worker has started. Therefore a small guard process holds the list of groups and the reading end of a pipe; when the
+pipe closes, it kills the groups. One guard serves all workers of this process; without workers there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hosts that a user names, with their slots, and the seats of a job on them."""
+"""The hosts that a user names, with their slots, and the slots of a job on them."""
 
 from __future__ import annotations
 

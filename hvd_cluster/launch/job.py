@@ -8,15 +8,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hvd_cluster.launch.fleet import Fleet
-from hvd_cluster.launch.group import FAILURE_GRACE_S, Group, Worker
 from hvd_cluster.launch.hosts import Host, fill
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.placement import place
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import FAILURE_GRACE_S, Worker, WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class JobSpec:
     #: Hosts with enough slots for ``num_proc`` workers.
     hosts: tuple[Host, ...]
     num_proc: int
-    ssh: Ssh = field(default_factory=Ssh)
+    ssh: SshOptions = field(default_factory=SshOptions)
     #: Names of the network interfaces to use; none leaves the choice to a probe.
     interfaces: tuple[str, ...] = ()
     #: Seconds within which workers that run a function must report; a command reports nothing.
@@ -68,12 +68,12 @@ def run_job(
     job_id = uuid.uuid4().hex[:12]
     # Commands say nothing but their exit code: the others get the time to end by the same mistake, and show it.
     grace_s = COMMAND_GRACE_S if spec.task.command is not None else FAILURE_GRACE_S
-    group = Group[Worker](failure_grace_s=grace_s, on_failure=on_failure)
+    group = WorkerGroup[Worker](failure_grace_s=grace_s, on_failure=on_failure)
     with Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
         fleet.connect(hosts)
         names = fleet.names(hosts)
-        placements = place(fleet.seats(hosts))
-        first = names[placements[0].seat.index]
+        placements = place(fleet.slots(hosts))
+        first = names[placements[0].slot.index]
         logger.info("job %s: starting %d workers on %s", job_id, spec.num_proc, ", ".join(host.name for host in hosts))
         try:
             group.start(
@@ -87,7 +87,7 @@ def run_job(
                     on_event=on_event,
                 )
                 for placement in placements
-                for name in (names[placement.seat.index],)
+                for name in (names[placement.slot.index],)
             )
             if spec.task.call is not None:
                 group.wait_ready(spec.start_timeout_s)

@@ -12,12 +12,12 @@ from typing import Any, TextIO
 from hvd_cluster.launch.arguments import none_is_default, wrong_num_proc
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.environment import checked_variables
-from hvd_cluster.launch.group import Group
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
+from hvd_cluster.launch.worker_group import WorkerGroup
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.settings import Settings
@@ -119,7 +119,7 @@ class Executor:
         self._on_event = on_event or ignore_event
         self._lock = threading.RLock()
         self._running: ExitStack | None = None
-        self._group: Group[WorkerProcess] | None = None
+        self._group: WorkerGroup[WorkerProcess] | None = None
 
     def start(self) -> None:
         """Start the workers and wait until they have reported; nothing happens if they run.
@@ -179,7 +179,7 @@ class Executor:
         self.close()
 
     @contextmanager
-    def workers(self, call: bytes | None) -> Iterator[Group[WorkerProcess]]:
+    def workers(self, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
         """A world of workers that have reported in, with a secret, a store and a job id of its own.
 
         They are gone, whatever happened, when the context ends.
@@ -188,7 +188,7 @@ class Executor:
             call: the one call that each of them runs; None to submit calls later.
         """
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
-        placements = place([Seat(index, _HOST, _HOST) for index in range(self._num_proc)])
+        placements = place([Slot(index, _HOST, _HOST) for index in range(self._num_proc)])
         with KeyValueServer(secret, _HOST) as server, ReservedPort(_HOST) as master:
             topologies = [
                 placement.topology(
@@ -200,7 +200,7 @@ class Executor:
                 for placement in placements
             ]
             logger.info("job %s: starting %d workers on this host", job_id, self._num_proc)
-            group = Group[WorkerProcess]()
+            group = WorkerGroup[WorkerProcess]()
             try:
                 group.start(self._starter(topology, call) for topology in topologies)
                 group.wait_ready(self._start_timeout_s)

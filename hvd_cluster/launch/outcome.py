@@ -23,18 +23,18 @@ from hvd_cluster.errors import (
     WorkerFailedError,
     WorldEndedError,
 )
-from hvd_cluster.launch.origin import is_ours, is_users
+from hvd_cluster.launch.frame_origin import is_own_package, is_user_code
 from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 logger = logging.getLogger(__name__)
 
 #: What the network libraries say on a rank whose peer has gone; such an error is an echo of the peer's failure.
-_ECHO_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
+_PEER_LOST_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
 
 #: Failed collectives that are a failure of the program's own, and not news of another rank's.
 _CAUSES = (RanksDisagreeError, JoinUnsupportedError)
 #: How Python's last line calls the others.
-_ECHO_NAMES = frozenset({HorovodInternalError.__name__, WorldEndedError.__name__})
+_PEER_LOST_ERRORS = frozenset({HorovodInternalError.__name__, WorldEndedError.__name__})
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ErrorReport:
     #: The exception, pickled; None if it cannot be.
     pickled: bytes | None = None
     #: The worker only noticed that another one had ended the world.
-    is_echo: bool = False
+    is_secondary: bool = False
     #: What ``pickled`` refers to.
     references: References = ()
 
@@ -66,8 +66,8 @@ class ErrorReport:
             message = str(error)
         except Exception as broken:  # noqa: BLE001 - so does __str__
             message = f"<its __str__ raised {type(broken).__name__}>"
-        is_echo = isinstance(error, HorovodInternalError) and not isinstance(error, _CAUSES)
-        return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_echo, references)
+        is_secondary = isinstance(error, HorovodInternalError) and not isinstance(error, _CAUSES)
+        return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_secondary, references)
 
     def exception(self) -> BaseException | None:
         """The exception itself, or None where its class or its arguments do not survive the journey."""
@@ -100,7 +100,7 @@ class Outcome:
     #: The launcher ended this worker because of another one, or because the user asked.
     stopped: bool = False
     #: How it ended, as the end of a sentence about the rank, where the launcher sees no exit code; else empty.
-    fate: str = ""
+    ending_text: str = ""
     #: What ``value`` refers to.
     references: References = ()
 
@@ -110,20 +110,20 @@ class Outcome:
         return self.error is None and self.value is not None
 
     @property
-    def is_echo(self) -> bool:
+    def is_secondary(self) -> bool:
         """Not a cause: the launcher stopped this worker, or it noticed that a peer had gone."""
         if self.ok or self.stopped:
             return True
         if self.error is None:
             # A command: all that is known of its error is what Python wrote last.
             last = self.output_tail.rpartition("\n")[2]
-            return self.exit_code == 1 and last.partition(":")[0].rpartition(".")[2] in _ECHO_NAMES
-        return self.error.is_echo or any(text in self.error.message for text in _ECHO_TEXTS)
+            return self.exit_code == 1 and last.partition(":")[0].rpartition(".")[2] in _PEER_LOST_ERRORS
+        return self.error.is_secondary or any(text in self.error.message for text in _PEER_LOST_TEXTS)
 
     @property
     def is_own_fault(self) -> bool:
         """The program raised or exited with an error; it was not ended by a signal, nor lost with its host."""
-        return (self.exit_code or 0) > 0 or (self.error is not None and not self.fate)
+        return (self.exit_code or 0) > 0 or (self.error is not None and not self.ending_text)
 
     def ending(self) -> str:
         """How it ended, as the end of a sentence about the rank."""
@@ -133,7 +133,7 @@ class Outcome:
             return "was stopped by the launcher"
         if self.error is not None and self.exit_code is None:
             return f"raised {self.error.type_name}"
-        return self.fate or describe_exit(self.exit_code)
+        return self.ending_text or describe_exit(self.exit_code)
 
 
 def describe_exit(exit_code: int | None) -> str:
@@ -159,7 +159,7 @@ def first_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
     death may reach a survivor's collective before it reaches the launcher.
     """
     failures = [outcome for outcome in outcomes if not outcome.ok]
-    return min(failures, key=lambda outcome: (outcome.stopped, outcome.is_echo, outcome.finished_at), default=None)
+    return min(failures, key=lambda outcome: (outcome.stopped, outcome.is_secondary, outcome.finished_at), default=None)
 
 
 def collect(outcomes: Sequence[Outcome]) -> list[Any]:
@@ -173,7 +173,7 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
     failed = first_failure(outcomes)
     if failed is not None:
         cause = failed.error.exception() if failed.error is not None else None
-        died = failed.error is None or failed.is_echo
+        died = failed.error is None or failed.is_secondary
         raise WorkerFailedError(failure_text(failed, outcomes), failed.rank, failed.exit_code, died) from cause
     return [_value(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
@@ -260,8 +260,8 @@ def _telling_frames(frames: Sequence[traceback.FrameSummary], on_purpose: bool) 
         frames: outermost first.
         on_purpose: leave out what lies below the user's last own file.
     """
-    own = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
-    others = [index for index, frame in enumerate(frames) if not is_ours(frame.filename)]
+    own = [index for index, frame in enumerate(frames) if is_user_code(frame.filename)]
+    others = [index for index, frame in enumerate(frames) if not is_own_package(frame.filename)]
     if on_purpose:
         return list(frames[own[0] : own[-1] + 1]) if own else []
     return list(frames[next(iter(own or others), 0) :])

@@ -1,37 +1,37 @@
-"""Seats in, ranks out: who sits where in the world. Pure.
+"""Assigns ranks to slots. Pure.
 
-Ranks are contiguous on each host, and the host of seat 0 comes first, so that rank 0 is seat 0 wherever the launcher
-put it. Hosts may offer different numbers of seats.
+Ranks are contiguous on each host, and the host of slot 0 comes first, so rank 0 is always on slot 0. Hosts may have
+different numbers of slots.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_cluster.topology import Topology
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A place for one worker, as a launcher found it."""
+class Slot:
+    """A place for one worker on a host."""
 
-    #: The launcher's own index, e.g. a Spark partition; unique.
+    #: A unique number, assigned by the launcher (for example, the Spark partition).
     index: int
-    #: Equal for two seats if and only if they are on the same machine.
+    #: Equal for two slots if and only if they are on the same machine.
     host_key: str
-    #: Name or address under which other hosts reach this one.
+    #: Name or address by which other hosts reach this one.
     address: str
-    #: GPUs that the scheduler gave to this seat, as CUDA_VISIBLE_DEVICES spells them; the first is the worker's own.
+    #: GPUs that the scheduler assigned to this slot, as in CUDA_VISIBLE_DEVICES; the worker owns the first.
     gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A seat and the indices of the worker on it; see :class:`hvd_cluster.topology.Topology` for each of them."""
+    """A slot and the indices of its worker; :class:`hvd_cluster.topology.Topology` describes each of them."""
 
-    seat: Seat
+    slot: Slot
     rank: int
     size: int
     local_rank: int
@@ -44,7 +44,7 @@ class Placement:
     def topology(
         self, *, rendezvous: str = "", secret: bytes = b"", master: str = "", job_id: str = "", generation: int = 0
     ) -> Topology:
-        """The value that the worker on this seat is started with."""
+        """The topology that the worker on this slot starts with."""
         return Topology(
             rank=self.rank,
             size=self.size,
@@ -52,7 +52,7 @@ class Placement:
             local_size=self.local_size,
             cross_rank=self.cross_rank,
             cross_size=self.cross_size,
-            host=self.seat.address,
+            host=self.slot.address,
             rendezvous=rendezvous,
             secret=secret,
             generation=generation,
@@ -62,38 +62,38 @@ class Placement:
         )
 
     def device_env(self) -> dict[str, str]:
-        """What makes ``torch.cuda.set_device(local_rank)`` pick the worker's own GPU; empty without assigned GPUs."""
+        """Variables that make ``torch.cuda.set_device(local_rank)`` select the worker's own GPU; empty without GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.visible_devices)} if self.visible_devices else {}
 
 
-def place(seats: Sequence[Seat]) -> list[Placement]:
-    """Give every seat its indices.
+def place(slots: Sequence[Slot]) -> list[Placement]:
+    """Assign the indices of every slot.
 
     Returns:
         Placements in the order of their ranks.
 
     Raises:
-        ValueError: no seats, an index twice, or GPUs of a host that do not come out as one per worker.
+        ValueError: there are no slots, two have the same index, or a host does not have one GPU for each worker.
     """
-    if not seats:
-        raise ValueError("no seats: a job needs at least one worker")
-    ordered = sorted(seats, key=lambda seat: seat.index)
+    if not slots:
+        raise ValueError("no slots: a job needs at least one worker")
+    ordered = sorted(slots, key=lambda slot: slot.index)
     twice = {a.index for a, b in itertools.pairwise(ordered) if a.index == b.index}
     if twice:
-        raise ValueError(f"seat indices are not unique: {sorted(twice)}")
+        raise ValueError(f"slot indices are not unique: {sorted(twice)}")
 
-    hosts: dict[str, list[Seat]] = {}  # in the order of each host's lowest index
-    for seat in ordered:
-        hosts.setdefault(seat.host_key, []).append(seat)
+    hosts: dict[str, list[Slot]] = {}  # in the order of each host's lowest index
+    for slot in ordered:
+        hosts.setdefault(slot.host_key, []).append(slot)
 
     placements: list[Placement] = []
     for host_index, on_host in enumerate(hosts.values()):
         devices = _visible_devices(on_host)
-        for local_rank, seat in enumerate(on_host):
+        for local_rank, slot in enumerate(on_host):
             peers = [index for index, others in enumerate(hosts.values()) if len(others) > local_rank]
             placements.append(
                 Placement(
-                    seat=seat,
+                    slot=slot,
                     rank=len(placements),
                     size=len(ordered),
                     local_rank=local_rank,
@@ -106,21 +106,59 @@ def place(seats: Sequence[Seat]) -> list[Placement]:
     return placements
 
 
-def _visible_devices(on_host: Sequence[Seat]) -> tuple[str, ...]:
-    """GPUs of one host, so that position ``local_rank`` holds the GPU which that worker owns."""
-    without = [seat.index for seat in on_host if not seat.gpus]
+def place_keeping_local_slots(slots: Sequence[Slot], local_slots: Sequence[int]) -> list[Placement]:
+    """Placements for an elastic job, whose workers keep their local slot over many worlds.
+
+    Ranks follow the order of the slots, as in :func:`place`. Local ranks follow the local slots: a worker that chose
+    its GPU by its local rank must not share it with a new worker in a lower slot. GPUs that the launcher has assigned
+    are visible in the order of local ranks.
+
+    Args:
+        slots: in order of seniority, with increasing indices.
+        local_slots: the number of each slot on its machine.
+
+    Returns:
+        Placements in the order of their ranks.
+    """
+    # A worker whose death is not known yet may still hold the GPU of its successor; that is not an error.
+    placements = place([replace(slot, gpus=()) for slot in slots])
+    local_slot_of = {slot.index: number for slot, number in zip(slots, local_slots, strict=True)}
+    gpus_of = {slot.index: slot.gpus for slot in slots}
+    by_host: dict[str, list[Placement]] = {}
+    for placement in placements:
+        by_host.setdefault(placement.slot.host_key, []).append(placement)
+    placed: dict[int, Placement] = {}
+    for on_host in by_host.values():
+        # on_host is in the order of local ranks: the n-th local slot gets the indices of local rank n.
+        order = sorted(on_host, key=lambda placement: local_slot_of[placement.slot.index])
+        gpus = [gpus_of[placement.slot.index] for placement in order]
+        devices = [gpu for own in gpus for gpu in own[:1]] + [gpu for own in gpus for gpu in own[1:]]
+        for indices, placement in zip(on_host, order, strict=True):
+            placed[placement.rank] = replace(
+                placement,
+                local_rank=indices.local_rank,
+                cross_rank=indices.cross_rank,
+                cross_size=indices.cross_size,
+                visible_devices=tuple(dict.fromkeys(devices)),
+            )
+    return [placed[rank] for rank in sorted(placed)]
+
+
+def _visible_devices(on_host: Sequence[Slot]) -> tuple[str, ...]:
+    """The GPUs of one host; position ``local_rank`` holds the GPU that the worker owns."""
+    without = [slot.index for slot in on_host if not slot.gpus]
     if len(without) == len(on_host):
         return ()
     address = on_host[0].address
     if without:
-        raise ValueError(f"on host {address} seats {without} were assigned no GPU, but the others were")
-    own = [seat.gpus[0] for seat in on_host]
+        raise ValueError(f"on host {address} slots {without} were assigned no GPU, but the others were")
+    own = [slot.gpus[0] for slot in on_host]
     shared = sorted({gpu for gpu in own if own.count(gpu) > 1})
     if shared:
-        owners = [seat.index for seat in on_host if seat.gpus[0] in shared]
+        owners = [slot.index for slot in on_host if slot.gpus[0] in shared]
         raise ValueError(
-            f"on host {address} seats {owners} were assigned the same GPU ({', '.join(shared)}), but each worker needs "
+            f"on host {address} slots {owners} were assigned the same GPU ({', '.join(shared)}), but each worker needs "
             "one of its own: ask the scheduler for one whole GPU per worker"
         )
-    further = [gpu for seat in on_host for gpu in seat.gpus[1:]]
+    further = [gpu for slot in on_host for gpu in slot.gpus[1:]]
     return tuple(dict.fromkeys(own + further))

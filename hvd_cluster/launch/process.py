@@ -20,8 +20,8 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
 from hvd_cluster.launch.logs import OnLine
-from hvd_cluster.launch.message import END, Event, Order, Ready
 from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -44,8 +44,8 @@ def ignore_event(rank: int, event: dict[str, Any]) -> None:
 class WorkerProcess:
     """A Python process that runs calls and reports their outcomes.
 
-    It lives in a process group of its own. It dies with this process (see :mod:`hvd_cluster.launch.leash`), and what it
-    started dies with it.
+    It has its own process group. It dies with this process (see :mod:`hvd_cluster.launch.die_with_parent`), and so do
+    the processes that it has started.
 
     Args:
         topology: its place in the world, its secret included.
@@ -96,7 +96,7 @@ class WorkerProcess:
         self._same_python = executable is None
 
         self._socket, far_end = socket.socketpair()
-        self._thread = threading.Thread(target=self._converse, name=f"hvd-worker-{self.rank}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"hvd-worker-{self.rank}", daemon=True)
         command = [executable or sys.executable, "-m", "hvd_cluster.launch.worker"]
         self._child = ChildProcess(
             self.rank,
@@ -111,7 +111,7 @@ class WorkerProcess:
         try:
             self._child.start()
         except Exception:  # whatever it is: the conversation's thread must not wait for a child that never was
-            self._hang_up()
+            self._disconnect()
             raise
         finally:
             far_end.close()
@@ -132,7 +132,7 @@ class WorkerProcess:
     def submit(self, call: bytes) -> None:
         """Run a packed call once those before it are done."""
         self.reported = None
-        self._send(pickle.dumps(Order(call, list(sys.path) if self._same_python else None)))
+        self._send(pickle.dumps(RunRequest(call, list(sys.path) if self._same_python else None)))
 
     def finish(self) -> None:
         """Let the process exit when the calls so far are done."""
@@ -180,7 +180,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # it has died; _exited says how
             self._channel.send(message)
 
-    def _converse(self) -> None:
+    def _serve(self) -> None:
         """Runs in a thread of its own until the worker closes its end."""
         try:
             channel = Channel.accept(self._socket, self.topology.secret, _HANDSHAKE_TIMEOUT_S)
@@ -197,8 +197,8 @@ class WorkerProcess:
         except (EOFError, OSError):
             pass  # it has ended; _exited says how
 
-    def _hear(self, message: Ready | Event | Outcome) -> None:
-        if isinstance(message, Event):
+    def _hear(self, message: Ready | ProgressEvent | Outcome) -> None:
+        if isinstance(message, ProgressEvent):
             try:
                 self._on_event(self.rank, json.loads(message.json))
             except StopCall as stop:
@@ -215,11 +215,11 @@ class WorkerProcess:
         self._notify()
 
     def _exited(self, exit_code: int) -> None:
-        self._hang_up()
+        self._disconnect()
         self.outcome = self._final_outcome(exit_code)
         self._notify()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         """End the conversation; what the worker sent before is still heard."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hvd_cluster.launch import leash
+from hvd_cluster.launch import die_with_parent
 from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
 from hvd_cluster.launch.logs import OnLine
@@ -22,7 +22,7 @@ _NOTHING = pickle.dumps(None)  # the value of a command that ended well
 
 
 class ProgramProcess:
-    """A command as a worker of this host; see :class:`hvd_cluster.launch.group.Worker`.
+    """A command as a worker of this host; see :class:`hvd_cluster.launch.worker_group.Worker`.
 
     Args:
         topology: its place in the world, its secret included.
@@ -55,7 +55,7 @@ class ProgramProcess:
         self._ended = threading.Event()
         self._child = ChildProcess(
             self.rank,
-            [sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", str(Path(die_with_parent.__file__)), str(os.getpid()), *command],
             worker_environment(topology, env, as_horovod=as_horovod),
             on_line=on_line,
             on_exit=self._exited,

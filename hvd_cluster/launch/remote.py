@@ -13,26 +13,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.launch.agent_message import (
-    END,
-    Call,
-    Event,
-    Heard,
-    Hello,
-    Line,
-    NotStarted,
-    Reached,
-    Signal,
-    Start,
-    Status,
-)
-from hvd_cluster.launch.credit import RECEIVE_BUFFER_BYTES, Taken
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent
-from hvd_cluster.launch.reach import Claim
+from hvd_cluster.launch.reachability import HostAddresses
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.wire.agent_messages import (
+    END,
+    Acknowledged,
+    AgentHandshake,
+    OutputLine,
+    Probe,
+    ProbeResult,
+    ProgressEvent,
+    SignalWorker,
+    StartFailed,
+    StartWorker,
+    WorkerStatus,
+)
+from hvd_cluster.launch.wire.flow_control import RECEIVE_BUFFER_BYTES, ReceiveWindow
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """A worker on another host; see :class:`hvd_cluster.launch.group.Worker`."""
+    """A worker on another host; see :class:`hvd_cluster.launch.worker_group.Worker`."""
 
     def __init__(
         self,
@@ -72,37 +72,37 @@ class RemoteWorker:
 
     def terminate(self) -> None:
         """SIGTERM to the process and its group."""
-        self._host.send(Signal(self._key, kill=False))
+        self._host.send(SignalWorker(self._key, kill=False))
 
     def kill(self) -> None:
         """SIGKILL to the process and its group."""
-        self._host.send(Signal(self._key, kill=True))
+        self._host.send(SignalWorker(self._key, kill=True))
 
     def wait(self) -> Outcome | None:
         """Wait until it has ended, or its host has vanished."""
         self._ended.wait()
         return self.outcome
 
-    def hear(self, message: Line | Event | Status | NotStarted) -> None:
+    def hear(self, message: OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
         """Take what the agent says about this worker."""
         try:
-            if isinstance(message, Line):
+            if isinstance(message, OutputLine):
                 self._tail.add(message.text)
                 self._on_line(self.rank, message.stream, message.text)
                 return
-            if isinstance(message, Event):
+            if isinstance(message, ProgressEvent):
                 self._on_event(self.rank, json.loads(message.json))
                 return
         except Exception:  # a caller's broken sink must not cost the job
             logger.exception("what rank %d said could not be passed on", self.rank)
             return
-        if isinstance(message, NotStarted):
+        if isinstance(message, StartFailed):
             self.lose(f"could not be started on {self._host_name}: {message.why}")
             return
         self.ready = message.ready
         self.reported = message.reported and replace(message.reported, output_tail=self.output_tail)
         if message.outcome is not None:
-            self._settle(replace(message.outcome, output_tail=self.output_tail))
+            self._assign_(replace(message.outcome, output_tail=self.output_tail))
         self._on_change()
 
     def lose(self, why: str) -> None:
@@ -114,12 +114,12 @@ class RemoteWorker:
             error=ErrorReport("LaunchError", text, f"hvd_cluster.errors.LaunchError: {text}\n"),
             finished_at=time.time(),
             output_tail=self.output_tail,
-            fate=why,
+            ending_text=why,
         )
-        if self._settle(outcome):
+        if self._assign_(outcome):
             self._on_change()
 
-    def _settle(self, outcome: Outcome) -> bool:
+    def _assign_(self, outcome: Outcome) -> bool:
         """It has ended so; False where it is known how it ended: what comes first counts."""
         with self._lock:
             if self.outcome is not None:
@@ -140,7 +140,7 @@ class RemoteHost:
     def __init__(self, host: Host, on_change: Callable[[], None]) -> None:
         self.host = host
         #: What the agent said of its host; None before it did.
-        self.hello: Hello | None = None
+        self.handshake: AgentHandshake | None = None
         #: The launcher's address that the agent reached.
         self.launcher_address = ""
         #: Why the host cannot be used (any more); empty while it can.
@@ -157,12 +157,12 @@ class RemoteHost:
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
 
-    def attach(self, hello: Hello, channel: Channel) -> None:
+    def attach(self, handshake: AgentHandshake, channel: Channel) -> None:
         """The agent has called back."""
         self.launcher_address = channel.local_host
         channel.set_receive_buffer(RECEIVE_BUFFER_BYTES)
         self._channel = channel
-        self.hello = hello
+        self.handshake = handshake
         self._reader = threading.Thread(target=self._read, args=(channel,), name=f"hvd-{self.host.name}", daemon=True)
         self._reader.start()
         self._notify()
@@ -171,12 +171,12 @@ class RemoteHost:
         """The agent that has called back is of no use."""
         self._lose(why)
 
-    def call(self, claims: tuple[Claim, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
+    def call(self, claims: tuple[HostAddresses, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
         """Let the agent call other hosts; the addresses at which they answered, by name. Nothing if it has gone."""
         with self._changed:
             number = next(self._calls)
             self._reached[number] = None
-        self.send(Call(claims, number))
+        self.send(Probe(claims, number))
         with self._changed:
             self._changed.wait_for(lambda: self._reached[number] is not None or bool(self.gone), timeout_s)
             return self._reached.pop(number) or {}
@@ -202,7 +202,7 @@ class RemoteHost:
             worker.lose(f"could not be started: {gone}")
         else:
             # The channel is signed, not encrypted, and the agent knows the secret.
-            self.send(Start(key, task, replace(topology, secret=b""), env))
+            self.send(StartWorker(key, task, replace(topology, secret=b""), env))
         return worker
 
     def send(self, message: object) -> None:
@@ -211,7 +211,7 @@ class RemoteHost:
             if self._channel is not None:
                 self._channel.send(pickle.dumps(message))
 
-    def let_end(self) -> None:
+    def request_end(self) -> None:
         """Tell the agent to end, and with it what still runs there."""
         with contextlib.suppress(OSError):
             if self._channel is not None:
@@ -228,13 +228,13 @@ class RemoteHost:
 
     def _read(self, channel: Channel) -> None:
         why = "the connection to its agent ended"
-        taken = Taken()
+        taken = ReceiveWindow()
         try:
             while True:
                 message = channel.recv()
                 self._hear(heard := pickle.loads(message))
-                if isinstance(heard, Line) and (num_bytes := taken.add(len(message))):
-                    self.send(Heard(num_bytes))
+                if isinstance(heard, OutputLine) and (num_bytes := taken.add(len(message))):
+                    self.send(Acknowledged(num_bytes))
         except AuthenticationError as error:
             why = f"its agent sent a message without the job's signature: {error}"
         except EOFError:
@@ -251,8 +251,8 @@ class RemoteHost:
         """What is known beyond ``why`` the connection is no more."""
         return why
 
-    def _hear(self, message: Reached | Line | Event | Status | NotStarted) -> None:
-        if isinstance(message, Reached):
+    def _hear(self, message: ProbeResult | OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
+        if isinstance(message, ProbeResult):
             with self._changed:
                 if message.number in self._reached:
                     self._reached[message.number] = message.addresses

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hvd_cluster.launch.group import Worker
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
 from hvd_cluster.launch.program import ProgramProcess
+from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.topology import Topology
 
 

@@ -11,7 +11,7 @@ from hvd_cluster.launch.logs import OnLine
 #: Seconds that a rank gets to exit after a traceback; then it is output like any other.
 HOLD_S = 3.0
 #: How a traceback begins; that of a script with a syntax error has no headline.
-_HEADLINE = re.compile(r'\s*(\+ Exception Group )?Traceback \(most recent call last\):$|  File ".*", line \d+$')
+_HEADLINE = re.compile(r'\s*(\+ Exception WorkerGroup )?Traceback \(most recent call last\):$|  File ".*", line \d+$')
 
 
 class Tracebacks:

@@ -22,11 +22,11 @@ from typing import Any
 from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
-from hvd_cluster.launch.leash import tie_to
-from hvd_cluster.launch.message import END, Event, Order, Ready
+from hvd_cluster.launch.die_with_parent import die_with_parent
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.output import flush_prints
 from hvd_cluster.launch.pickling import Dumps, References, dumps
+from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -38,17 +38,17 @@ def main() -> int:
     descriptor, parent_pid = map(int, sys.argv[1:])
     del sys.argv[1:]  # the user's function may parse its own
     # An ``executable`` may be a script that has Python as its child; the channel's end tells of the driver's then.
-    tie_to(parent_pid, hears_of_its_end=True)
+    die_with_parent(parent_pid, notices_its_end=True)
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
     topology = Topology.from_env()
     channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret, _HANDSHAKE_TIMEOUT_S)
     channel.send(pickle.dumps(Ready(os.getpid())))
-    progress.attach(lambda event: channel.send(pickle.dumps(Event(event))))
+    progress.attach(lambda event: channel.send(pickle.dumps(ProgressEvent(event))))
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, orders), name="hvd-orders", daemon=True).start()
     while (message := orders.get()) != END:
-        order: Order = pickle.loads(message)
+        order: RunRequest = pickle.loads(message)
         if order.sys_path is not None:
             sys.path[:] = dict.fromkeys([*order.sys_path, *sys.path])
         outcome = perform(order.call, topology)

@@ -19,11 +19,11 @@ from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
 from hvd_cluster.launch.process import OnEvent, StopCall, ignore_event
-from hvd_cluster.ray.connection import FATE, Connection
-from hvd_cluster.ray.messages import Event, Finished, Greeting, Lines, Logged, Message
+from hvd_cluster.ray.connection import ENDING_TEXT, Connection
+from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines, ProgressEvent
 from hvd_cluster.ray.pickling import dumps, outliving
 from hvd_cluster.ray.session import first_line, full_store, load_ray
-from hvd_cluster.ray.worker import Settlement
+from hvd_cluster.ray.worker import WorkerAssignment
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 
@@ -33,10 +33,10 @@ _CALL_TIMEOUT_S = 15.0
 #: No longer: its node may be gone, and Ray about to tell.
 _REDIAL_TIMEOUT_S = 3.0
 #: Seconds of silence after which Ray is asked whether the call is over: a worker may be too broken to say so itself.
-_LOOK_S = 2.0
+_POLL_S = 2.0
 #: Seconds that Ray gets, between two calls to a worker that has hung up, to tell how that ended: it learns of the death
 #: of a process in a moment, of that of a node in some 14 s.
-_VERDICT_S = 2.0
+_RAY_ANSWER_S = 2.0
 
 OnLog = Callable[[dict[str, Any]], None]
 
@@ -46,7 +46,7 @@ def ignore_log(info: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Order:
+class ActorCall:
     """A method of :class:`hvd_cluster.ray.worker.BaseHorovodWorker` and its arguments."""
 
     method: str
@@ -58,7 +58,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Ears:
+class OutputSinks:
     """Who hears what the workers say."""
 
     #: Gets every line of their output.
@@ -70,52 +70,52 @@ class Ears:
 
 
 class ActorWorker:
-    """A worker; see :class:`hvd_cluster.launch.group.Worker`. A thread of its own follows its life.
+    """A worker; see :class:`hvd_cluster.launch.worker_group.Worker`. A thread of its own follows its life.
 
     Args:
         connection: the one to the cluster in which the actor is.
         handle: the actor.
-        greeting: the ``ObjectRef`` of its greeting.
+        handshake: the ``ObjectRef`` of its handshake.
         rank: names it until it is settled.
-        settle: says what it becomes, once it has greeted.
-        ears: who hears it.
+        assign: says what it becomes, once it has greeted.
+        sinks: who hears it.
         on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
-        only_order: what it does as soon as it is ready; the actor ends with that. None: it waits for :meth:`submit`.
+        only_call: what it does as soon as it is ready; the actor ends with that. None: it waits for :meth:`submit`.
     """
 
     def __init__(
         self,
         connection: Connection,
         handle: Any,
-        greeting: Any,
+        handshake: Any,
         rank: int,
-        settle: Callable[[Greeting], Settlement],
-        ears: Ears,
+        assign: Callable[[ActorHandshake], WorkerAssignment],
+        sinks: OutputSinks,
         on_change: Callable[[], None],
-        only_order: Order | None = None,
+        only_call: ActorCall | None = None,
     ) -> None:
         self.rank = rank
         self.ready = False
         self.reported: Outcome | None = None
         self.outcome: Outcome | None = None
-        #: What ``ears.on_event`` raised to stop the call.
+        #: What ``sinks.on_event`` raised to stop the call.
         self.stop_call: StopCall | None = None
         #: Where it runs; None before it has greeted.
-        self.greeting: Greeting | None = None
-        #: Who hears it now; a call may bring ears of its own.
-        self.ears = ears
+        self.handshake: ActorHandshake | None = None
+        #: Who hears it now; a call may bring sinks of its own.
+        self.sinks = sinks
         self._connection = connection
         self._handle = handle
-        self._greeting_ref = greeting
-        self._settle = settle
+        self._handshake_ref = handshake
+        self._assign_ = assign
         self._on_change = on_change
-        self._only_order = only_order
+        self._only_call = only_call
         self._tail = Tail()
         self._lock = threading.Lock()
         self._secret = b""
         self._pending: Any = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._live, name=f"hvd-actor-{rank}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"hvd-actor-{rank}", daemon=True)
         self._thread.start()
 
     @property
@@ -123,13 +123,13 @@ class ActorWorker:
         """The last lines of its output."""
         return self._tail.text()
 
-    def submit(self, order: Order) -> None:
+    def submit(self, order: ActorCall) -> None:
         """Let it do ``order``; :attr:`reported` says how that ended."""
         with self._lock:
             self.reported = None
             self._pending = self._give(order)
 
-    def submit_remote(self, order: Order) -> Any:
+    def submit_remote(self, order: ActorCall) -> Any:
         """Let it do ``order``; the ``ObjectRef`` of what that returns, or raises."""
         return self._give(order)
 
@@ -140,7 +140,7 @@ class ActorWorker:
 
     def outliving(self, outcome: Outcome) -> Outcome:
         """``outcome``, good for after this worker's end."""
-        return outcome if self.greeting is None else outliving(outcome, self.greeting.worker_id)
+        return outcome if self.handshake is None else outliving(outcome, self.handshake.worker_id)
 
     def terminate(self) -> None:
         """End it. Ray knows no gentler way that would reach a worker that computes."""
@@ -152,7 +152,7 @@ class ActorWorker:
         with contextlib.suppress(Exception):  # Ray itself may have gone, and its actors with it
             self._connection.ray().kill(self._handle)
 
-    def _give(self, order: Order) -> Any:
+    def _give(self, order: ActorCall) -> Any:
         self._connection.ray()
         return order.give(self._handle)
 
@@ -163,8 +163,8 @@ class ActorWorker:
 
     # --- its life, in its thread -------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
-        """From the greeting to the end."""
+    def _follow(self) -> None:
+        """From the handshake to the end."""
         try:
             fate = self._until_lost()
         except SystemExit:  # what ray.shutdown() raises in other threads that wait for Ray
@@ -176,8 +176,8 @@ class ActorWorker:
 
     def _until_lost(self) -> Outcome:
         try:
-            self.greeting = greeting = self._get(self._greeting_ref)
-            channel = self._begin(greeting)
+            self.handshake = handshake = self._get(self._handshake_ref)
+            channel = self._begin(handshake)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker is lost, and its outcome says why
             loss = self._loss(error)
             self.kill()
@@ -185,7 +185,7 @@ class ActorWorker:
         while True:
             with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
                 self._listen(channel)
-            called = self.outcome or self._call_again(greeting)
+            called = self.outcome or self._call_again(handshake)
             if isinstance(called, Outcome):
                 return called
             channel = called
@@ -195,11 +195,11 @@ class ActorWorker:
         timeout = load_ray().exceptions.GetTimeoutError
         while True:
             with contextlib.suppress(timeout):
-                return self._connection.ray().get(ref, timeout=_LOOK_S)
+                return self._connection.ray().get(ref, timeout=_POLL_S)
 
     def _listen(self, channel: Channel) -> None:
         """Hear what it says until it has ended, or the connection has."""
-        channel.settimeout(_LOOK_S)
+        channel.settimeout(_POLL_S)
         while self.outcome is None:
             try:
                 message: Message = pickle.loads(channel.recv())
@@ -209,21 +209,21 @@ class ActorWorker:
             else:
                 self._hear(message)
 
-    def _begin(self, greeting: Greeting) -> Channel:
+    def _begin(self, handshake: ActorHandshake) -> Channel:
         """Settle the actor, and call it."""
-        settlement = self._settle(greeting)
-        self.rank = settlement.topology.rank
-        self._get(self._handle.settle.remote(settlement))
-        self._secret = settlement.topology.secret
-        channel = self._dial(greeting, _CALL_TIMEOUT_S)
+        assignment = self._assign_(handshake)
+        self.rank = assignment.topology.rank
+        self._get(self._handle.assign.remote(assignment))
+        self._secret = assignment.topology.secret
+        channel = self._dial(handshake, _CALL_TIMEOUT_S)
         self.ready = True
-        if self._only_order is not None:
-            self.submit(self._only_order)
+        if self._only_call is not None:
+            self.submit(self._only_call)
         self._on_change()
         return channel
 
-    def _dial(self, greeting: Greeting, timeout_s: float) -> Channel:
-        address = (greeting.address, greeting.line_port)
+    def _dial(self, handshake: ActorHandshake, timeout_s: float) -> Channel:
+        address = (handshake.address, handshake.driver_port)
         try:
             with contextlib.ExitStack() as stack:
                 sock = stack.enter_context(socket.create_connection(address, timeout=timeout_s))
@@ -235,24 +235,24 @@ class ActorWorker:
                 stack.pop_all()
         except (OSError, EOFError) as error:
             raise LaunchError(
-                f"rank {self.rank} on node {greeting.address} ({greeting.hostname}) cannot be called by the driver at "
-                f"port {greeting.line_port}: {error}. Open the ports between the nodes."
+                f"rank {self.rank} on node {handshake.address} ({handshake.hostname}) cannot be reached by the driver "
+                f"at port {handshake.driver_port}: {error}. Open the ports between the nodes."
             ) from error
         return channel
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, Finished):
+        if isinstance(message, CallFinished):
             self._take_report()
             return
         try:
-            if isinstance(message, Lines):
+            if isinstance(message, OutputLines):
                 for text in message.texts:
                     self._tail.add(text)
-                    self.ears.on_line(self.rank, message.stream, text)
-            elif isinstance(message, Event):
-                self.ears.on_event(self.rank, json.loads(message.json))
-            elif isinstance(message, Logged):
-                self.ears.on_log(loads(message.info))
+                    self.sinks.on_line(self.rank, message.stream, text)
+            elif isinstance(message, ProgressEvent):
+                self.sinks.on_event(self.rank, json.loads(message.json))
+            elif isinstance(message, LogRecord):
+                self.sinks.on_log(loads(message.info))
         except Exception:  # a caller's broken sink must not cost the job
             logger.exception("what rank %d said could not be passed on", self.rank)
 
@@ -265,12 +265,12 @@ class ActorWorker:
                 self._report(self._result(pending))
 
     def _report(self, outcome: Outcome) -> None:
-        if self._only_order is not None:
+        if self._only_call is not None:
             outcome = self.outliving(outcome)
         with self._lock:
             self._pending = None
             self.reported = replace(outcome, output_tail=self.output_tail)
-        if self._only_order is not None:
+        if self._only_call is not None:
             self.kill()  # it has done what it was made for
             self.outcome = self.reported
         self._on_change()
@@ -284,12 +284,12 @@ class ActorWorker:
             raise
         except ray.exceptions.ObjectLostError as error:  # large ones stay there until they are fetched
             logger.debug("rank %d: %s", self.rank, error)
-            return replace(self._ended(), fate="had finished, but its result was lost with its node")
+            return replace(self._ended(), ending_text="had finished, but its result was lost with its node")
         except Exception as error:  # noqa: BLE001 - the result could not be stored or brought: that is how the call ended
             return self._failure(full_store("what the function returned", error) or error)
         return outcome
 
-    def _call_again(self, greeting: Greeting) -> Outcome | Channel:
+    def _call_again(self, handshake: ActorHandshake) -> Outcome | Channel:
         """The worker has hung up: how it ended; or a new connection, where it lives and only the line had broken.
 
         It breaks where this process is stopped for a while, or nobody takes what it prints. That costs lines, no more.
@@ -302,12 +302,12 @@ class ActorWorker:
             if self.outcome is not None:
                 break
             try:
-                channel = self._dial(greeting, _REDIAL_TIMEOUT_S)
+                channel = self._dial(handshake, _REDIAL_TIMEOUT_S)
             except (LaunchError, AuthenticationError) as error:
                 logger.debug("%s", error)
                 if is_idle:
                     self.kill()
-                    return replace(self._ended(), fate="was lost: its connection to the driver broke")
+                    return replace(self._ended(), ending_text="was lost: its connection to the driver broke")
             else:
                 logger.warning(
                     "rank %d: its connection to the driver broke, and is there again. What it wrote meanwhile is in "
@@ -322,9 +322,9 @@ class ActorWorker:
         ray = self._connection.ray()
         try:
             if self._pending is not None:
-                self._report(self._result(self._pending, _VERDICT_S))
+                self._report(self._result(self._pending, _RAY_ANSWER_S))
             else:
-                ray.get(self._handle.hostname.remote(), timeout=_VERDICT_S)
+                ray.get(self._handle.hostname.remote(), timeout=_RAY_ANSWER_S)
         except ray.exceptions.GetTimeoutError:
             return False
         return True
@@ -351,11 +351,13 @@ class ActorWorker:
             return replace(self._ended(), stopped=True)
         if code := re.search(r"exit code (\d+)", text):
             return replace(self._ended(), exit_code=int(code[1]))
-        return replace(self._ended(), fate=_fate(type(error).__name__, text))
+        return replace(self._ended(), ending_text=_ending_text(type(error).__name__, text))
 
     def _left_behind(self) -> Outcome:
         """Ray has ended it, or will: this process cannot ask any more."""
-        return replace(self._ended(), stopped=True) if self._stopping else replace(self._ended(), fate=FATE)
+        return (
+            replace(self._ended(), stopped=True) if self._stopping else replace(self._ended(), ending_text=ENDING_TEXT)
+        )
 
     def _failure(self, error: BaseException) -> Outcome:
         cause = getattr(error, "cause", None)
@@ -363,11 +365,11 @@ class ActorWorker:
         return replace(self._ended(), error=report)
 
     def _ended(self) -> Outcome:
-        host = "?" if self.greeting is None else self.greeting.address
+        host = "?" if self.handshake is None else self.handshake.address
         return Outcome(self.rank, host, finished_at=time.time(), output_tail=self.output_tail)
 
 
-def _fate(kind: str, text: str) -> str:
+def _ending_text(kind: str, text: str) -> str:
     """How an actor ended, as the end of a sentence about its rank. Pure."""
     if "node" in text and ("terminated" in text or "has died" in text) and "worker process has died" not in text:
         return "died with its node"

@@ -25,7 +25,7 @@ from hvd_cluster.ray.strategy import Reservation
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at what workers have logged.
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class ClientAdapter(Adapter):
@@ -128,7 +128,7 @@ class ClientAdapter(Adapter):
         ref = getattr(actor, method).remote(call, bool(callbacks))
         try:
             while callbacks:
-                done, _ = ray.wait([ref], timeout=_LOOK_S)
+                done, _ = ray.wait([ref], timeout=_POLL_S)
                 for info in self._result(actor.logged.remote()):
                     for callback in callbacks:
                         callback(info)

@@ -10,7 +10,7 @@ from hvd_cluster.ray.session import load_ray
 #: Why there are no workers any more, as a part of a sentence.
 ENDED = "this program's connection to Ray has ended (ray.shutdown())"
 #: How a worker ended, as the end of a sentence about its rank.
-FATE = "ended with this program's connection to Ray (ray.shutdown())"
+ENDING_TEXT = "ended with this program's connection to Ray (ray.shutdown())"
 
 
 class ConnectionEndedError(ConnectionError):

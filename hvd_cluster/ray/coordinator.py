@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from hvd_cluster.launch.environment import interface_variables
-from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.ray import nodes
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
@@ -61,15 +61,15 @@ class Coordinator:
         """
         if not self._nodes or sorted(self._nodes) != list(range(len(self._nodes))):
             raise ValueError(f"workers must register with the ranks 0, 1, 2, ...: {sorted(self._nodes)} have")
-        placements = place([Seat(rank, node, self._hostnames[rank]) for rank, node in self._nodes.items()])
+        placements = place([Slot(rank, node, self._hostnames[rank]) for rank, node in self._nodes.items()])
         return {
-            placement.seat.index: {
+            placement.slot.index: {
                 "HOROVOD_CROSS_RANK": placement.cross_rank,
                 "HOROVOD_CROSS_SIZE": placement.cross_size,
                 "HOROVOD_LOCAL_RANK": placement.local_rank,
                 "HOROVOD_LOCAL_SIZE": placement.local_size,
             }
-            for placement in sorted(placements, key=lambda placement: placement.seat.index)
+            for placement in sorted(placements, key=lambda placement: placement.slot.index)
         }
 
     def establish_rendezvous(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
-from hvd_cluster.ray.actor import Order
+from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import bundles_of
 from hvd_cluster.ray.callbacks import CallbackLoop
@@ -35,7 +35,7 @@ from hvd_cluster.ray.strategy import in_use, missing, too_small
 from hvd_cluster.rendezvous.secret import new_secret
 
 #: Seconds between two looks for room.
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class ElasticAdapter(Adapter):
@@ -77,7 +77,7 @@ class ElasticAdapter(Adapter):
         self._is_started = True
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        return self._run(Order("perform", (packed(fn), True, self._executable)), callbacks)
+        return self._run(ActorCall("perform", (packed(fn), True, self._executable)), callbacks)
 
     def run(
         self,
@@ -86,7 +86,7 @@ class ElasticAdapter(Adapter):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[Any]:
-        return self._run(Order("perform", (packed(fn, args, kwargs), False, self._executable)), callbacks)
+        return self._run(ActorCall("perform", (packed(fn, args, kwargs), False, self._executable)), callbacks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -99,7 +99,7 @@ class ElasticAdapter(Adapter):
     def shutdown(self) -> None:
         self._is_started = False
 
-    def _run(self, order: Order, callbacks: Sequence[Callback] | None) -> list[Any]:
+    def _run(self, order: ActorCall, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise LaunchError("the executor has no workers: call start() first")
         if self._connection.has_ended:
@@ -115,18 +115,18 @@ class ElasticAdapter(Adapter):
             fleet.open(others=True)
             discovery = self._discovery(group, fleet)
             driver = ElasticDriver(spec, fleet, on_line, ignore_event, lambda ended: hopeless(ended, fleet.has_world))
-            manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
+            manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)
             stack.callback(manager.close)
             stack.callback(driver.close)  # first: whatever a look at the nodes waits for, the workers end now
             manager.start()
             watch = StartWatch(
-                fleet.num_greeted, manager.usable, settings.min_num_proc, settings.timeout_s, driver.stop
+                fleet.num_reported, manager.usable, settings.min_num_proc, settings.timeout_s, driver.stop
             )
             stack.callback(watch.close)
             try:
                 outcomes = loop.until(lambda: driver.run(manager), driver.stop)
             except LaunchError as error:
-                raise watch.verdict or error from None
+                raise watch.error or error from None
         return collect(outcomes)
 
     def _discovery(self, group: Any, fleet: NodeFleet | None = None) -> HostDiscovery:
@@ -161,7 +161,7 @@ class ElasticAdapter(Adapter):
                     f"{missing(self._resources.bundle(), needed, 'PACK')}. "
                     "create_settings(placement_group_timeout_s=...) says how long to wait."
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _spec(self, env: Mapping[str, str | None]) -> ElasticSpec:
         settings = self._settings

@@ -9,8 +9,8 @@ from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.ray.actor import Ears, Order
-from hvd_cluster.ray.fixed import FixedCrew
+from hvd_cluster.ray.actor import ActorCall, OutputSinks
+from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.numbers import wrong_whole
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import MiniSettings
@@ -73,9 +73,9 @@ def run(
     refuse_client("hvd_cluster.ray.run")
     call = packed(fn, args, kwargs)
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
-    crew = FixedCrew(
+    actors = ActorGroup(
         packed_strategy(num_proc, resources, use_current_placement_group),
-        Ears(
+        OutputSinks(
             printer(stdout, stderr, with_timestamp=prefix_output_with_timestamp, verbose=verbose),
             on_event or ignore_event,
         ),
@@ -84,7 +84,7 @@ def run(
         start_timeout_s=start_timeout,
     )
     try:
-        crew.start(None)
-        return crew.call(Order("perform", (call, False)), is_last=True)
+        actors.start(None)
+        return actors.call(ActorCall("perform", (call, False)), is_last=True)
     finally:
-        crew.close()
+        actors.close()

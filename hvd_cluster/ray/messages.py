@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Greeting:
+class ActorHandshake:
     """An actor's answer to the driver's first question."""
 
     #: The Ray node that it runs on.
@@ -20,7 +20,7 @@ class Greeting:
     #: The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES spells them.
     gpus: tuple[str, ...]
     #: Where it waits for the driver to call.
-    line_port: int
+    driver_port: int
     #: A free port of its node for torch.distributed's own rendezvous.
     master_port: int
     #: hvd_cluster's there.
@@ -28,7 +28,7 @@ class Greeting:
 
 
 @dataclass(frozen=True)
-class Lines:
+class OutputLines:
     """Lines of its output; ``stream`` is "stdout" or "stderr"."""
 
     stream: str
@@ -36,22 +36,22 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Event:
+class ProgressEvent:
     """What ``launch.progress.report`` was given, as JSON text."""
 
     json: bytes
 
 
 @dataclass(frozen=True)
-class Logged:
+class LogRecord:
     """What ``ray_logger.log`` was given, pickled."""
 
     info: bytes
 
 
 @dataclass(frozen=True)
-class Finished:
+class CallFinished:
     """A call has ended, and all its output was sent; Ray brings its outcome."""
 
 
-Message = Lines | Event | Logged | Finished
+Message = OutputLines | ProgressEvent | LogRecord | CallFinished

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvd_cluster.launch.fleet import Fleet
-from hvd_cluster.launch.group import Worker
 from hvd_cluster.launch.hosts import LOOPBACK, Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.actor import ActorWorker, Ears, OnLog, Order
+from hvd_cluster.ray.actor import ActorCall, ActorWorker, OnLog, OutputSinks
+from hvd_cluster.ray.actor_group import shared
 from hvd_cluster.ray.bundles import bundles_of, in_bundle
 from hvd_cluster.ray.connection import Connection
-from hvd_cluster.ray.fixed import shared
-from hvd_cluster.ray.messages import Greeting
+from hvd_cluster.ray.messages import ActorHandshake
 from hvd_cluster.ray.resources import WorkerResources, device_env
-from hvd_cluster.ray.worker import BaseHorovodWorker, Settlement
+from hvd_cluster.ray.worker import BaseHorovodWorker, WorkerAssignment
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
 
@@ -36,7 +36,7 @@ class _Started:
 
 
 @dataclass
-class _Place:
+class _FleetNode:
     """What the fleet knows of one host."""
 
     node: nodes.Node
@@ -58,7 +58,7 @@ class NodeFleet(Fleet):
     """
 
     def __init__(
-        self, secret: bytes, resources: WorkerResources, order: Order, on_log: OnLog, group: Any = None
+        self, secret: bytes, resources: WorkerResources, order: ActorCall, on_log: OnLog, group: Any = None
     ) -> None:
         super().__init__(secret)
         self._connection = Connection.current()
@@ -66,7 +66,7 @@ class NodeFleet(Fleet):
         self._resources = resources
         self._order = shared(order)
         self._on_log = on_log
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _FleetNode] = {}
         self._started: dict[str, _Started] = {}  # by the worker's name in the job
         #: Workers have formed a world.
         self.has_world = False
@@ -96,7 +96,7 @@ class NodeFleet(Fleet):
             }
         else:  # one machine that several nodes call theirs
             options = {"resources": {f"node:{found[0].address}": 0.001}}
-        self._places[host.name] = _Place(found[0], options)
+        self._places[host.name] = _FleetNode(found[0], options)
         return ""
 
     def probe(self) -> dict[str, str]:
@@ -127,7 +127,7 @@ class NodeFleet(Fleet):
 
     def gpus(self, worker: str) -> tuple[str, ...]:
         started = self._started.get(worker)
-        return () if started is None or started.actor.greeting is None else started.actor.greeting.gpus
+        return () if started is None or started.actor.handshake is None else started.actor.handshake.gpus
 
     def num_workers(self, node_id: str) -> int:
         """How many workers of the job live on a node."""
@@ -137,9 +137,9 @@ class NodeFleet(Fleet):
         """How many workers of the job live in a bundle of the placement group."""
         return sum(one.bundle == index for one in self._living())
 
-    def num_greeted(self) -> int:
+    def num_reported(self) -> int:
         """How many workers of the job have ever reported."""
-        return sum(one.actor.greeting is not None for one in list(self._started.values()))
+        return sum(one.actor.handshake is not None for one in list(self._started.values()))
 
     def _living(self) -> list[_Started]:
         return [one for one in list(self._started.values()) if one.actor.outcome is None]
@@ -169,24 +169,24 @@ class NodeFleet(Fleet):
         place = self._places[name]
         topology = replace(topology, host=place.node.address)
 
-        def settle(greeting: Greeting) -> Settlement:
-            place.master_port = greeting.master_port
+        def assign(handshake: ActorHandshake) -> WorkerAssignment:
+            place.master_port = handshake.master_port
             # The driver lists the GPUs of the whole node when the worker joins its first world.
-            return Settlement(topology, {**device_env(greeting.gpus), **task.env, **env}, bool(task.as_horovod))
+            return WorkerAssignment(topology, {**device_env(handshake.gpus), **task.env, **env}, bool(task.as_horovod))
 
         actor_class = self._connection.ray().remote(BaseHorovodWorker)
         wants = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
         bundle = self._bundle(place.node.node_id)
         options = place.options if bundle is None else in_bundle(self._group, bundle)
         handle = actor_class.options(**wants, **options).remote(topology.rank, topology.size)
-        ears = Ears(on_line, on_event, self._on_log)
+        sinks = OutputSinks(on_line, on_event, self._on_log)
         worker = ActorWorker(
             self._connection,
             handle,
-            handle.greet.remote(self.secret),
+            handle.handshake.remote(self.secret),
             topology.rank,
-            settle,
-            ears,
+            assign,
+            sinks,
             on_change,
             self._order,
         )

@@ -11,7 +11,7 @@ from hvd_cluster.errors import StartTimeoutError
 from hvd_cluster.ray.session import load_ray
 
 #: Seconds between two looks.
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _SLOW_PARTS = ("pip", "uv", "conda", "image_uri", "container", "working_dir", "py_modules")
 
 
@@ -42,7 +42,7 @@ class StartWatch:
     """Watches in a thread of its own until as many workers as the job begins with have reported.
 
     Args:
-        num_greeted: how many have reported.
+        num_reported: how many have reported.
         usable: host -> slots.
         needed: how many the job begins with.
         timeout_s: seconds for them to report, once there is room for them.
@@ -51,19 +51,19 @@ class StartWatch:
 
     def __init__(
         self,
-        num_greeted: Callable[[], int],
+        num_reported: Callable[[], int],
         usable: Callable[[], Mapping[str, int]],
         needed: int,
         timeout_s: float,
         stop: Callable[[], None],
     ) -> None:
-        self._num_greeted = num_greeted
+        self._num_reported = num_reported
         self._usable = usable
         self._needed = needed
         self._timeout_s = timeout_s
         self._stop = stop
         #: Why it has called ``stop``; None before it has.
-        self.verdict: StartTimeoutError | None = None
+        self.error: StartTimeoutError | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hvd-start", daemon=True)
         self._thread.start()
@@ -75,12 +75,12 @@ class StartWatch:
 
     def _watch(self) -> None:
         has_room_since_s: float | None = None
-        while (here := self._num_greeted()) < self._needed and not self._closed.wait(_LOOK_S):
+        while (here := self._num_reported()) < self._needed and not self._closed.wait(_POLL_S):
             now_s = time.monotonic()
             has_room = sum(self._usable().values()) >= self._needed
             has_room_since_s = (has_room_since_s or now_s) if has_room else None
             if has_room_since_s is not None and now_s - has_room_since_s > self._timeout_s:
-                self.verdict = StartTimeoutError(
+                self.error = StartTimeoutError(
                     f"{self._needed - here} of the {self._needed} workers that the job begins with did not start "
                     f"within {self._timeout_s:g} s. {late_text(self._timeout_s, slow_parts())}"
                 )

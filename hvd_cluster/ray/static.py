@@ -9,10 +9,10 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import PackedCall, pack_call
 from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
-from hvd_cluster.ray.actor import Ears, Order
+from hvd_cluster.ray.actor import ActorCall, OutputSinks
+from hvd_cluster.ray.actor_group import ActorGroup
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.callbacks import CallbackLoop
-from hvd_cluster.ray.fixed import FixedCrew
 from hvd_cluster.ray.pickling import MODULE_REMEDY, dumps
 from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.strategy import Strategy
@@ -29,7 +29,7 @@ class StaticAdapter(Adapter):
     def __init__(self, settings: MiniSettings, strategy: Callable[[], Strategy]) -> None:
         self._settings = settings
         self._strategy = strategy
-        self._crew: FixedCrew | None = None
+        self._actors: ActorGroup | None = None
 
     def start(
         self,
@@ -41,17 +41,17 @@ class StaticAdapter(Adapter):
         self.shutdown()
         executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
         settings = self._settings
-        self._crew = FixedCrew(
+        self._actors = ActorGroup(
             self._strategy(),
-            Ears(printer(None, None, with_timestamp=False, verbose=int(settings.verbose))),
+            OutputSinks(printer(None, None, with_timestamp=False, verbose=int(settings.verbose))),
             {**settings.environment, **checked_variables(extra_env_vars)},
             placement_timeout_s=settings.placement_group_timeout_s,
             start_timeout_s=settings.timeout_s,
         )
-        self._crew.start(executable)
+        self._actors.start(executable)
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        return self._started().call(Order("perform", (packed(fn), True)), CallbackLoop(callbacks))
+        return self._started().call(ActorCall("perform", (packed(fn), True)), CallbackLoop(callbacks))
 
     def run(
         self,
@@ -60,24 +60,24 @@ class StaticAdapter(Adapter):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[Any]:
-        return self._started().call(Order("perform", (packed(fn, args, kwargs), False)), CallbackLoop(callbacks))
+        return self._started().call(ActorCall("perform", (packed(fn, args, kwargs), False)), CallbackLoop(callbacks))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        return self._started().call_remote(Order("call", (packed(fn, args, kwargs),)))
+        return self._started().call_remote(ActorCall("call", (packed(fn, args, kwargs),)))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        return self._started().call_one(Order("perform", (packed(fn), True)))
+        return self._started().call_one(ActorCall("perform", (packed(fn), True)))
 
     def shutdown(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
+        if self._actors is not None:
+            self._actors.close()
 
-    def _started(self) -> FixedCrew:
-        if self._crew is None:
+    def _started(self) -> ActorGroup:
+        if self._actors is None:
             raise LaunchError("the executor has no workers: call start() first")
-        return self._crew
+        return self._actors
 
 
 def packed(

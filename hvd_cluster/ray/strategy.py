@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which a placement group that is not there yet is worth a word; then again at ten times that interval.
 _EXPLAIN_S = 5.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Strategy(ABC):
         if self._group is None:
             return self._make_group(timeout_s)
         deadline_s = time.monotonic() + timeout_s
-        while not (seats := self._seats(lambda bundle: bundle.slots(self.resources))):
+        while not (slots := self._slots(lambda bundle: bundle.slots(self.resources))):
             self.check()
             if time.monotonic() > deadline_s:
                 raise in_use(self._group, self.resources, self._needed(), timeout_s)
-            time.sleep(_LOOK_S)
-        return Reservation(self._group, seats, self.resources, is_own=False)
+            time.sleep(_POLL_S)
+        return Reservation(self._group, slots, self.resources, is_own=False)
 
     def check(self) -> None:
         """Raise where there will never be room, whoever else uses it now.
@@ -94,7 +94,7 @@ class Strategy(ABC):
         Raises:
             NotEnoughSlotsError: the placement group that the program is in is too small.
         """
-        if self._group is not None and not self._seats(lambda bundle: self.resources.slots(bundle.resources)):
+        if self._group is not None and not self._slots(lambda bundle: self.resources.slots(bundle.resources)):
             raise too_small(self._group, self.resources, self._needed())
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Strategy(ABC):
         """Room in a placement group of their own."""
 
     @abstractmethod
-    def _seats(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+    def _slots(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
         """For each worker its bundle in the group; empty where there are too few.
 
         (Older releases of Ray, told to put a worker into any bundle, would put it into one without room for it.)
@@ -139,9 +139,9 @@ class PGStrategy(Strategy):
         group, _ = create_placement_group(self.resources.bundle(), self.num_workers, timeout_s, "PACK")
         return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
 
-    def _seats(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
-        seats = tuple(bundle.index for bundle in bundles_of(self._group) for _ in range(room(bundle)))
-        return seats[: self.num_workers] if len(seats) >= self.num_workers else ()
+    def _slots(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+        slots = tuple(bundle.index for bundle in bundles_of(self._group) for _ in range(room(bundle)))
+        return slots[: self.num_workers] if len(slots) >= self.num_workers else ()
 
     def _needed(self) -> str:
         return f"{self._num_workers or 'some'} {'is' if self._num_workers == 1 else 'are'} needed"
@@ -174,7 +174,7 @@ class ColocatedStrategy(Strategy):
         bundles = tuple(host for host in range(self._num_hosts) for _ in range(self._per_host))
         return Reservation(group, bundles, self.resources, is_own=True)
 
-    def _seats(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+    def _slots(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
         fit = self._fit(room)
         return (
             tuple(index for on_node in fit[: self._num_hosts] for index in on_node)
@@ -184,11 +184,11 @@ class ColocatedStrategy(Strategy):
 
     def _fit(self, room: Callable[[Bundle], int]) -> list[list[int]]:
         """The nodes that have room for all of theirs: of each the bundle of each place there."""
-        seats: dict[str, list[int]] = {}
+        slots: dict[str, list[int]] = {}
         for bundle in bundles_of(self._group):
             if bundle.node_id:
-                seats.setdefault(bundle.node_id, []).extend([bundle.index] * room(bundle))
-        return [on_node[: self._per_host] for on_node in seats.values() if len(on_node) >= self._per_host]
+                slots.setdefault(bundle.node_id, []).extend([bundle.index] * room(bundle))
+        return [on_node[: self._per_host] for on_node in slots.values() if len(on_node) >= self._per_host]
 
     def _needed(self) -> str:
         fit = self._fit(lambda bundle: self.resources.slots(bundle.resources))
@@ -249,7 +249,7 @@ def create_placement_group(
 
 def _await(group: Any, bundle: Mapping[str, float], num_bundles: int, timeout_s: float, strategy: str) -> None:
     deadline_s, explain_s = time.monotonic() + timeout_s, time.monotonic() + _EXPLAIN_S
-    while not group.wait(min(_LOOK_S, max(0.0, deadline_s - time.monotonic()))):
+    while not group.wait(min(_POLL_S, max(0.0, deadline_s - time.monotonic()))):
         now_s = time.monotonic()
         if now_s >= deadline_s:
             raise StartTimeoutError(

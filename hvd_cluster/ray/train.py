@@ -21,7 +21,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.torch import TorchTrainer
 
 from hvd_cluster.launch.environment import answer_for_horovod, interface_variables, thread_variables
-from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.ray.resources import device_env
@@ -79,35 +79,35 @@ class HorovodBackend(Backend):
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
         addresses = [address for _, address, _ in where]
         store_port, master_port = worker_group.execute_single(0, _serve, secret, addresses[0])
-        seats = [Seat(rank, node, address, gpus) for rank, (node, address, gpus) in enumerate(where)]
+        slots = [Slot(rank, node, address, gpus) for rank, (node, address, gpus) in enumerate(where)]
         # Ray Train has given out its ranks already: they stay, in whatever order it went over the nodes.
-        for on_node in _by_node(seats):
+        for on_node in _by_node(slots):
             devices = device_env(place(on_node)[0].visible_devices)
-            for seat in on_node:
+            for slot in on_node:
                 topology = Topology(
-                    rank=seat.index,
+                    rank=slot.index,
                     size=size,
                     local_size=size,
-                    local_rank=seat.index,
-                    host=seat.address,
+                    local_rank=slot.index,
+                    host=slot.address,
                     rendezvous=join_address(addresses[0], store_port),
                     master=join_address(addresses[0], master_port),
                     secret=secret,
                     job_id=job_id,
                     launcher="hvd_cluster",
-                ).placed([seat.host_key for seat in seats])
-                worker_group.execute_single(seat.index, _settle, topology, devices, backend_config)
+                ).placed([slot.host_key for slot in slots])
+                worker_group.execute_single(slot.index, _assign_, topology, devices, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """The run is over, or its workers are replaced."""
         worker_group.execute_single(0, _stop_serving)
 
 
-def _by_node(seats: list[Seat]) -> list[list[Seat]]:
-    """The seats of each node, in the order of their ranks."""
-    on_nodes: dict[str, list[Seat]] = {}
-    for seat in seats:
-        on_nodes.setdefault(seat.host_key, []).append(seat)
+def _by_node(slots: list[Slot]) -> list[list[Slot]]:
+    """The slots of each node, in the order of their ranks."""
+    on_nodes: dict[str, list[Slot]] = {}
+    for slot in slots:
+        on_nodes.setdefault(slot.host_key, []).append(slot)
     return list(on_nodes.values())
 
 
@@ -132,7 +132,7 @@ def _stop_serving() -> None:
         _held.pop().close()
 
 
-def _settle(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
+def _assign_(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: take its place."""
     if config.as_horovod:
         answer_for_horovod()

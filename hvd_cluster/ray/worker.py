@@ -16,15 +16,15 @@ from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.ray import ray_logger
-from hvd_cluster.ray.line import DriverLine
-from hvd_cluster.ray.messages import Event, Finished, Greeting, Logged
+from hvd_cluster.ray.driver_connection import DriverConnection
+from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, ProgressEvent
 from hvd_cluster.ray.pickling import dumps
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
 
 @dataclass(frozen=True)
-class Settlement:
+class WorkerAssignment:
     """What makes an actor a worker of a job."""
 
     topology: Topology
@@ -53,7 +53,7 @@ class BaseHorovodWorker:
                 "HOROVOD_SIZE": str(world_size),
             }
         )
-        self._line: DriverLine | None = None
+        self._driver: DriverConnection | None = None
         self._topology: Topology | None = None
         self._master: ReservedPort | None = None
 
@@ -97,37 +97,37 @@ class BaseHorovodWorker:
 
     # --- the launcher's methods --------------------------------------------------------------------------------------
 
-    def greet(self, secret: bytes) -> Greeting:
+    def handshake(self, secret: bytes) -> ActorHandshake:
         """Who and where this actor is; from now on it waits for a driver that holds the job's ``secret``."""
         import ray
 
         address = str(ray.util.get_node_ip_address())
-        self._line = self._line or DriverLine(secret, address)
+        self._driver = self._driver or DriverConnection(secret, address)
         self._master = self._master or ReservedPort(ANY)
-        return Greeting(
+        return ActorHandshake(
             node_id=self.node_id(),
             address=address,
             hostname=self.hostname(),
             pid=os.getpid(),
             worker_id=str(ray.get_runtime_context().get_worker_id()),
             gpus=tuple(self.get_gpu_ids()),
-            line_port=self._line.port,
+            driver_port=self._driver.port,
             master_port=self._master.port,
             version=hvd_cluster.__version__,
         )
 
-    def settle(self, settlement: Settlement) -> None:
-        """Become the worker that ``settlement`` describes. It has greeted before."""
+    def assign(self, assignment: WorkerAssignment) -> None:
+        """Become the worker that ``assignment`` describes. It has greeted before."""
         foreign = {name: None for name in inherited() if is_of_one_job(name)}
-        self._topology = settlement.topology  # not read back later: the environment is the user's too
-        threads = thread_variables(inherited(), settlement.topology.local_size)
-        export({**foreign, **threads, **settlement.topology.to_env(), **settlement.env})
-        if settlement.as_horovod:
+        self._topology = assignment.topology  # not read back later: the environment is the user's too
+        threads = thread_variables(inherited(), assignment.topology.local_size)
+        export({**foreign, **threads, **assignment.topology.to_env(), **assignment.env})
+        if assignment.as_horovod:
             answer_for_horovod()
-        line = self._line
+        line = self._driver
         assert line is not None
-        progress.attach(lambda event: line.tell(Event(event)))
-        ray_logger.attach(lambda info: line.tell(Logged(info)))
+        progress.attach(lambda event: line.tell(ProgressEvent(event)))
+        ray_logger.attach(lambda info: line.tell(LogRecord(info)))
 
     def prepare(self, executable: PackedCall) -> Outcome:
         """Make the executable: a packed call of its class."""
@@ -151,8 +151,8 @@ class BaseHorovodWorker:
         try:
             return unpack(call)()
         finally:
-            if self._line is not None:
-                self._line.catch_up()
+            if self._driver is not None:
+                self._driver.catch_up()
 
     def _make(self, executable: PackedCall) -> Outcome:
         def keep(made: Any) -> None:
@@ -167,9 +167,9 @@ class BaseHorovodWorker:
 
     def _finished(self, outcome: Outcome) -> Outcome:
         """``outcome``, when the driver has been sent all output, and told that there is something to fetch."""
-        if self._line is not None:
+        if self._driver is not None:
             try:
-                self._line.catch_up()
+                self._driver.catch_up()
             finally:
-                self._line.tell(Finished())
+                self._driver.tell(CallFinished())
         return outcome

@@ -10,7 +10,7 @@ def post(client: KeyValueClient, box: str, message: bytes) -> None:
     client.push(box, message)
 
 
-class MailboxReader:
+class KeyValueMailbox:
     """The one reader of a box.
 
     Args:

@@ -16,7 +16,7 @@ import uuid
 from dataclasses import replace
 
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import MailboxReader, post
+from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
 from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Membership:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._client = KeyValueClient(topology.rendezvous, topology.secret)
-        self._places = MailboxReader(self._client, place_box(topology.worker))
+        self._places = KeyValueMailbox(self._client, place_box(topology.worker))
         #: The network interface through which other hosts reach this one; empty if there are no other hosts.
         self.interface = ""
         #: Value for CUDA_VISIBLE_DEVICES, in local_rank order; empty for no change.
@@ -94,9 +94,9 @@ class Membership:
         self.since = float(answer["since"])
         return self.topology
 
-    def news(self) -> MailboxReader:
+    def news(self) -> KeyValueMailbox:
         """The driver's notifications about changed hosts, over a separate connection."""
-        return MailboxReader(self._client.clone(), news_box(self.topology.worker))
+        return KeyValueMailbox(self._client.clone(), news_box(self.topology.worker))
 
     def close(self) -> None:
         """Close the connection; this does not affect the job."""

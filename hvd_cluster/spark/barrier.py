@@ -16,18 +16,18 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
 from hvd_cluster.rendezvous.secret import certificate_of
-from hvd_cluster.spark import greeting, host, messages
-from hvd_cluster.spark.crew import Crew
-from hvd_cluster.spark.driver_line import DriverLine
+from hvd_cluster.spark import handshake, host, messages
+from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.encryption import OPEN_TENSORS_TEXT, gloo_variables
-from hvd_cluster.spark.greeting import Greeting
-from hvd_cluster.spark.peers import Peers, reach
-from hvd_cluster.spark.plan import Plan, Versions, sign
+from hvd_cluster.spark.end_tracker import EndTracker, reach
+from hvd_cluster.spark.handshake import TaskHandshake
+from hvd_cluster.spark.plan import TaskPlan, Versions, sign
+from hvd_cluster.spark.task_workers import TaskWorkers
 from hvd_cluster.topology import join_address
 
 #: A row of the job holds at most this many bytes of an outcome.
 _PIECE_BYTES = 32 << 20
-#: Seat, kind, data: see :data:`hvd_cluster.spark.task.SCHEMA`.
+#: Slot, kind, data: see :data:`hvd_cluster.spark.task.SCHEMA`.
 Row = tuple[int, str, bytes]
 
 
@@ -43,40 +43,40 @@ def perform(
     Args:
         context: the ``BarrierTaskContext``.
         versions: those of the driver, readable whatever version wrote ``plan``.
-        plan: a pickled :class:`Plan`.
+        plan: a pickled :class:`TaskPlan`.
         call: the packed call as :meth:`Session.ship` sent it.
         received: in it the rows of this task are there; its value is variables for this task's workers alone.
 
     Returns:
-        The rows as (seat, kind, data): pieces of signed outcomes, or "problem"s in words.
+        The rows as (slot, kind, data): pieces of signed outcomes, or "problem"s in words.
     """
     task = context.partitionId()
     if versions["hvd_cluster"] != hvd_cluster.__version__:
-        greetings = greeting.exchange(context, greeting.refusal(task, Versions(**versions)))
-        return _problems(task, [one.problem for one in greetings])
-    job: Plan = pickle.loads(plan)  # Spark brought it, as it brought this function
+        handshakes = handshake.exchange(context, handshake.refusal(task, Versions(**versions)))
+        return _problems(task, [one.problem for one in handshakes])
+    job: TaskPlan = pickle.loads(plan)  # Spark brought it, as it brought this function
     with contextlib.ExitStack() as stack:
-        driver = stack.enter_context(DriverLine(job.driver_addresses, job.secret))
+        driver = stack.enter_context(DriverConnection(job.driver_addresses, job.secret))
         # Before the rows, which may take minutes: a death while they come is one that the driver can tell.
-        driver.tell(messages.Seated(task, socket.gethostname()))
+        driver.tell(messages.TaskStarted(task, socket.gethostname()))
         try:
             variables = stack.enter_context(received) if received is not None else {}
         except DataError as error:
-            greetings = greeting.exchange(context, Greeting(seat=task, problem=str(error)))
-            return _problems(task, [one.problem for one in greetings])
+            handshakes = handshake.exchange(context, TaskHandshake(slot=task, problem=str(error)))
+            return _problems(task, [one.problem for one in handshakes])
         job = replace(job, env={**job.env, **variables})
-        greetings = greeting.meet(context, job, stack)
-        problems, warnings = greeting.judge(job, greetings)
+        handshakes = handshake.exchange_all(context, job, stack)
+        problems, warnings = handshake.check_handshakes(job, handshakes)
         if problems:
             return _problems(task, problems)
         for warning in warnings if task == 0 else ():
-            driver.tell(messages.Warned(warning))
-        outcomes = _take_part(task, job, greetings, call, driver)
+            driver.tell(messages.TaskWarning(warning))
+        outcomes = _take_part(task, job, handshakes, call, driver)
     rows: list[Row] = []
-    for seat, outcome in outcomes.items():
-        signed = sign(outcome, seat, job.secret)
+    for slot, outcome in outcomes.items():
+        signed = sign(outcome, slot, job.secret)
         pieces = range(0, len(signed), _PIECE_BYTES)
-        rows += [(seat, "outcome", signed[start : start + _PIECE_BYTES]) for start in pieces]
+        rows += [(slot, "outcome", signed[start : start + _PIECE_BYTES]) for start in pieces]
     return rows
 
 
@@ -97,16 +97,16 @@ def _problems(task: int, texts: Sequence[str]) -> list[Row]:
 
 
 def _take_part(
-    task: int, job: Plan, greetings: Sequence[Greeting], call: Any, driver: DriverLine
+    task: int, job: TaskPlan, handshakes: Sequence[TaskHandshake], call: Any, driver: DriverConnection
 ) -> dict[int, Outcome]:
-    """Run the workers of this task in the world that all tasks have agreed on, to their end; outcomes by seat."""
-    placements = place(greeting.seats(greetings, job.workers_per_task))
-    mine = [one for one in placements if one.seat.index // job.workers_per_task == task]
-    first = placements[0].seat
-    chief = greetings[first.index // job.workers_per_task]
+    """Run the workers of this task in the world that all tasks have agreed on, to their end; outcomes by slot."""
+    placements = place(handshake.slots(handshakes, job.workers_per_task))
+    mine = [one for one in placements if one.slot.index // job.workers_per_task == task]
+    first = placements[0].slot
+    chief = handshakes[first.index // job.workers_per_task]
     store_port, master_port = chief.ports
-    beside_rank_0 = mine[0].seat.host_key == first.host_key
-    with _telling(driver, mine):
+    beside_rank_0 = mine[0].slot.host_key == first.host_key
+    with _reporting_errors(driver, mine):
         candidates = [host.LOOPBACK] if beside_rank_0 else chief.addresses
         client, reached = reach(candidates, store_port, job.secret)
     with contextlib.closing(client):
@@ -122,26 +122,28 @@ def _take_part(
         ]
         if not beside_rank_0:  # the interface that leads to the others
             topologies = [replace(topology, host=client.local_host) for topology in topologies]
-        driver.tell(messages.Placed(task, tuple(one.rank for one in mine), topologies[0].host))
-        peers = Peers(client, len(placements))
-        with _telling(driver, mine):
+        driver.tell(messages.RanksAssigned(task, tuple(one.rank for one in mine), topologies[0].host))
+        end_tracker = EndTracker(client, len(placements))
+        with _reporting_errors(driver, mine):
             packed = receive(call)
-            certificate = certificate_of(job.secret) if len({one.seat.host_key for one in placements}) > 1 else b""
+            certificate = certificate_of(job.secret) if len({one.slot.host_key for one in placements}) > 1 else b""
             with gloo_variables(certificate) as variables:
                 if certificate and not variables and mine[0].rank == 0:
-                    driver.tell(messages.Warned(OPEN_TENSORS_TEXT))
-                outcomes = Crew(topologies, mine, job, packed, driver, variables).run(peers)
+                    driver.tell(messages.TaskWarning(OPEN_TENSORS_TEXT))
+                outcomes = TaskWorkers(topologies, mine, job, packed, driver, variables).run(end_tracker)
         if mine[0].rank == 0:  # the store goes with this task
-            peers.wait_for_ends(driver.stop_requested.is_set)
-    return {one.seat.index: outcome for one, outcome in zip(mine, outcomes, strict=True)}
+            end_tracker.wait_for_ends(driver.stop_requested.is_set)
+    return {one.slot.index: outcome for one, outcome in zip(mine, outcomes, strict=True)}
 
 
 @contextlib.contextmanager
-def _telling(driver: DriverLine, mine: Sequence[Placement]) -> Iterator[None]:
+def _reporting_errors(driver: DriverConnection, mine: Sequence[Placement]) -> Iterator[None]:
     """Let the driver know of an error of this task, with its rank; Spark fails the stage for it, and knows no ranks."""
     try:
         yield
     except Exception as error:  # whatever it is: it is told with its rank, and raised again
         report = ErrorReport.of(error)
-        driver.tell(messages.Ended(Outcome(mine[0].rank, mine[0].seat.address, error=report, finished_at=time.time())))
+        driver.tell(
+            messages.WorkerEnded(Outcome(mine[0].rank, mine[0].slot.address, error=report, finished_at=time.time()))
+        )
         raise

@@ -13,7 +13,7 @@ from typing import Any
 from hvd_cluster.data import spark_jobs
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
-from hvd_cluster.spark.slots import Slots
+from hvd_cluster.spark.slots import SlotCounts
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class ClassicSession(Session):
         value = self._context.getConf().get(name)
         return None if value is None else str(value)
 
-    def slots(self, profile: Any = None) -> Slots:
+    def slots(self, profile: Any = None) -> SlotCounts:
         told = slots.with_profile(slots.of_settings(self.conf), profile)
         try:
             scala = self._context._jsc.sc()
@@ -58,8 +58,8 @@ class ClassicSession(Session):
         except Exception as error:  # noqa: BLE001  private to Spark: py4j raises what it likes when it has moved
             logger.debug("the exact number of slots is not to be had here: %s", error)
             return dataclasses.replace(told, total=self._context.defaultParallelism if profile is None else None)
-        if told.most is None and profile is None and told.master.startswith("local"):
-            told = dataclasses.replace(told, most=total)  # local[*]
+        if told.max_total is None and profile is None and told.master.startswith("local"):
+            told = dataclasses.replace(told, max_total=total)  # local[*]
         return slots.with_total(told, total, busy)
 
     def default_parallelism(self) -> int:

@@ -7,14 +7,14 @@ as the names of these pairs say.
 
 from __future__ import annotations
 
-_MOST = str(2**31 - 1)
+_MAX = str(2**31 - 1)
 _NAME = "spark.excludeOnFailure"
 _PER_APPLICATION = f"{_NAME}.application"
 _PER_STAGE = f"{_NAME}.stage"
 _PER_TASK = f"{_NAME}.task"
 
 #: No failure of a worker ends the job.
-SPARK_CONF_ALWAYS_RESTART_FAILED_TASK = ("spark.task.maxFailures", _MOST)
+SPARK_CONF_ALWAYS_RESTART_FAILED_TASK = ("spark.task.maxFailures", _MAX)
 
 #: Executors and nodes that have failed are used again.
 SPARK_CONF_BLACKLIST_DISABLED = (f"{_NAME}.enabled", "false")
@@ -22,22 +22,22 @@ SPARK_CONF_BLACKLIST_DISABLED = (f"{_NAME}.enabled", "false")
 SPARK_CONF_BLACKLIST_ENABLED = (f"{_NAME}.enabled", "true")
 
 #: An executor on which a task has failed takes further tasks of the same stage; or not.
-SPARK_CONF_REUSE_FAILED_EXECUTOR = (f"{_PER_STAGE}.maxFailedTasksPerExecutor", _MOST)
+SPARK_CONF_REUSE_FAILED_EXECUTOR = (f"{_PER_STAGE}.maxFailedTasksPerExecutor", _MAX)
 SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR = (f"{_PER_STAGE}.maxFailedTasksPerExecutor", "1")
 #: A node of which an executor has failed takes further tasks of the same stage; or not.
-SPARK_CONF_REUSE_FAILING_NODE = (f"{_PER_STAGE}.maxFailedExecutorsPerNode", _MOST)
+SPARK_CONF_REUSE_FAILING_NODE = (f"{_PER_STAGE}.maxFailedExecutorsPerNode", _MAX)
 SPARK_CONF_DONT_REUSE_FAILING_NODE = (f"{_PER_STAGE}.maxFailedExecutorsPerNode", "1")
 
 #: The same for all stages of the application.
-SPARK_CONF_REUSE_FAILED_EXECUTOR_IN_APP = (f"{_PER_APPLICATION}.maxFailedTasksPerExecutor", _MOST)
+SPARK_CONF_REUSE_FAILED_EXECUTOR_IN_APP = (f"{_PER_APPLICATION}.maxFailedTasksPerExecutor", _MAX)
 SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR_IN_APP = (f"{_PER_APPLICATION}.maxFailedTasksPerExecutor", "1")
-SPARK_CONF_REUSE_FAILING_NODE_IN_APP = (f"{_PER_APPLICATION}.maxFailedExecutorsPerNode", _MOST)
+SPARK_CONF_REUSE_FAILING_NODE_IN_APP = (f"{_PER_APPLICATION}.maxFailedExecutorsPerNode", _MAX)
 SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP = (f"{_PER_APPLICATION}.maxFailedExecutorsPerNode", "1")
 
 #: A failed task may come back to the executor, or the node, on which it failed, as often as it likes; or never.
-SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK = (f"{_PER_TASK}.maxTaskAttemptsPerExecutor", _MOST)
+SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK = (f"{_PER_TASK}.maxTaskAttemptsPerExecutor", _MAX)
 SPARK_CONF_REUSE_EXECUTOR_ONCE_FOR_SAME_TASK = (f"{_PER_TASK}.maxTaskAttemptsPerExecutor", "1")
-SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK = (f"{_PER_TASK}.maxTaskAttemptsPerNode", _MOST)
+SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK = (f"{_PER_TASK}.maxTaskAttemptsPerNode", _MAX)
 SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK = (f"{_PER_TASK}.maxTaskAttemptsPerNode", "1")
 
 #: What Spark does when nobody sets these.

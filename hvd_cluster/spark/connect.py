@@ -14,7 +14,7 @@ from typing import Any
 
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
-from hvd_cluster.spark.slots import Slots
+from hvd_cluster.spark.slots import SlotCounts
 
 #: The names of what each session's server has been brought: it would take an upload whole before it refuses the name.
 _brought: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -38,7 +38,7 @@ class ConnectSession(Session):
         session = module.SparkSession.getActiveSession() or module.SparkSession._default_session
         return None if session is None or getattr(session, "is_stopped", False) else session
 
-    def slots(self, profile: Any = None) -> Slots:
+    def slots(self, profile: Any = None) -> SlotCounts:
         return slots.with_profile(slots.of_settings(self.conf), profile)
 
     def default_parallelism(self) -> int:

@@ -97,7 +97,7 @@ def run(
         *wrong_seconds(start_timeout=start_timeout),
         *wrong_controllers(use_gloo, use_mpi),
         *wrong_variables(env),
-        *_wrong_crew(num_proc, workers_per_task),
+        *_wrong_workers_per_task(num_proc, workers_per_task),
     ]:
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)
@@ -128,7 +128,7 @@ def run(
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 
 
-def _wrong_crew(num_proc: int | None, workers_per_task: int) -> list[str]:
+def _wrong_workers_per_task(num_proc: int | None, workers_per_task: int) -> list[str]:
     if workers_per_task < 1:
         return [f"workers_per_task={workers_per_task!r} must be a whole number of at least 1"]
     if num_proc is not None and num_proc % workers_per_task:

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
 
 
-def machine_name() -> str:
+def machine_key() -> str:
     """A text that two processes share if and only if they are on one machine and in one network namespace.
 
     Two executors on one machine are one host; two pods on one machine are two, because neither loopback nor an
@@ -43,7 +43,7 @@ def addresses(known: Iterable[str] = (), towards: Iterable[str] = ()) -> list[st
     return sorted(unique, key=lambda address: ipaddress.ip_address(address).is_loopback)
 
 
-def program(executable: str | None) -> str | None:
+def resolve_executable(executable: str | None) -> str | None:
     """Where an executable is that a user has named for the tasks.
 
     A relative path with a folder in it, as ``environment/bin/python``, is looked for where Spark unpacks

@@ -21,8 +21,8 @@ from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import encryption, messages, preflight, task
-from hvd_cluster.spark.listener import Listener
-from hvd_cluster.spark.plan import Plan, Versions, verify
+from hvd_cluster.spark.message_server import MessageServer
+from hvd_cluster.spark.plan import TaskPlan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import Session
@@ -96,19 +96,19 @@ class Job:
         bind, hosts = self._session.driver_hosts()
         shipped, free = self._session.ship(call)
         try:
-            with Listener(self._secret, bind, self._messages) as listener:
-                thread = self._prepare(shipped, listener.addresses(hosts))
+            with MessageServer(self._secret, bind, self._messages) as server:
+                thread = self._prepare(shipped, server.addresses(hosts))
                 try:
                     thread.start()
                     self._wait(start_timeout_s)
                     if self._error is not None:
-                        self._hear_the_last(listener)
+                        self._handle_last(server)
                     else:
-                        listener.drain(_DRAIN_S)
-                        self._hear_all()
+                        server.drain(_DRAIN_S)
+                        self._handle_all()
                 finally:
                     if thread.is_alive():
-                        self._stop(listener)
+                        self._stop(server)
                 thread.join()
         finally:
             free()
@@ -120,7 +120,7 @@ class Job:
     def _prepare(self, shipped: Any, addresses: tuple[str, ...]) -> threading.Thread:
         """A thread, not yet started, that submits the Spark job and waits for its rows."""
         versions = Versions.here()
-        plan = Plan(
+        plan = TaskPlan(
             workers_per_task=self._workers_per_task,
             job_id=self._id,
             secret=self._secret,
@@ -158,7 +158,7 @@ class Job:
         while not self._finished.is_set():
             # A queue, never Thread.join(timeout): after an interrupt a second join returns at once (Python 3.11).
             with contextlib.suppress(queue.Empty):
-                self._hear(self._messages.get(timeout=0.2))
+                self._handle(self._messages.get(timeout=0.2))
             if started:
                 continue
             now_s, running = time.monotonic(), self._session.running_tasks(self._tag)
@@ -185,43 +185,43 @@ class Job:
         where = f"; {len(seen)} of {self._num_tasks} tasks have reported" if seen else ""
         return self._session.slots(self._profile).describe(self._num_tasks) + where
 
-    def _hear(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if message is _DONE:
             return
-        if isinstance(message, messages.Line):
+        if isinstance(message, messages.OutputLine):
             self._print_line(message.rank, message.stream, message.text)
-        elif isinstance(message, messages.Event):
+        elif isinstance(message, messages.ProgressEvent):
             if self._on_event is not None:
                 self._on_event(message.rank, message.fields)
-        elif isinstance(message, messages.Warned):
+        elif isinstance(message, messages.TaskWarning):
             logger.warning("%s", message.text)
         else:
-            self._progress.hear(message)
+            self._progress.handle(message)
 
-    def _hear_all(self) -> None:
+    def _handle_all(self) -> None:
         while True:
             try:
-                self._hear(self._messages.get_nowait())
+                self._handle(self._messages.get_nowait())
             except queue.Empty:
                 return
 
-    def _hear_the_last(self, listener: Listener) -> None:
+    def _handle_last(self, server: MessageServer) -> None:
         """Spark has given up: hear which task went first, then end the others and hear them out."""
         deadline_s = time.monotonic() + 1.0
         while self._progress.host_of_task and not self._progress.lost and time.monotonic() < deadline_s:
             with contextlib.suppress(queue.Empty):
-                self._hear(self._messages.get(timeout=0.1))
-        listener.stop_tasks()
-        listener.drain(_DRAIN_S)
-        self._hear_all()
+                self._handle(self._messages.get(timeout=0.1))
+        server.stop_tasks()
+        server.drain(_DRAIN_S)
+        self._handle_all()
 
-    def _stop(self, listener: Listener) -> None:
+    def _stop(self, server: MessageServer) -> None:
         """Leave no task behind, whatever brought us here."""
         if self._finished.is_set():
             return
-        listener.stop_tasks()
+        server.stop_tasks()
         if spark_jobs.cancel_until(self._finished.wait, functools.partial(self._session.cancel, self._tag)):
-            listener.drain(_DRAIN_S)
+            server.drain(_DRAIN_S)
         else:
             logger.error("the Spark job %s does not end although it was cancelled again and again", self._tag)
 
@@ -234,9 +234,9 @@ class Job:
         if problems := task.problems(self._rows):
             raise LaunchError("the workers cannot start: " + "; ".join(problems[:5]))
         pieces: dict[int, list[bytes]] = {}
-        for row in sorted(self._rows, key=lambda row: (row.seat, row.part)):
-            pieces.setdefault(row.seat, []).append(bytes(row.data))
+        for row in sorted(self._rows, key=lambda row: (row.slot, row.part)):
+            pieces.setdefault(row.slot, []).append(bytes(row.data))
         size = self._num_tasks * self._workers_per_task
         if len(pieces) != size:
             raise LaunchError(f"Spark returned the results of {len(pieces)} workers, but {size} ran")
-        return [verify(b"".join(parts), seat, self._secret) for seat, parts in pieces.items()]
+        return [verify(b"".join(parts), slot, self._secret) for slot, parts in pieces.items()]

@@ -12,7 +12,7 @@ STOP = b"stop"
 
 
 @dataclass(frozen=True)
-class Seated:
+class TaskStarted:
     """A barrier task runs; ``index`` is its partition."""
 
     index: int
@@ -20,7 +20,7 @@ class Seated:
 
 
 @dataclass(frozen=True)
-class Placed:
+class RanksAssigned:
     """The task has learnt its workers' ranks and starts them; ``host`` is the address for the other workers."""
 
     index: int
@@ -29,14 +29,14 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Warned:
+class TaskWarning:
     """Something that the user should know."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Line:
+class OutputLine:
     """A line that a worker wrote to ``stream`` ("stdout" or "stderr")."""
 
     rank: int
@@ -45,7 +45,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Event:
+class ProgressEvent:
     """What a worker reported with ``launch.progress.report``."""
 
     rank: int
@@ -53,17 +53,17 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkerEnded:
     """A worker ended; the outcome has no value, which comes as a row of the job."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True)
-class Lost:
+class TaskLost:
     """The connection of a task ended: all is done, or its executor died."""
 
     index: int
 
 
-Message = Seated | Placed | Warned | Line | Event | Ended | Lost
+Message = TaskStarted | RanksAssigned | TaskWarning | OutputLine | ProgressEvent | WorkerEnded | TaskLost

@@ -28,7 +28,7 @@ class Versions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TaskPlan:
     """One job, as its tasks see it."""
 
     #: Workers that each task runs.
@@ -49,23 +49,23 @@ class Plan:
     versions: Versions
 
 
-def sign(outcome: Outcome, seat: int, job_secret: bytes) -> bytes:
-    """``outcome`` of that seat as bytes that :func:`verify` accepts."""
-    return secret.sign(job_secret, _label(seat), pickle.dumps(outcome))
+def sign(outcome: Outcome, slot: int, job_secret: bytes) -> bytes:
+    """``outcome`` of that slot as bytes that :func:`verify` accepts."""
+    return secret.sign(job_secret, _label(slot), pickle.dumps(outcome))
 
 
-def verify(signed: bytes, seat: int, job_secret: bytes) -> Outcome:
+def verify(signed: bytes, slot: int, job_secret: bytes) -> Outcome:
     """The outcome in ``signed``; nothing is unpickled before its signature has been checked.
 
     Raises:
-        AuthenticationError: the bytes were not signed with that secret, or for another seat.
+        AuthenticationError: the bytes were not signed with that secret, or for another slot.
     """
-    outcome: Outcome = pickle.loads(secret.verify(job_secret, _label(seat), signed))
+    outcome: Outcome = pickle.loads(secret.verify(job_secret, _label(slot), signed))
     return outcome
 
 
-def _label(seat: int) -> str:
-    return f"the outcome of seat {seat}"
+def _label(slot: int) -> str:
+    return f"the outcome of slot {slot}"
 
 
 def disagreements(driver: Versions, tasks: Mapping[str, Versions]) -> tuple[list[str], list[str]]:

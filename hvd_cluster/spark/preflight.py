@@ -18,19 +18,19 @@ TIMEOUT_TEXT = (
     "processes. Each Horovod process runs in a Spark task. You may need to increase the start_timeout parameter to a "
     "larger value if your Spark resources are allocated on-demand."
 )
-_LOOK_S = 0.5
+_POLL_S = 0.5
 #: A fresh session's executors need a moment; only a longer wait is worth a word.
-_PATIENCE_S = 3.0
+_QUIET_S = 3.0
 
 
 def infer_num_tasks(session: Session, workers_per_task: int = 1) -> int:
     """The number of tasks that the session runs at once, also while its executors are still coming up."""
     present = session.slots()
-    if present.most is not None and session.conf("spark.default.parallelism") is None:
-        num_tasks = present.most
+    if present.max_total is not None and session.conf("spark.default.parallelism") is None:
+        num_tasks = present.max_total
     else:
         parallelism = session.default_parallelism()
-        num_tasks = min(parallelism, present.most or present.total or parallelism)
+        num_tasks = min(parallelism, present.max_total or present.total or parallelism)
     num_proc = num_tasks * workers_per_task
     logger.info("Running %d processes (inferred from spark.default.parallelism)...", num_proc)
     return num_tasks
@@ -56,10 +56,10 @@ def wait_for_slots(session: Session, needed: int, start_timeout_s: float, profil
         waited_s = time.monotonic() - began_s
         if waited_s >= start_timeout_s:
             raise StartTimeoutError(timeout_text(present.describe(needed), start_timeout_s))
-        if not told and waited_s >= _PATIENCE_S:
+        if not told and waited_s >= _QUIET_S:
             logger.warning("%s. Waiting up to %g s for more executors", present.describe(needed), start_timeout_s)
             told = True
-        time.sleep(min(_LOOK_S, start_timeout_s - waited_s))
+        time.sleep(min(_POLL_S, start_timeout_s - waited_s))
 
 
 def timeout_text(slots_text: str, start_timeout_s: float) -> str:

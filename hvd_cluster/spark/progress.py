@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.outcome import Outcome, collect
-from hvd_cluster.spark.messages import Ended, Lost, Message, Placed, Seated
+from hvd_cluster.spark.messages import Message, RanksAssigned, TaskLost, TaskStarted, WorkerEnded
 
 _REASON_CHARS = 800
 _REASON_SENTENCES = 3
@@ -43,16 +43,16 @@ class Progress:
     #: A worker failed by itself before any task was lost; what fails after a loss fails because of it.
     failed_first: bool = False
 
-    def hear(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Take what a task has told."""
-        if isinstance(message, Seated):
+        if isinstance(message, TaskStarted):
             self.host_of_task[message.index] = message.host
-        elif isinstance(message, Placed):
+        elif isinstance(message, RanksAssigned):
             self.ranks_of_task[message.index] = message.ranks
-        elif isinstance(message, Ended):
+        elif isinstance(message, WorkerEnded):
             self.outcomes[message.outcome.rank] = message.outcome
-            self.failed_first |= not self.lost and not message.outcome.is_echo
-        elif isinstance(message, Lost) and self._left(message.index):
+            self.failed_first |= not self.lost and not message.outcome.is_secondary
+        elif isinstance(message, TaskLost) and self._left(message.index):
             self.lost.append(message.index)
 
     @property

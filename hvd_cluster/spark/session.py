@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import spark_jobs
 from hvd_cluster.spark.rows import Rows
-from hvd_cluster.spark.slots import Slots
+from hvd_cluster.spark.slots import SlotCounts
 from hvd_cluster.spark.task import SCHEMA
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Session(abc.ABC):
         return (self.conf("spark.master") or "").startswith("local")
 
     @abc.abstractmethod
-    def slots(self, profile: Any = None) -> Slots:
+    def slots(self, profile: Any = None) -> SlotCounts:
         """The places for tasks, as far as this kind of session can tell without starting a job.
 
         Args:

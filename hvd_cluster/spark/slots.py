@@ -11,7 +11,7 @@ from hvd_cluster.errors import LaunchError, NotEnoughSlotsError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slots:
+class SlotCounts:
     """How many barrier tasks a cluster can run at once."""
 
     #: Tasks that the executors which are there now can run at once; None when the session cannot tell.
@@ -19,7 +19,7 @@ class Slots:
     #: How many of ``total`` run something else now.
     busy: int = 0
     #: The most that this session can ever have, from its settings; None when more executors may join.
-    most: int | None = None
+    max_total: int | None = None
     #: ``spark.dynamicAllocation.enabled`` on a cluster; Spark refuses barrier stages with it.
     dynamic_allocation: bool = False
     #: ``spark.master``, for messages.
@@ -53,7 +53,7 @@ class Slots:
         return "; ".join(parts)
 
 
-def check(needed: int, slots: Slots, *, barrier: bool = True) -> None:
+def check(needed: int, slots: SlotCounts, *, barrier: bool = True) -> None:
     """Refuse a job that can never start.
 
     Args:
@@ -72,14 +72,14 @@ def check(needed: int, slots: Slots, *, barrier: bool = True) -> None:
             "spark.executor.instances; or use run_elastic, whose workers start one by one"
         )
         raise (LaunchError if slots.enough(needed) else NotEnoughSlotsError)(text)
-    if slots.most is not None and needed > slots.most:
+    if slots.max_total is not None and needed > slots.max_total:
         raise NotEnoughSlotsError(
-            f"{slots.describe(needed)}. This session can have at most {slots.most}: {remedy(slots)}, "
-            f"or pass num_proc={slots.most}"
+            f"{slots.describe(needed)}. This session can have at most {slots.max_total}: {remedy(slots)}, "
+            f"or pass num_proc={slots.max_total}"
         )
 
 
-def remedy(slots: Slots) -> str:
+def remedy(slots: SlotCounts) -> str:
     """What to change so that there are more slots."""
     if slots.master.startswith("local"):
         return "start it with more cores, e.g. master('local[8]')"
@@ -95,21 +95,23 @@ def of_master(master: str, cpus_per_task: int = 1) -> int | None:
     return int(local[1] or 1) // cpus_per_task if local else None
 
 
-def with_profile(slots: Slots, profile: Any) -> Slots:
+def with_profile(slots: SlotCounts, profile: Any) -> SlotCounts:
     """What of ``slots`` still holds for tasks with a ``pyspark.resource.ResourceProfile``; all of it without one."""
     if profile is None:
         return slots
     gpus = profile.taskResources.get("gpu")
-    return replace(slots, total=None, most=None, gpus_per_task=float(gpus.amount) if gpus is not None else 0.0)
+    return replace(slots, total=None, max_total=None, gpus_per_task=float(gpus.amount) if gpus is not None else 0.0)
 
 
-def with_total(slots: Slots, total: int, busy: int) -> Slots:
+def with_total(slots: SlotCounts, total: int, busy: int) -> SlotCounts:
     """``slots`` of a session that knows exactly how many it has now, and how many of them are busy."""
     # Some clusters give more than the settings ask for.
-    return replace(slots, total=total, busy=busy, most=None if slots.most is None else max(slots.most, total))
+    return replace(
+        slots, total=total, busy=busy, max_total=None if slots.max_total is None else max(slots.max_total, total)
+    )
 
 
-def of_settings(conf: Callable[[str], str | None]) -> Slots:
+def of_settings(conf: Callable[[str], str | None]) -> SlotCounts:
     """What the settings of a session alone tell, for sessions that show no more."""
     master = conf("spark.master") or ""
     cpus_per_task = int(conf("spark.task.cpus") or 1)
@@ -124,9 +126,9 @@ def of_settings(conf: Callable[[str], str | None]) -> Slots:
         if gpus and gpus_per_task:
             per_executor = min(per_executor, int(float(gpus) / gpus_per_task))
         most = int(instances) * per_executor
-    return Slots(
+    return SlotCounts(
         total=None if on_cluster else most,
-        most=most,
+        max_total=most,
         # Spark itself ignores the setting where the executors live in one process.
         dynamic_allocation=(conf("spark.dynamicAllocation.enabled") or "").lower() == "true"
         and not re.fullmatch(r"local(\[[^,\]]*(,\s*\d+)?])?", master),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-#: The columns of a task's rows: the seat that the row is about; what ``data`` is; the number of this piece of it; the
+#: The columns of a task's rows: the slot that the row is about; what ``data`` is; the number of this piece of it; the
 #: piece.
-SCHEMA = "seat int, kind string, part int, data binary"
+SCHEMA = "slot int, kind string, part int, data binary"
 #: How a module comes to the workers; see :func:`hvd_cluster.launch.call.pack`.
 MODULE_REMEDY = (
     "install it on the executors, or ship it from the driver with spark.addArtifacts('FILE.py', pyfile=True) "
@@ -26,7 +26,7 @@ def task_for(
 
     Args:
         module: a module of ours, whose ``perform(context, *arguments)`` does the work and returns rows as
-            (seat, kind, data), those with the pieces of one value in their order.
+            (slot, kind, data), those with the pieces of one value in their order.
         arguments: plain data, or what :meth:`Session.ship` returned.
         barrier: it is a task of a barrier stage; the others then wait for its word.
         receiver: what takes the task's rows, see :class:`hvd_cluster.spark.rows.Rows`; empty where they say nothing.
@@ -49,10 +49,10 @@ def task_for(
                 f"hvd_cluster cannot be imported on {socket.gethostname()} by {sys.executable} ({error}): install it "
                 "there, or ship it with the session (spark.submit.pyFiles, spark.archives, addArtifacts)"
             )
-            seat = context.partitionId()
+            slot = context.partitionId()
             if barrier:
-                context.allGather(json.dumps({"seat": seat, "problem": problem}))
-            rows = [(seat, "problem", problem.encode())]
+                context.allGather(json.dumps({"slot": slot, "problem": problem}))
+            rows = [(slot, "problem", problem.encode())]
         else:
             if receiver:
                 from hvd_cluster.spark.rows import received
@@ -62,15 +62,15 @@ def task_for(
                 rows = work.perform(context, *arguments)
         for _ in batches:  # Spark wants its input read
             pass
-        for part, (seat, kind, data) in enumerate(rows):
+        for part, (slot, kind, data) in enumerate(rows):
             yield pa.RecordBatch.from_arrays(
                 [
-                    pa.array([seat], pa.int32()),
+                    pa.array([slot], pa.int32()),
                     pa.array([kind], pa.string()),
                     pa.array([part], pa.int32()),
                     pa.array([data], pa.binary()),
                 ],
-                names=["seat", "kind", "part", "data"],
+                names=["slot", "kind", "part", "data"],
             )
 
     return task

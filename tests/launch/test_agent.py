@@ -13,10 +13,18 @@ import pytest
 from crowded import crowded_port
 
 from hvd_cluster.launch.agent import Agent, _call_launcher
-from hvd_cluster.launch.agent_message import END, Heard, Hello, Line, Signal, Start, Status
-from hvd_cluster.launch.credit import WINDOW_BYTES
-from hvd_cluster.launch.greeting import Greeting
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.wire.agent_messages import (
+    END,
+    Acknowledged,
+    AgentHandshake,
+    OutputLine,
+    SignalWorker,
+    StartWorker,
+    WorkerStatus,
+)
+from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
+from hvd_cluster.launch.wire.flow_control import WINDOW_BYTES
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.topology import Topology
@@ -38,7 +46,7 @@ def launcher() -> Iterator[Channel]:
     agent = threading.Thread(target=serve)
     agent.start()
     channel = Channel.accept(near, SECRET)
-    assert isinstance(pickle.loads(channel.recv()), Hello)
+    assert isinstance(pickle.loads(channel.recv()), AgentHandshake)
     yield channel
     with contextlib.suppress(OSError):
         channel.send(END)
@@ -50,14 +58,14 @@ def launcher() -> Iterator[Channel]:
 def test_an_agent_that_a_crowd_has_pushed_out_calls_again() -> None:
     with crowded_port(SECRET) as port:
         channel = _call_launcher(
-            Greeting(name="here", addresses=["127.0.0.1"], port=port, secret=SECRET.hex(), cwd="/", sys_path=[])
+            BootstrapMessage(name="here", addresses=["127.0.0.1"], port=port, secret=SECRET.hex(), cwd="/", sys_path=[])
         )
         assert channel is not None
         channel.close()
 
 
 def start(launcher: Channel, *command: str) -> None:
-    order = Start(0, Task(command=command), Topology(secret=SECRET), {})
+    order = StartWorker(0, Task(command=command), Topology(secret=SECRET), {})
     launcher.send(pickle.dumps(order))
 
 
@@ -74,11 +82,11 @@ def heard_until_silence(launcher: Channel) -> list[bytes]:
 
 def has_ended(message: bytes) -> bool:
     status = pickle.loads(message)
-    return isinstance(status, Status) and status.outcome is not None
+    return isinstance(status, WorkerStatus) and status.outcome is not None
 
 
 def lines_of(messages: list[bytes]) -> list[bytes]:
-    return [message for message in messages if isinstance(pickle.loads(message), Line)]
+    return [message for message in messages if isinstance(pickle.loads(message), OutputLine)]
 
 
 @pytest.mark.slow
@@ -90,7 +98,7 @@ def test_a_launcher_that_takes_no_output_is_sent_one_window_of_it_and_the_rest_w
         sizes = [len(line) for line in lines_of(news)]
         under_way = sum(sizes)
         assert under_way <= max([WINDOW_BYTES, *(WINDOW_BYTES // 4 + size for size in sizes)])
-        launcher.send(pickle.dumps(Heard(under_way)))
+        launcher.send(pickle.dumps(Acknowledged(under_way)))
         messages += news
     assert pickle.loads(messages[-1]).outcome.ok
     assert [pickle.loads(line).text for line in lines_of(messages)] == [
@@ -103,7 +111,7 @@ def test_a_launcher_that_takes_no_output_is_sent_one_window_of_it_and_the_rest_w
 def test_a_worker_whose_output_no_one_takes_can_be_ended(launcher: Channel) -> None:
     start(launcher, sys.executable, "-c", "while True: print('flood')")
     assert sum(map(len, lines_of(heard_until_silence(launcher)))) <= WINDOW_BYTES
-    launcher.send(pickle.dumps(Signal(0, kill=True)))
+    launcher.send(pickle.dumps(SignalWorker(0, kill=True)))
     launcher.send(END)
     while not has_ended(message := launcher.recv()):
         pass

@@ -171,7 +171,7 @@ def test_the_class_of_an_error_distinguishes_news_of_another_failure_from_a_caus
     class SaysTheSame(RuntimeError):
         """An error of the user's, whose text is ours."""
 
-    assert outcome(errors.WorldEndedError("gone")).is_echo
-    assert outcome(errors.HorovodInternalError("gone")).is_echo
-    assert not outcome(errors.RanksDisagreeError("Mismatched data types")).is_echo
-    assert not outcome(SaysTheSame(errors.SHUT_DOWN_TEXT)).is_echo
+    assert outcome(errors.WorldEndedError("gone")).is_secondary
+    assert outcome(errors.HorovodInternalError("gone")).is_secondary
+    assert not outcome(errors.RanksDisagreeError("Mismatched data types")).is_secondary
+    assert not outcome(SaysTheSame(errors.SHUT_DOWN_TEXT)).is_secondary

@@ -156,7 +156,7 @@ def test_a_function_runs_on_other_hosts_and_returns_its_values(hosts: MakeHosts,
         "import hvd_cluster\n"
         "def fn(base):\n"
         "    import os\n"
-        "    print('hello')\n"
+        "    print('handshake')\n"
         "    return base + int(os.environ['HOROVOD_RANK'])\n"
         f"print(hvd_cluster.run(fn, (10,), num_proc=3, hosts='{made.hosts(2)}', ssh_identity_file='{made.key}',"
         " output_filename='out'))\n"
@@ -165,7 +165,7 @@ def test_a_function_runs_on_other_hosts_and_returns_its_values(hosts: MakeHosts,
         [sys.executable, str(script)], cwd=tmp_path, env=made.environment, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines()[-1] == "[10, 11, 12]", done.stderr
-    assert (tmp_path / "out/rank.2/stdout").read_text() == "hello\n"
+    assert (tmp_path / "out/rank.2/stdout").read_text() == "handshake\n"
 
 
 LISTENING = """\

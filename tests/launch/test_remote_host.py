@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvd_cluster.launch.agent_message import Hello, Start, Status
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import drop_line
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.remote import RemoteHost, RemoteWorker
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.wire.agent_messages import AgentHandshake, StartWorker, WorkerStatus
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.topology import Topology
@@ -34,7 +34,7 @@ def agent() -> Iterator[tuple[RemoteHost, Channel]]:
     with contextlib.closing(Channel.connect(far, SECRET)) as channel:
         thread.join()
         host = RemoteHost(Host("elsewhere", 1), lambda: None)
-        host.attach(Hello("elsewhere", "key", "elsewhere", {}, "127.0.0.1", 1, 2), accepted[0])
+        host.attach(AgentHandshake("elsewhere", "key", "elsewhere", {}, "127.0.0.1", 1, 2), accepted[0])
         yield host, channel
     host.close(0.0)
 
@@ -44,17 +44,17 @@ def started(host: RemoteHost, channel: Channel, key: int) -> RemoteWorker:
     worker = host.start(
         key, Task(command=("true",)), Topology(), {}, lambda: None, on_line=drop_line, on_event=ignore_event
     )
-    assert isinstance(pickle.loads(channel.recv()), Start)
+    assert isinstance(pickle.loads(channel.recv()), StartWorker)
     return worker
 
 
 def test_an_agent_that_cannot_be_understood_loses_its_workers(agent: tuple[RemoteHost, Channel]) -> None:
     host, channel = agent
     worker = started(host, channel, 0)
-    channel.send(b"c" + b"hvd_cluster.launch.agent_message\nWhatIsNew\n.")  # a class that this version has not
+    channel.send(b"c" + b"hvd_cluster.launch.wire.agent_messages\nWhatIsNew\n.")  # a class that this version has not
     outcome = worker.wait()
     assert outcome is not None
-    assert "what its agent says cannot be understood: AttributeError" in outcome.fate
+    assert "what its agent says cannot be understood: AttributeError" in outcome.ending_text
 
 
 def test_nothing_is_kept_of_a_worker_that_has_ended_nor_of_a_host_that_has_gone(
@@ -62,7 +62,7 @@ def test_nothing_is_kept_of_a_worker_that_has_ended_nor_of_a_host_that_has_gone(
 ) -> None:
     host, channel = agent
     worker, other = started(host, channel, 0), started(host, channel, 1)
-    channel.send(pickle.dumps(Status(0, ready=True, reported=None, outcome=Outcome(0, "elsewhere"))))
+    channel.send(pickle.dumps(WorkerStatus(0, ready=True, reported=None, outcome=Outcome(0, "elsewhere"))))
     worker.wait()
     channel.close()
     assert other.wait() is not None

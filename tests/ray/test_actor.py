@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.ray.actor import ActorWorker, Ears, _fate
-from hvd_cluster.ray.connection import FATE
+from hvd_cluster.ray.actor import ActorWorker, OutputSinks, _ending_text
+from hvd_cluster.ray.connection import ENDING_TEXT
 
 DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its worker process has died. "
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "fate"),
+    ("kind", "text", "ending_text"),
     [
         (
             "ActorDiedError",
@@ -25,8 +25,8 @@ DIED = "The actor died unexpectedly.\n\tpid: 5\nThe actor is dead because its wo
         ("ActorDiedError", "something new\nthat Ray says", "died: that Ray says"),
     ],
 )
-def test_rays_words_about_a_death_become_the_end_of_a_sentence(kind: str, text: str, fate: str) -> None:
-    assert fate in _fate(kind, text)
+def test_rays_words_about_a_death_become_the_end_of_a_sentence(kind: str, text: str, ending_text: str) -> None:
+    assert ending_text in _ending_text(kind, text)
 
 
 class ShuttingDown:
@@ -48,6 +48,8 @@ class ShuttingDown:
 def test_an_actor_that_dies_of_rays_shutdown_has_ended_with_the_connection() -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     connection: Any = ShuttingDown(ray.exceptions.ActorDiedError())
-    outcome = ActorWorker(connection, None, None, 0, lambda greeting: greeting, Ears(print), lambda: None).wait()
+    outcome = ActorWorker(
+        connection, None, None, 0, lambda handshake: handshake, OutputSinks(print), lambda: None
+    ).wait()
     assert outcome is not None
-    assert outcome.fate == FATE
+    assert outcome.ending_text == ENDING_TEXT

@@ -16,8 +16,8 @@ from ray_clusters import TestCluster, await_nothing_left, left_on_ray
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.launch.outcome import collect
-from hvd_cluster.ray import RayExecutor, fixed
-from hvd_cluster.ray.actor import ActorWorker, Ears
+from hvd_cluster.ray import RayExecutor, actor_group
+from hvd_cluster.ray.actor import ActorWorker, OutputSinks
 from hvd_cluster.ray.connection import Connection
 from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.worker import BaseHorovodWorker
@@ -142,7 +142,13 @@ def test_a_result_that_goes_with_its_node_before_it_is_fetched_is_a_loss_and_no_
     ray_cluster.kill_node(third)
     ray_cluster.await_dead(third)
     worker = ActorWorker(
-        Connection.current(), actor, actor.greet.remote(b""), 0, lambda greeting: None, Ears(print), lambda: None
+        Connection.current(),
+        actor,
+        actor.handshake.remote(b""),
+        0,
+        lambda handshake: None,
+        OutputSinks(print),
+        lambda: None,
     )
     worker.wait()
     outcome = worker._result(ref)
@@ -204,9 +210,9 @@ def test_a_call_whose_end_the_worker_cannot_report_ends_with_ray_s_word(ray_clus
     def lose_the_thread_of_output() -> None:
         import gc
 
-        from hvd_cluster.ray.line import DriverLine
+        from hvd_cluster.ray.driver_connection import DriverConnection
 
-        next(each for each in gc.get_objects() if isinstance(each, DriverLine)).__dict__.clear()
+        next(each for each in gc.get_objects() if isinstance(each, DriverConnection)).__dict__.clear()
 
     with executor_of(1) as executor, pytest.raises(WorkerFailedError, match="AttributeError"):
         executor.run(lose_the_thread_of_output)
@@ -216,9 +222,9 @@ def cut_the_line(pause_s: float) -> int:
     """Close this worker's connection to the driver, go on for a while, and print."""
     import gc
 
-    from hvd_cluster.ray.line import DriverLine
+    from hvd_cluster.ray.driver_connection import DriverConnection
 
-    line = next(each for each in gc.get_objects() if isinstance(each, DriverLine))
+    line = next(each for each in gc.get_objects() if isinstance(each, DriverConnection))
     deadline = time.monotonic() + 30
     while line._channel is None and time.monotonic() < deadline:
         time.sleep(0.01)  # cut by the call before: the driver had its result first, and calls again
@@ -249,7 +255,7 @@ def test_a_worker_that_dies_between_two_calls_has_not_answered_the_second(
     executor = executor_of(2)
     executor.start()
     pids = executor.run(os.getpid)
-    share = fixed.shared
+    share = actor_group.shared
 
     def slow(order: Any) -> Any:
         """As it is with large arguments: the death becomes known meanwhile."""
@@ -257,7 +263,7 @@ def test_a_worker_that_dies_between_two_calls_has_not_answered_the_second(
         time.sleep(5)
         return share(order)
 
-    monkeypatch.setattr(fixed, "shared", slow)
+    monkeypatch.setattr(actor_group, "shared", slow)
     with pytest.raises(WorkerFailedError, match="was killed") as raised:
         executor.run(os.getpid)
     assert raised.value.rank == 1

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.ray import nodes
-from hvd_cluster.ray.actor import Order
+from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.node_fleet import NodeFleet
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.rendezvous.secret import new_secret
@@ -21,7 +21,7 @@ def test_a_node_that_starts_again_at_its_address_is_another_one_to_ray(monkeypat
     second = dataclasses.replace(first, node_id="b" * 56)
     living = [first]
     monkeypatch.setattr(nodes, "living", lambda: list(living))
-    fleet = NodeFleet(new_secret(), WorkerResources(), Order("work", ()), lambda _: None)
+    fleet = NodeFleet(new_secret(), WorkerResources(), ActorCall("work", ()), lambda _: None)
     host = Host("10.0.0.1", 4)
 
     def target() -> Any:

@@ -13,8 +13,8 @@ def test_workers_that_do_not_report_though_there_is_room_are_told_about() -> Non
     watch = StartWatch(lambda: 1, lambda: {"a": 2, "b": 1}, needed=3, timeout_s=0.1, stop=stopped.set)
     assert stopped.wait(20)
     watch.close()
-    assert "2 of the 3 workers that the job begins with did not start within 0.1 s" in str(watch.verdict)
-    assert isinstance(watch.verdict, TimeoutError)
+    assert "2 of the 3 workers that the job begins with did not start within 0.1 s" in str(watch.error)
+    assert isinstance(watch.error, TimeoutError)
 
 
 @pytest.mark.long
@@ -25,7 +25,7 @@ def test_no_one_is_late_while_there_is_no_room_or_once_all_have_reported() -> No
     assert not stopped.wait(1.5)
     for watch in (full, reported):
         watch.close()
-        assert watch.verdict is None
+        assert watch.error is None
 
 
 def test_a_wait_for_an_installation_is_reported_with_what_to_raise() -> None:

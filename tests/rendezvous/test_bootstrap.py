@@ -178,11 +178,11 @@ def test_a_rank_that_dies_before_it_is_told_leaves_no_server(monkeypatch: pytest
     before = set(threading.enumerate())  # other tests' servers may be among them
     caller = threading.Thread(target=call_and_go)
 
-    def is_ours(_: socket.socket) -> bool:
+    def is_own_package(_: socket.socket) -> bool:
         caller.join(10)  # what is sent is sent to nobody
         return True
 
-    monkeypatch.setattr(bootstrap, "_is_ours", is_ours)
+    monkeypatch.setattr(bootstrap, "_is_ours", is_own_package)
     caller.start()
     with pytest.raises(ConnectionError):
         meet(here, 0, 10)

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_cluster.errors import StaleWorldError
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import MailboxReader, post
+from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 
@@ -19,7 +19,7 @@ SECRET = new_secret()
 def test_messages_of_many_are_read_once_and_in_order() -> None:
     with KeyValueServer(SECRET) as server:
         reading, writing = (KeyValueClient(f"127.0.0.1:{server.port}", SECRET) for _ in range(2))
-        box = MailboxReader(reading, "box")
+        box = KeyValueMailbox(reading, "box")
         for number in range(3):
             post(writing, "box", b"%d" % number)
         assert [box.next(1) for _ in range(3)] == [b"0", b"1", b"2"]
@@ -61,7 +61,7 @@ def test_a_writer_that_is_killed_while_it_posts_does_not_block_the_box() -> None
             writer.kill()
             writer.wait()
         post(writing, "box", b"last")
-        box = MailboxReader(reading, "box")
+        box = KeyValueMailbox(reading, "box")
         count = 0
         while box.next(5) != b"last":
             count += 1

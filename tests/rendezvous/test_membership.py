@@ -12,7 +12,7 @@ import pytest
 from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import StaleWorldError
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import MailboxReader, post
+from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, Membership, news_box, place_box
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
@@ -58,7 +58,7 @@ def member(server: KeyValueServer) -> Iterator[Membership]:
 
 
 def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership, driver: KeyValueClient) -> None:
-    asked = MailboxReader(driver, DRIVER_BOX)
+    asked = KeyValueMailbox(driver, DRIVER_BOX)
     address = member.topology.rendezvous
     requests = set()
     for generation in (4, 6):

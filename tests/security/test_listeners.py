@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.launch.agent_message import Hello
-from hvd_cluster.launch.door import Door
-from hvd_cluster.launch.reach import Beacon
+from hvd_cluster.launch.reachability import listen_for_probes
+from hvd_cluster.launch.wire.agent_messages import AgentHandshake
+from hvd_cluster.launch.wire.listener import listen_for_handshakes
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.secret import new_secret
@@ -80,32 +80,32 @@ def rendezvous(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
 def driver_of_agents(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
     arrived: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def let_in(hello: Hello, channel: Channel) -> bool:
-        arrived.put(hello.hostname)
+    def accept(handshake: AgentHandshake, channel: Channel) -> bool:
+        arrived.put(handshake.hostname)
         return False
 
     def served() -> None:
-        channel = Channel.connect(called(door.port), secret, 20.0)
-        channel.send(pickle.dumps(Hello("host", "key", "mine", {}, "127.0.0.1", 1, 2)))
+        channel = Channel.connect(called(listener.port), secret, 20.0)
+        channel.send(pickle.dumps(AgentHandshake("host", "key", "mine", {}, "127.0.0.1", 1, 2)))
         assert arrived.get(timeout=20) == "mine"
         channel.close()
 
-    door = Door(secret, let_in, "127.0.0.1")
+    listener = listen_for_handshakes(secret, accept, ["127.0.0.1"])
     try:
-        yield door.port, served
+        yield listener.port, served
     finally:
-        door.close()
+        listener.close()
 
 
 @contextmanager
-def beacon(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
+def probe_listener(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
     def served() -> None:
         channel = Channel.connect(called(service.port), secret, 20.0)
         channel.settimeout(20.0)
         assert channel.recv() == b"me"
         channel.close()
 
-    service = Beacon(secret, "me")
+    service = listen_for_probes(secret, "me")
     try:
         yield service.port, served
     finally:
@@ -115,17 +115,17 @@ def beacon(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
 @contextmanager
 def spark_driver(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
     pytest.importorskip("pyspark", reason="needs pyspark")
-    from hvd_cluster.spark.driver_line import DriverLine
-    from hvd_cluster.spark.listener import Listener
-    from hvd_cluster.spark.messages import Line
+    from hvd_cluster.spark.driver_connection import DriverConnection
+    from hvd_cluster.spark.message_server import MessageServer
+    from hvd_cluster.spark.messages import OutputLine
 
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    listener = Listener(secret, "127.0.0.1", messages)
+    listener = MessageServer(secret, "127.0.0.1", messages)
 
     def served() -> None:
-        with DriverLine([f"127.0.0.1:{listener.port}"], secret) as line:
+        with DriverConnection([f"127.0.0.1:{listener.port}"], secret) as line:
             assert line.connected
-            line.tell(Line(0, "stdout", "mine"))
+            line.tell(OutputLine(0, "stdout", "mine"))
             assert messages.get(timeout=20).text == "mine"
 
     try:
@@ -134,7 +134,7 @@ def spark_driver(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
         listener.close()
 
 
-SERVICES = [rendezvous, driver_of_agents, beacon, spark_driver]
+SERVICES = [rendezvous, driver_of_agents, probe_listener, spark_driver]
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.__name__)

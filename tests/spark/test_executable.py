@@ -12,7 +12,7 @@ import pytest
 
 import hvd_cluster.spark
 from hvd_cluster.errors import WorkerFailedError
-from hvd_cluster.spark.host import program
+from hvd_cluster.spark.host import resolve_executable
 
 
 def _python(path: Path, mark: str) -> Path:
@@ -51,6 +51,6 @@ def test_an_absolute_executable_is_taken_as_it_is_and_a_missing_one_is_named(spa
 
 
 def test_names_without_a_folder_are_for_the_path() -> None:
-    assert program("python3") == "python3"
-    assert program(None) is None
-    assert program("/usr/bin/python3") == "/usr/bin/python3"
+    assert resolve_executable("python3") == "python3"
+    assert resolve_executable(None) is None
+    assert resolve_executable("/usr/bin/python3") == "/usr/bin/python3"

@@ -8,7 +8,7 @@ import pytest
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.outcome import Outcome
-from hvd_cluster.spark.plan import Plan, Versions, disagreements, sign, verify
+from hvd_cluster.spark.plan import TaskPlan, Versions, disagreements, sign, verify
 
 DRIVER = Versions(python="3.11.7", torch="2.13.0", hvd_cluster="0.1.0")
 
@@ -28,7 +28,7 @@ def test_an_outcome_comes_back_only_with_the_jobs_secret_and_for_its_own_seat() 
 
 
 def test_the_secret_is_not_shown() -> None:
-    plan = Plan(
+    plan = TaskPlan(
         workers_per_task=1,
         job_id="j",
         secret=b"\x07" * 32,

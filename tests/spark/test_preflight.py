@@ -12,13 +12,15 @@ import pytest
 from hvd_cluster.errors import NotEnoughSlotsError, StartTimeoutError
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.session import Session
-from hvd_cluster.spark.slots import Slots
+from hvd_cluster.spark.slots import SlotCounts
 
 
 class Growing(Session):
     """A cluster with one more state at each look."""
 
-    def __init__(self, *states: Slots, parallelism: int = 4, settings: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self, *states: SlotCounts, parallelism: int = 4, settings: Mapping[str, str | None] | None = None
+    ) -> None:
         super().__init__(spark=None)
         self._states = list(states)
         self._parallelism = parallelism
@@ -27,7 +29,7 @@ class Growing(Session):
     def conf(self, name: str) -> str | None:
         return self._settings.get(name)
 
-    def slots(self, profile: Any = None) -> Slots:
+    def slots(self, profile: Any = None) -> SlotCounts:
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
 
     def default_parallelism(self) -> int:
@@ -53,8 +55,8 @@ class Growing(Session):
 def test_executors_that_come_later_are_waited_for_and_the_log_says_for_what(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_PATIENCE_S", 0.0)
-    session = Growing(Slots(total=1), Slots(total=2), Slots(total=4))
+    monkeypatch.setattr(preflight, "_QUIET_S", 0.0)
+    session = Growing(SlotCounts(total=1), SlotCounts(total=2), SlotCounts(total=4))
     with caplog.at_level(logging.INFO, "hvd_cluster"):
         preflight.wait_for_slots(session, 4, 60)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -63,34 +65,34 @@ def test_executors_that_come_later_are_waited_for_and_the_log_says_for_what(
 
 def test_executors_that_never_come_end_in_horovods_message_with_the_slots() -> None:
     with pytest.raises(StartTimeoutError, match="Timed out waiting for Spark tasks to start") as raised:
-        preflight.wait_for_slots(Growing(Slots(total=1)), 4, 0.1)
+        preflight.wait_for_slots(Growing(SlotCounts(total=1)), 4, 0.1)
     assert "4 slots needed, 1 free" in str(raised.value)
     assert isinstance(raised.value, TimeoutError)
 
 
 def test_what_can_never_be_is_not_waited_for() -> None:
     with pytest.raises(NotEnoughSlotsError):
-        preflight.wait_for_slots(Growing(Slots(total=1, most=2)), 4, 600)
+        preflight.wait_for_slots(Growing(SlotCounts(total=1, max_total=2)), 4, 600)
 
 
 def test_a_session_that_cannot_know_does_not_wait() -> None:
-    preflight.wait_for_slots(Growing(Slots()), 4, 600)
+    preflight.wait_for_slots(Growing(SlotCounts()), 4, 600)
 
 
 @pytest.mark.parametrize(
     ("slots", "setting", "expected"),
     [
-        (Slots(total=2), None, 2),
-        (Slots(), None, 8),
-        (Slots(total=0), None, 8),
-        (Slots(total=9), None, 8),
-        (Slots(total=0, most=12), None, 12),  # a fresh session whose executors have not come yet
-        (Slots(total=12, most=12), "8", 8),
-        (Slots(total=4, most=4), "8", 4),
+        (SlotCounts(total=2), None, 2),
+        (SlotCounts(), None, 8),
+        (SlotCounts(total=0), None, 8),
+        (SlotCounts(total=9), None, 8),
+        (SlotCounts(total=0, max_total=12), None, 12),  # a fresh session whose executors have not come yet
+        (SlotCounts(total=12, max_total=12), "8", 8),
+        (SlotCounts(total=4, max_total=4), "8", 4),
     ],
 )
 def test_the_number_of_workers_is_inferred_and_logged(
-    slots: Slots, setting: str | None, expected: int, caplog: pytest.LogCaptureFixture
+    slots: SlotCounts, setting: str | None, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Growing(slots, parallelism=8, settings={"spark.default.parallelism": setting})
     with caplog.at_level(logging.INFO, "hvd_cluster"):

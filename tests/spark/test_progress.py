@@ -7,29 +7,34 @@ import pytest
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.estimators.restarts import is_worth_another_start
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
-from hvd_cluster.spark.messages import Ended, Lost, Message, Placed, Seated
+from hvd_cluster.spark.messages import Message, RanksAssigned, TaskLost, TaskStarted, WorkerEnded
 from hvd_cluster.spark.progress import Progress, short_reason
 
-STARTED = [Seated(0, "a"), Seated(1, "b"), Placed(0, (0,), "10.0.0.1"), Placed(1, (1,), "10.0.0.2")]
+STARTED = [
+    TaskStarted(0, "a"),
+    TaskStarted(1, "b"),
+    RanksAssigned(0, (0,), "10.0.0.1"),
+    RanksAssigned(1, (1,), "10.0.0.2"),
+]
 
 
 def _after(*messages: Message) -> Progress:
     progress = Progress(2)
     for message in messages:
-        progress.hear(message)
+        progress.handle(message)
     return progress
 
 
 def test_a_job_has_started_when_all_tasks_run() -> None:
     assert not _after().started
-    assert not _after(Seated(0, "a")).started
-    assert _after(Seated(0, "a"), Seated(1, "b")).started
+    assert not _after(TaskStarted(0, "a")).started
+    assert _after(TaskStarted(0, "a"), TaskStarted(1, "b")).started
     # One that has a rank has heard of all the others, though not all of them can reach the driver.
-    assert _after(Placed(0, (0,), "a")).started
+    assert _after(RanksAssigned(0, (0,), "a")).started
 
 
 def test_the_first_lost_task_is_blamed_with_its_rank_and_host() -> None:
-    error = _after(*STARTED, Lost(1), Lost(0)).failure("Python worker exited unexpectedly")
+    error = _after(*STARTED, TaskLost(1), TaskLost(0)).failure("Python worker exited unexpectedly")
     assert isinstance(error, WorkerFailedError)
     assert error.rank == 1
     assert str(error).startswith("Rank 1 on host b was lost")
@@ -38,19 +43,21 @@ def test_the_first_lost_task_is_blamed_with_its_rank_and_host() -> None:
 
 
 def test_a_task_that_ended_properly_is_not_lost() -> None:
-    assert _after(*STARTED, Ended(Outcome(1, "b", value=b"")), Lost(1)).lost == []
+    assert _after(*STARTED, WorkerEnded(Outcome(1, "b", value=b"")), TaskLost(1)).lost == []
 
 
 def test_of_several_workers_of_a_lost_task_one_that_still_ran_is_blamed() -> None:
-    started = [Seated(0, "a"), Placed(0, (0, 1), "10.0.0.1")]
-    ended = Ended(Outcome(0, "a", value=b""))
-    assert _after(*started, ended, Lost(0)).failure("crashed").args[0].startswith("Rank 1 on host a was lost")
-    assert _after(*started, ended, Ended(Outcome(1, "a", value=b"")), Lost(0)).lost == []
+    started = [TaskStarted(0, "a"), RanksAssigned(0, (0, 1), "10.0.0.1")]
+    ended = WorkerEnded(Outcome(0, "a", value=b""))
+    assert _after(*started, ended, TaskLost(0)).failure("crashed").args[0].startswith("Rank 1 on host a was lost")
+    assert _after(*started, ended, WorkerEnded(Outcome(1, "a", value=b"")), TaskLost(0)).lost == []
 
 
 def test_what_a_worker_raised_beats_the_loss_of_its_task() -> None:
     report = ErrorReport("ValueError", "bad", "Traceback (most recent call last):\nValueError: bad\n")
-    error = _after(*STARTED, Ended(Outcome(0, "a", error=report, finished_at=2.0)), Lost(1)).failure("stage failed")
+    error = _after(*STARTED, WorkerEnded(Outcome(0, "a", error=report, finished_at=2.0)), TaskLost(1)).failure(
+        "stage failed"
+    )
     assert str(error).startswith("Traceback (most recent call last):\nValueError: bad")
     assert isinstance(error, WorkerFailedError)
     assert error.rank == 0
@@ -58,13 +65,17 @@ def test_what_a_worker_raised_beats_the_loss_of_its_task() -> None:
 
 def test_what_fails_after_a_loss_fails_because_of_it() -> None:
     report = ErrorReport("ConnectionError", "the host of rank 0 cannot be reached", "Traceback ...")
-    error = _after(*STARTED, Lost(0), Ended(Outcome(1, "b", error=report, finished_at=2.0))).failure("stage failed")
+    error = _after(*STARTED, TaskLost(0), WorkerEnded(Outcome(1, "b", error=report, finished_at=2.0))).failure(
+        "stage failed"
+    )
     assert str(error).startswith("Rank 0 on host a was lost")
 
 
 def test_an_echo_of_a_lost_task_is_not_taken_for_the_cause() -> None:
-    echo = ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "Traceback ...", is_echo=True)
-    error = _after(*STARTED, Ended(Outcome(0, "a", error=echo, finished_at=2.0)), Lost(1)).failure("stage failed")
+    echo = ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "Traceback ...", is_secondary=True)
+    error = _after(*STARTED, WorkerEnded(Outcome(0, "a", error=echo, finished_at=2.0)), TaskLost(1)).failure(
+        "stage failed"
+    )
     assert str(error).startswith("Rank 1 on host b was lost")
 
 
@@ -83,14 +94,14 @@ def test_a_job_that_spark_refused_is_not_a_failed_worker() -> None:
     ],
 )
 def test_results_that_spark_cannot_bring_are_not_the_death_of_a_worker(spark_says: str, comes_again: bool) -> None:
-    done = [Ended(Outcome(rank, "a", value=b"")) for rank in range(2)]
-    error = _after(*STARTED, *done, Lost(0), Lost(1)).failure(spark_says)
+    done = [WorkerEnded(Outcome(rank, "a", value=b"")) for rank in range(2)]
+    error = _after(*STARTED, *done, TaskLost(0), TaskLost(1)).failure(spark_says)
     assert str(error) == f"All workers finished, but Spark could not bring their results. Spark says: {spark_says}"
     assert is_worth_another_start(error, 0, 1) is not comes_again
 
 
 def test_while_a_worker_runs_spark_has_not_lost_results_but_the_worker() -> None:
-    error = _after(*STARTED, Ended(Outcome(0, "a", value=b"")), Lost(1)).failure("ExecutorLostFailure")
+    error = _after(*STARTED, WorkerEnded(Outcome(0, "a", value=b"")), TaskLost(1)).failure("ExecutorLostFailure")
     assert isinstance(error, WorkerFailedError)
     assert error.rank == 1
 

@@ -6,44 +6,44 @@ import pytest
 
 from hvd_cluster.errors import LaunchError, NotEnoughSlotsError
 from hvd_cluster.spark import slots
-from hvd_cluster.spark.slots import Slots
+from hvd_cluster.spark.slots import SlotCounts
 
 
 def test_the_message_says_what_is_needed_what_is_free_and_why() -> None:
-    busy = Slots(total=8, busy=2, dynamic_allocation=True)
+    busy = SlotCounts(total=8, busy=2, dynamic_allocation=True)
     assert busy.describe(8).startswith("8 slots needed, 6 free; ")
     assert "2 of 8 are busy" in busy.describe(8)
     assert "dynamic allocation is on" in busy.describe(8)
-    assert "each task takes 1 GPU" in Slots(total=2, gpus_per_task=1.0).describe(4)
-    assert "an unknown number free" in Slots().describe(4)
+    assert "each task takes 1 GPU" in SlotCounts(total=2, gpus_per_task=1.0).describe(4)
+    assert "an unknown number free" in SlotCounts().describe(4)
 
 
 def test_more_workers_than_the_session_can_ever_have_are_refused_with_the_remedy() -> None:
     with pytest.raises(NotEnoughSlotsError, match=r"5 slots needed, 4 free.*local\[8\].*num_proc=4"):
-        slots.check(5, Slots(total=4, most=4, master="local[4]"))
+        slots.check(5, SlotCounts(total=4, max_total=4, master="local[4]"))
     with pytest.raises(NotEnoughSlotsError, match=r"spark\.executor\.instances"):
-        slots.check(5, Slots(total=2, most=4, master="yarn"))
+        slots.check(5, SlotCounts(total=2, max_total=4, master="yarn"))
 
 
 def test_what_may_still_come_is_not_refused() -> None:
-    slots.check(5, Slots(total=4))
-    slots.check(5, Slots(total=2, most=6))
-    slots.check(5, Slots())
-    slots.check(4, Slots(total=4, busy=4, most=4))
+    slots.check(5, SlotCounts(total=4))
+    slots.check(5, SlotCounts(total=2, max_total=6))
+    slots.check(5, SlotCounts())
+    slots.check(4, SlotCounts(total=4, busy=4, max_total=4))
 
 
 def test_dynamic_allocation_is_refused_because_spark_would() -> None:
     with pytest.raises(NotEnoughSlotsError, match=r"8 slots needed, 6 free; dynamic allocation is on"):
-        slots.check(8, Slots(total=6, dynamic_allocation=True))
+        slots.check(8, SlotCounts(total=6, dynamic_allocation=True))
     with pytest.raises(LaunchError, match=r"dynamicAllocation\.enabled=false") as raised:
-        slots.check(4, Slots(total=6, dynamic_allocation=True))
+        slots.check(4, SlotCounts(total=6, dynamic_allocation=True))
     assert not isinstance(raised.value, NotEnoughSlotsError)
 
 
 def test_jobs_that_are_not_barrier_stages_may_have_dynamic_allocation() -> None:
-    slots.check(8, Slots(total=6, dynamic_allocation=True), barrier=False)
+    slots.check(8, SlotCounts(total=6, dynamic_allocation=True), barrier=False)
     with pytest.raises(NotEnoughSlotsError, match="at most 6"):
-        slots.check(8, Slots(total=6, most=6), barrier=False)
+        slots.check(8, SlotCounts(total=6, max_total=6), barrier=False)
 
 
 def test_a_cluster_that_scales_itself_says_so() -> None:
@@ -85,18 +85,18 @@ def test_settings_alone_give_a_cluster_s_upper_bound() -> None:
         "spark.task.resource.gpu.amount": "1",
     }
     found = slots.of_settings(conf.get)
-    assert (found.total, found.most, found.gpus_per_task) == (None, 8, 1.0)
+    assert (found.total, found.max_total, found.gpus_per_task) == (None, 8, 1.0)
     assert not found.dynamic_allocation
 
 
 def test_what_is_there_counts_where_the_settings_ask_for_less() -> None:
     conf = {"spark.master": "yarn", "spark.executor.instances": "2", "spark.executor.cores": "4"}
     told = slots.of_settings(conf.get)
-    assert (told.most, slots.with_total(told, 20, 3).most, slots.with_total(told, 4, 0).most) == (8, 20, 8)
+    assert (told.max_total, slots.with_total(told, 20, 3).most, slots.with_total(told, 4, 0).most) == (8, 20, 8)
     slots.check(16, slots.with_total(told, 20, 3))
     # A standalone master starts as many executors as there is room for, whatever the number asked for.
     alone = slots.of_settings({**conf, "spark.master": "spark://10.0.0.1:7077"}.get)
-    assert (alone.most, slots.with_total(alone, 20, 0).most) == (None, None)
+    assert (alone.max_total, slots.with_total(alone, 20, 0).most) == (None, None)
 
 
 def test_dynamic_allocation_counts_on_clusters_only() -> None:

@@ -44,9 +44,9 @@ class RayBackend(LauncherBackend):
         Raises:
             NotEnoughSlotsError: as :meth:`check`.
         """
-        from hvd_cluster.ray.room import require_room
+        from hvd_cluster.ray.capacity import require_capacity
 
-        require_room(self.num_processes(), **self._of_a_worker())
+        require_capacity(self.num_processes(), **self._of_a_worker())
 
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
         """Unpickle ``values`` in one worker, where the cluster has other machines than this one.
@@ -76,7 +76,7 @@ class RayBackend(LauncherBackend):
         if self._num_proc is not None:
             return self._num_proc
         if self._num_found is None:
-            from hvd_cluster.ray.room import num_workers_that_fit
+            from hvd_cluster.ray.capacity import num_workers_that_fit
 
             self._num_found = num_workers_that_fit(**self._of_a_worker())
         return self._num_found

@@ -139,12 +139,12 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
     """
     others = [outcome.rank for outcome in outcomes if outcome is not failed]
     shown = tracebacks.take([failed.rank, *others])
-    echoes = {outcome.rank for outcome in outcomes if outcome is not failed and outcome.is_echo}
+    secondary = {outcome.rank for outcome in outcomes if outcome is not failed and outcome.is_secondary}
     parts = [
         f"[Rank {ranges(ranks)}]:\n{text}"
         for ranks, text in shown
         # Ranks that were stopped, or that another one's end made fail, repeat no cause of their own.
-        if failed.rank in ranks or not echoes.issuperset(ranks)
+        if failed.rank in ranks or not secondary.issuperset(ranks)
     ]
     if any(failed.rank in ranks for ranks, _ in shown):
         failed = dataclasses.replace(failed, output_tail="")

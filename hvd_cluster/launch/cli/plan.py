@@ -14,8 +14,8 @@ from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host
-from hvd_cluster.launch.placement import Seat, place
-from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.placement import Slot, place
+from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.settings import Settings
@@ -48,7 +48,9 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     if not start_timeout_s > 0:
         raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
     task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or carries())
-    options = Ssh(port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s)
+    options = SshOptions(
+        port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s
+    )
     interfaces = tuple(parsed.nics or [name for name in settings.gloo_interface.split(",") if name])
     notes = list(parsed.notes or [])
     hosts = _hosts(parsed, environ, notes)
@@ -129,7 +131,7 @@ def _elastic(
     settings: Settings,
     task: Task,
     hosts: tuple[Host, ...],
-    options: Ssh,
+    options: SshOptions,
     interfaces: tuple[str, ...],
 ) -> ElasticSpec:
     least = parsed.min_num_proc if parsed.min_num_proc is not None else parsed.num_proc
@@ -168,12 +170,12 @@ def describe(spec: JobSpec | ElasticSpec) -> str:
         if not is_local(host.name)
     ]
     keys = {host.name: "this host" if is_local(host.name) else host.name for host in spec.hosts}
-    for placement in place([Seat(index, keys[name], name) for index, name in enumerate(names)]):
+    for placement in place([Slot(index, keys[name], name) for index, name in enumerate(names)]):
         place_variables = " ".join(
             f"HOROVOD_{name}={getattr(placement, name.lower())}"
             for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
         )
-        lines.append(f"[{placement.rank}] {names[placement.seat.index]}: {place_variables} {command}")
+        lines.append(f"[{placement.rank}] {names[placement.slot.index]}: {place_variables} {command}")
     return "\n".join(lines) + "\n"
 
 

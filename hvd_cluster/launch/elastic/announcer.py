@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from hvd_cluster.launch.elastic.member import Member
+from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.mailbox import post
 from hvd_cluster.rendezvous.membership import news_box, place_box
@@ -33,15 +33,15 @@ class Announcer:
         self._told = (False, False)
         self._world_since = self._now()
 
-    def give_place(self, member: Member, place: dict[str, Any]) -> None:
+    def assign_rank(self, member: ElasticWorker, place: dict[str, Any]) -> None:
         """Tell a worker its place in the world."""
         self._post(place_box(member.name), {**place, "since": self._world_since})
 
-    def tell_to_leave(self, member: Member) -> None:
+    def dismiss(self, member: ElasticWorker) -> None:
         """Tell a worker that has asked for a place to end."""
         self._post(place_box(member.name), {"leave": f"{member.host} is needed no more"})
 
-    def tell_change(self, members: Iterable[Member], adds: bool, removes: bool) -> None:
+    def notify_change(self, members: Iterable[ElasticWorker], adds: bool, removes: bool) -> None:
         """Tell the world that workers are to be added or removed, where it was not told so before."""
         if (adds, removes) in ((False, False), self._told):
             return

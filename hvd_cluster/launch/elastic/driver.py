@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.announcer import Announcer
+from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.host_manager import HostManager
-from hvd_cluster.launch.elastic.member import Member
 from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
-from hvd_cluster.launch.elastic.seating import seat_members
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
-from hvd_cluster.launch.placement import Seat
+from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
 from hvd_cluster.launch.process import OnEvent
+from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.mailbox import MailboxReader
+from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, join_address
@@ -61,17 +60,17 @@ class ElasticDriver:
         self._fleet = fleet
         self._on_line = on_line
         self._on_event = on_event
-        self._says_give_up = give_up
-        self._verdict: Outcome | None = None
+        self._give_up_reason = give_up
+        self._fatal_outcome: Outcome | None = None
         self._is_stopped = False
         self._leave_timeout_s = Settings.from_env().elastic_leave_timeout_s
         self._job_id = uuid.uuid4().hex[:12]
-        self._bell = threading.Event()
+        self._wakeup = threading.Event()
         self._keys = itertools.count()
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, ElasticWorker] = {}
         self._failed: list[Outcome] = []
         self._finished: list[Outcome] = []
-        self._world: list[Member] = []
+        self._world: list[ElasticWorker] = []
         #: How members of the present world have failed.
         self._lost: list[Outcome] = []
         self._generation = -1
@@ -84,14 +83,14 @@ class ElasticDriver:
         address = join_address("127.0.0.1", fleet.server.port)
         self._client = KeyValueClient(address, fleet.secret)
         self._announcer = Announcer(self._client)
-        self._ear = KeyValueClient(address, fleet.secret)
+        self._request_client = KeyValueClient(address, fleet.secret)
         self._thread = threading.Thread(target=self._listen, name="hvd-driver", daemon=True)
         self._thread.start()
 
     @property
-    def ring(self) -> threading.Event:
+    def wakeup(self) -> threading.Event:
         """Set it when something may have changed."""
-        return self._bell
+        return self._wakeup
 
     def run(self, hosts: HostManager) -> list[Outcome]:
         """Go on until the job is done, or cannot go on.
@@ -103,14 +102,14 @@ class ElasticDriver:
             LaunchError: too few workers for too long, or too many resets.
         """
         while True:
-            self._bell.wait(_TICK_S)
-            self._bell.clear()
+            self._wakeup.wait(_TICK_S)
+            self._wakeup.clear()
             # Asked first: where a host is lost by now, the workers that it took along are reaped in the same turn.
             usable = hosts.usable()
-            self._take_requests()
+            self._handle_requests()
             self._reap(hosts)
-            if self._verdict is not None:
-                return [self._verdict]
+            if self._fatal_outcome is not None:
+                return [self._fatal_outcome]
             if self._is_stopped:
                 raise LaunchError("the job was stopped")
             if self._finished and not self._members:
@@ -118,12 +117,12 @@ class ElasticDriver:
             decision = decide(self._view(usable, hosts.blacklisted()))
             if decision.step is Step.RAISE:
                 return self._give_up(decision)
-            self._carry_out(decision, usable)
+            self._apply(decision, usable)
 
     def stop(self) -> None:
         """Let :meth:`run`, in another thread, raise LaunchError soon."""
         self._is_stopped = True
-        self._bell.set()
+        self._wakeup.set()
 
     def close(self) -> None:
         """End every worker, and stop listening."""
@@ -131,12 +130,12 @@ class ElasticDriver:
             member.stop()
         for member in self._members.values():
             while member.worker is not None and member.worker.outcome is None:
-                member.insist()
+                member.kill_if_overdue()
                 time.sleep(0.02)
             if member.worker is not None:
                 member.worker.wait()
         self._members.clear()
-        self._ear.close()
+        self._request_client.close()
         self._thread.join()
         self._client.close()
 
@@ -144,7 +143,7 @@ class ElasticDriver:
 
     def _listen(self) -> None:
         """Runs in a thread of its own: what workers ask."""
-        box = MailboxReader(self._ear, DRIVER_BOX)
+        box = KeyValueMailbox(self._request_client, DRIVER_BOX)
         while True:
             try:
                 self._requests.append(json.loads(box.next(_READ_TIMEOUT_S)))
@@ -152,14 +151,14 @@ class ElasticDriver:
                 continue
             except (OSError, EOFError):
                 return  # closed
-            self._bell.set()
+            self._wakeup.set()
 
-    def _take_requests(self) -> None:
+    def _handle_requests(self) -> None:
         by_name = {member.name: member for member in self._members.values()}
         while self._requests:
             request = self._requests.pop(0)
             member = by_name.get(str(request["worker"]))
-            if member is None or member.is_going:
+            if member is None or member.is_leaving:
                 logger.info("a worker that is no longer one asked for a place: %s", request["worker"])
                 continue
             if member.request == str(request["request"]):
@@ -169,12 +168,12 @@ class ElasticDriver:
     def _reap(self, hosts: HostManager) -> None:
         """Take note of workers that have ended."""
         for member in list(self._members.values()):
-            member.insist()
+            member.kill_if_overdue()
             outcome = member.outcome
             if outcome is None:
                 continue
             del self._members[member.key]
-            if member.is_going:
+            if member.is_leaving:
                 continue
             if outcome.ok:
                 self._finished.append(outcome)
@@ -183,9 +182,9 @@ class ElasticDriver:
             self._failed.append(outcome)
             logger.warning("rank %d on host %s %s", outcome.rank, member.host, outcome.ending())
             hosts.fail(member.host)
-            if why := self._says_give_up(outcome):
+            if why := self._give_up_reason(outcome):
                 logger.error("%s", why)
-                self._verdict = outcome
+                self._fatal_outcome = outcome
             if member in self._world:
                 self._lost.append(outcome)
                 # Whoever still tries to meet in this world is told at once that it is over.
@@ -193,7 +192,7 @@ class ElasticDriver:
 
     def _view(self, usable: Mapping[str, int], blacklisted: frozenset[str]) -> View:
         spec, now_s = self._spec, time.monotonic()
-        workers = tuple(member.view() for member in self._members.values() if not member.is_going)
+        workers = tuple(member.view() for member in self._members.values() if not member.is_leaving)
         is_ready = any(worker.rank is None and worker.phase is Phase.WAITING for worker in workers)
         self._ready_since_s = (self._ready_since_s or now_s) if is_ready else None
         is_broken = bool(self._lost) or any(w.rank is not None and w.phase is Phase.WAITING for w in workers)
@@ -224,18 +223,18 @@ class ElasticDriver:
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
-    def _carry_out(self, decision: Decision, usable: Mapping[str, int]) -> None:
+    def _apply(self, decision: Decision, usable: Mapping[str, int]) -> None:
         for key in decision.stop:
             self._members[key].stop()
         for key in decision.leave:
-            self._members[key].let_go()
-            self._announcer.tell_to_leave(self._members[key])
+            self._members[key].expect_exit()
+            self._announcer.dismiss(self._members[key])
         if decision.world:
             self._make_world([self._members[key] for key in decision.world], decision.step)
         for host in decision.start:
             self._start(host, usable)
         living = [member for member in self._world if member.key in self._members]
-        self._announcer.tell_change(living, *decision.notify)
+        self._announcer.notify_change(living, *decision.notify)
         if decision.text:
             self._tell(decision.text)
 
@@ -245,9 +244,9 @@ class ElasticDriver:
         slots = sum(count for name, count in usable.items() if self._fleet.host_key(name) == machine)
         here = {m.slot for m in self._members.values() if self._fleet.host_key(m.host) == machine}
         slot = next(number for number in itertools.count() if number not in here)
-        labels = {member.shown_rank for member in self._members.values()}
+        labels = {member.display_rank for member in self._members.values()}
         label = next(number for number in itertools.count() if number not in labels)
-        member = Member(key, f"{self._job_id}.{key}", host, slot, label)
+        member = ElasticWorker(key, f"{self._job_id}.{key}", host, slot, label)
         # The cores of the machine are shared among those that may come, not among those that are there already.
         local_size = max(slot + 1, min(slots, self._spec.max_num_proc or slots))
         topology = Topology(
@@ -264,7 +263,7 @@ class ElasticDriver:
         )
 
         def on_line(_rank: int, stream: str, line: str) -> None:
-            self._on_line(member.shown_rank, stream, line)
+            self._on_line(member.display_rank, stream, line)
 
         logger.info("starting a worker on %s", host)
         self._members[key] = member
@@ -274,7 +273,7 @@ class ElasticDriver:
                 self._spec.task,
                 topology,
                 {"HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_TIMEOUT": f"{self._spec.elastic_timeout_s:g}"},
-                self._bell.set,
+                self._wakeup.set,
                 on_line=on_line,
                 on_event=self._on_event,
             )
@@ -282,7 +281,7 @@ class ElasticDriver:
             del self._members[key]
             raise LaunchError(f"a worker cannot be started: {error}") from error
 
-    def _make_world(self, members: list[Member], step: Step) -> None:
+    def _make_world(self, members: list[ElasticWorker], step: Step) -> None:
         if self._generation >= 0:
             self._num_resets += 1
             self._fleet.server.close_keys(f"world/{self._generation}.")
@@ -291,12 +290,12 @@ class ElasticDriver:
         self._generation += 1
         self._announcer.begin_world()
         fleet = self._fleet
-        seats = [
-            Seat(i, fleet.host_key(m.host), m.host.rpartition("@")[2], fleet.gpus(m.name))
+        slots = [
+            Slot(i, fleet.host_key(m.host), m.host.rpartition("@")[2], fleet.gpus(m.name))
             for i, m in enumerate(members)
         ]
-        placements = seat_members(seats, [member.slot for member in members])
-        self._world = [members[placement.seat.index] for placement in placements]
+        placements = place_keeping_local_slots(slots, [member.slot for member in members])
+        self._world = [members[placement.slot.index] for placement in placements]
         first = self._world[0].host
         for member, placement in zip(self._world, placements, strict=True):
             place = fleet.topology(placement, member.host, first, self._job_id, self._generation)
@@ -305,7 +304,7 @@ class ElasticDriver:
             # A worker that has used its GPU already knows it by the index that it had then.
             answer["devices"] = ",".join(placement.visible_devices) if member.rank is None else ""
             member.rank, member.phase = placement.rank, Phase.RUNNING
-            self._announcer.give_place(member, answer)
+            self._announcer.assign_rank(member, answer)
         self._lost.clear()
         self._short_since_s = self._ready_since_s = self._broken_since_s = None
         logger.info(
@@ -339,7 +338,7 @@ class ElasticDriver:
     def _give_up(self, decision: Decision) -> list[Outcome]:
         failed = first_failure(self._failed)
         # Newcomers that are still starting have no part in how the last world ended.
-        is_lost = all(member.rank is None or member.is_going for member in self._members.values())
+        is_lost = all(member.rank is None or member.is_leaving for member in self._members.values())
         if self._lost and is_lost:
             logger.error("%s", decision.text)
             return list(self._lost)

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.blacklist import Blacklist
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
-from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.ssh.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
 #: Seconds until a host is tried again that could not be reached: it may be on its way up.
-_TRY_AGAIN_S = 10.0
+_RETRY_S = 10.0
 
 
 class HostManager:
@@ -126,8 +126,8 @@ class HostManager:
         if self._stopped.is_set():
             return
         for name, why in broken.items():
-            logger.warning("host %s cannot be used; trying again in %g s: %s", name, _TRY_AGAIN_S, why)
-            self._try_at_s[name] = time.monotonic() + _TRY_AGAIN_S
+            logger.warning("host %s cannot be used; trying again in %g s: %s", name, _RETRY_S, why)
+            self._try_at_s[name] = time.monotonic() + _RETRY_S
         late = {name for name, at_s in self._try_at_s.items() if at_s > now_s}
         with self._lock:
             before = dict(self._hosts)

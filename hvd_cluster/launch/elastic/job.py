@@ -8,11 +8,11 @@ from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscovery, Host
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import is_local
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.rendezvous.secret import new_secret
 
 
@@ -40,7 +40,7 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
         fleet = stack.enter_context(Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env))
         fleet.open(others=others)
         driver = ElasticDriver(spec, fleet, on_line, on_event)
-        hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.ring.set)
+        hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)
         stack.callback(hosts.close)
         stack.callback(driver.close)  # first: whatever a look at the hosts waits for, the workers end now
         hosts.start()

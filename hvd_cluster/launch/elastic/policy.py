@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 #: Seconds for which a worker that is ready waits for others that are still starting.
-PATIENCE_S = 10.0
+READY_WAIT_S = 10.0
 #: Seconds that workers get to start where slots suffice, whatever the timeout for too few: a busy machine may take long
 #: to import torch.
 START_S = 60.0
@@ -182,7 +182,7 @@ def _first_world(
     view: View, wanted: list[WorkerView], start: tuple[str, ...], stop: tuple[int, ...], leave: tuple[int, ...]
 ) -> Decision:
     ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
-    others_come = bool(start) or (len(ready) < len(wanted) and view.ready_for_s < PATIENCE_S)
+    others_come = bool(start) or (len(ready) < len(wanted) and view.ready_for_s < READY_WAIT_S)
     if len(ready) >= view.num_proc and not others_come:
         return Decision(step=Step.START, stop=stop, leave=leave, world=tuple(w.key for w in ready))
     return _short(view, len(ready), view.num_proc, start, stop, leave)
@@ -271,7 +271,7 @@ def _intact(
     """The world trains: see whether its members should come back for a change."""
     ready = [w for w in wanted if w.rank is None and w.phase is Phase.WAITING]
     others_come = bool(start) or any(w.phase is Phase.STARTING for w in wanted)
-    adds = bool(ready) and (not others_come or view.ready_for_s >= PATIENCE_S) and not _resets_are_used_up(view)
+    adds = bool(ready) and (not others_come or view.ready_for_s >= READY_WAIT_S) and not _resets_are_used_up(view)
     removes = any(w.rank is not None and w.key not in stop for w in unwanted) and len(members) > 0
     step = Step.NOTIFY if adds or removes else Step.WAIT
     return Decision(step=step, start=start, stop=stop, leave=leave, notify=(adds, removes))

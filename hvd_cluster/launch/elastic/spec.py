@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.ssh import Ssh
+from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 
 #: Bounds of the cool-down, in seconds.
@@ -40,7 +40,7 @@ class ElasticSpec:
     elastic_timeout_s: float = 600.0
     #: Seconds between two runs of the script.
     discovery_interval_s: float = 1.0
-    ssh: Ssh = field(default_factory=Ssh)
+    ssh: SshOptions = field(default_factory=SshOptions)
     #: Names of the network interfaces to use.
     interfaces: tuple[str, ...] = ()
 

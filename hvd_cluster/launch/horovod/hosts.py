@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_cluster.launch import hosts
-from hvd_cluster.launch.placement import Seat, place
+from hvd_cluster.launch.placement import Slot, place
 
 
 @dataclass
@@ -101,7 +101,7 @@ def get_host_assignments(
     names = [host.name for host in hosts.fill(named, count) for _ in range(host.slots)]
     return [
         SlotInfo(
-            hostname=placement.seat.address,
+            hostname=placement.slot.address,
             rank=placement.rank,
             local_rank=placement.local_rank,
             cross_rank=placement.cross_rank,
@@ -109,5 +109,5 @@ def get_host_assignments(
             local_size=placement.local_size,
             cross_size=placement.cross_size,
         )
-        for placement in place([Seat(index, name, name) for index, name in enumerate(names)])
+        for placement in place([Slot(index, name, name) for index, name in enumerate(names)])
     ]

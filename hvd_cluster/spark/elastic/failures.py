@@ -30,7 +30,7 @@ class Failures:
 
     def judge(self, outcome: Outcome, now_s: float) -> str:
         """Take note of a worker's failure; says why the job is to end, if it is."""
-        if outcome.is_echo:
+        if outcome.is_secondary:
             return ""
         if outcome.error is not None and not is_loss(outcome):
             self._raised_s = _with_incident(self._raised_s, now_s)

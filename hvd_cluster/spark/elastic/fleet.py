@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hvd_cluster.launch.fleet import Fleet
-from hvd_cluster.launch.group import Worker
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.spark import host as machine
-from hvd_cluster.spark.elastic.roster import Roster
+from hvd_cluster.spark.elastic.task_pool import TaskPool
 from hvd_cluster.topology import Topology
 
 
@@ -23,13 +23,13 @@ class TaskFleet(Fleet):
 
     Args:
         secret: the job's secret.
-        roster: the tasks.
+        task_pool: the tasks.
         interfaces: names, or beginnings of names, of the network interfaces to use.
     """
 
-    def __init__(self, secret: bytes, roster: Roster, interfaces: Sequence[str]) -> None:
+    def __init__(self, secret: bytes, task_pool: TaskPool, interfaces: Sequence[str]) -> None:
         super().__init__(secret, interfaces=interfaces)
-        self._roster = roster
+        self._task_pool = task_pool
 
     def open(self, *, others: bool) -> None:
         """Start the rendezvous."""
@@ -38,11 +38,11 @@ class TaskFleet(Fleet):
 
     def add(self, host: Host) -> str:
         """Take in a task that has called."""
-        remote = self._roster.remote(host.name)
+        remote = self._task_pool.remote(host.name)
         if remote is None:
             return "its task has ended"
-        if host.name not in self._sites:
-            self.take_in(remote)
+        if host.name not in self._hosts:
+            self.add_remote(remote)
         return ""
 
     def host_key(self, name: str) -> str:
@@ -51,14 +51,14 @@ class TaskFleet(Fleet):
         A worker with GPUs of its own sees no others, so that in whichever world it is, ``set_device(local_rank())``
         picks its own: it is alone on its host then.
         """
-        remote = self._sites[name].remote
-        is_alone = remote is not None and remote.hello is not None and remote.hello.owns_devices
+        remote = self._hosts[name].remote
+        is_alone = remote is not None and remote.handshake is not None and remote.handshake.owns_devices
         return name if is_alone else super().host_key(name)
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
         """A worker's place; the name of a task is no address, so the address stands for it."""
         place = super().topology(placement, name, first, job_id, generation)
-        return replace(place, host=self._sites[name].address)
+        return replace(place, host=self._hosts[name].address)
 
     def start(
         self,
@@ -72,13 +72,13 @@ class TaskFleet(Fleet):
         on_event: OnEvent = ignore_event,
     ) -> Worker:
         """Start a worker in the task ``name``, which ends with it; the driver's environment stays here."""
-        remote = self._sites[name].remote
+        remote = self._hosts[name].remote
         assert remote is not None
         started: list[Worker] = []
 
         def on_end() -> None:
             if started and started[0].outcome is not None:
-                self._roster.release(name)
+                self._task_pool.release(name)
             on_change()
 
         env = {**self.environment(name, task), **env}

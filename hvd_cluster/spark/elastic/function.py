@@ -29,7 +29,7 @@ from hvd_cluster.spark.arguments import (
 )
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
-from hvd_cluster.spark.elastic.roster import Roster
+from hvd_cluster.spark.elastic.task_pool import TaskPool
 from hvd_cluster.spark.session import Session
 from hvd_cluster.spark.task import MODULE_REMEDY
 
@@ -134,27 +134,27 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
     secret = new_secret(encrypted=encrypted)
     max_failures = int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES)
     failures = Failures(max_failures)
-    rings: list[Callable[[], None]] = []
+    wakeups: list[Callable[[], None]] = []
 
     def on_change() -> None:
-        for ring in rings:
-            ring()
+        for wakeup in wakeups:
+            wakeup()
 
     with contextlib.ExitStack() as stack:
         most = spec.max_num_proc or spec.num_proc
-        roster = Roster(session, most, secret, profile, on_change, spec.interfaces, max_failures)
-        stack.callback(roster.close)
-        roster.start()
-        roster.wait_for(spec.num_proc, start_timeout_s)
-        fleet = stack.enter_context(TaskFleet(secret, roster, spec.interfaces))
+        task_pool = TaskPool(session, most, secret, profile, on_change, spec.interfaces, max_failures)
+        stack.callback(task_pool.close)
+        task_pool.start()
+        task_pool.wait_for(spec.num_proc, start_timeout_s)
+        fleet = stack.enter_context(TaskFleet(secret, task_pool, spec.interfaces))
         fleet.open(others=not session.is_local)
         driver = ElasticDriver(
             spec, fleet, on_line, ignore_event, lambda outcome: failures.judge(outcome, time.monotonic())
         )
-        hosts = HostManager(roster, fleet, None, spec.discovery_interval_s, driver.ring.set)
+        hosts = HostManager(task_pool, fleet, None, spec.discovery_interval_s, driver.wakeup.set)
         stack.callback(hosts.close)
         stack.callback(driver.close)  # first: whatever a look at the hosts waits for, the workers end now
-        rings.append(driver.ring.set)
+        wakeups.append(driver.wakeup.set)
         hosts.start()
         return driver.run(hosts)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 
 from hvd_cluster.launch.elastic.driver import ElasticDriver
-from hvd_cluster.launch.elastic.member import Member
+from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.policy import Phase
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import drop_line
 from hvd_cluster.launch.process import ignore_event
+from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.secret import new_secret
 
@@ -23,10 +23,10 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
     with Fleet(new_secret()) as fleet:
         fleet.open(others=False)
         with contextlib.closing(ElasticDriver(spec, fleet, drop_line, ignore_event)) as driver:
-            member = driver._members[0] = Member(0, "w", "localhost", 0, 0)
+            member = driver._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)
             for request, then in (("a", Phase.WAITING), ("a", Phase.RUNNING), ("b", Phase.WAITING)):
                 driver._requests.append({"worker": "w", "request": request})
-                driver._take_requests()
+                driver._handle_requests()
                 assert member.phase is then
                 member.phase = Phase.RUNNING  # it is given its place
             driver._members.clear()

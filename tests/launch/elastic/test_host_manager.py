@@ -12,8 +12,8 @@ import pytest
 
 from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscovery
 from hvd_cluster.launch.elastic.host_manager import HostManager
-from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
+from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.rendezvous.secret import new_secret
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvd_cluster.launch.elastic.policy import PATIENCE_S, Decision, Phase, Step, View, WorkerView, decide
+from hvd_cluster.launch.elastic.policy import READY_WAIT_S, Decision, Phase, Step, View, WorkerView, decide
 
 S, W, R = Phase.STARTING, Phase.WAITING, Phase.RUNNING
 
@@ -32,7 +32,7 @@ def test_the_first_world_waits_for_those_that_are_starting_but_not_forever() -> 
     workers = [("a", W, None), ("a", W, None), ("b", S, None)]
     hosts = {"a": 2, "b": 1}
     assert decide(view(workers, hosts)).step is Step.WAIT
-    late = decide(view(workers, hosts, ready_for_s=PATIENCE_S))
+    late = decide(view(workers, hosts, ready_for_s=READY_WAIT_S))
     assert (late.step, late.world) == (Step.START, (0, 1))
     assert decide(view([("a", W, None), ("a", S, None)], hosts, ready_for_s=99.0)).step is Step.WAIT
 
@@ -167,7 +167,7 @@ def _simulate(chance: random.Random) -> None:
                 generation=generation,
                 size=size,
                 num_lost=lost,
-                ready_for_s=chance.choice((0.0, PATIENCE_S)),
+                ready_for_s=chance.choice((0.0, READY_WAIT_S)),
                 may_return=True,
             )
         )

@@ -9,7 +9,7 @@ DEATH = Outcome(0, "a", exit_code=-9)
 #: What the launcher says of a worker whose task has gone.
 LOSS = Outcome(0, "a", error=ErrorReport("LaunchError", "rank 0 lost its host a", "LaunchError: ...\n"))
 RAISED = Outcome(1, "a", error=ErrorReport("ValueError", "bad", "ValueError: bad\n", b"pickled"))
-ECHO = Outcome(1, "a", error=ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "...", is_echo=True))
+ECHO = Outcome(1, "a", error=ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "...", is_secondary=True))
 
 
 def test_what_the_function_raises_counts_however_long_it_takes() -> None:

@@ -27,13 +27,13 @@ def look() -> list[object]:
     hvd.init()
     total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
     address = (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
-    greeting = b""
+    handshake = b""
     with socket.create_connection(address, timeout=5) as plain:
         plain.settimeout(1)
         with contextlib.suppress(TimeoutError):  # a server of TLS waits for its client
-            greeting = plain.recv(100)
+            handshake = plain.recv(100)
     certificate = ssl.get_server_certificate(address)
-    return [total, greeting.decode(), "BEGIN CERTIFICATE" in certificate, os.environ.get("GLOO_DEVICE_TRANSPORT", "")]
+    return [total, handshake.decode(), "BEGIN CERTIFICATE" in certificate, os.environ.get("GLOO_DEVICE_TRANSPORT", "")]
 
 
 if __name__ == "__main__":

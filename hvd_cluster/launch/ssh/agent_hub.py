@@ -1,0 +1,190 @@
+"""The hosts that are reached through ssh, and the connections to their agents."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hvd_cluster.errors import LaunchError
+from hvd_cluster.launch.hosts import LOOPBACK, Host
+from hvd_cluster.launch.interfaces import listening_addresses, named, outward_interfaces
+from hvd_cluster.launch.ssh.host import SshHost
+from hvd_cluster.launch.ssh.options import SshOptions
+from hvd_cluster.launch.wire.agent_messages import STOP_PROBING, AgentHandshake
+from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
+from hvd_cluster.launch.wire.listener import listen_for_handshakes
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.version import __version__
+
+logger = logging.getLogger(__name__)
+
+_END_GRACE_S = 8.0
+_RETRY_S = 1.0
+
+
+class AgentHub:
+    """Starts agents on other hosts through ssh, and lets in those that prove that they know the secret.
+
+    Args:
+        secret: the job's secret.
+        options: how ssh is called.
+        interfaces: names, or beginnings of names, of the network interfaces that the hosts are to use.
+        on_change: called, from another thread, when an agent has called back, or has gone.
+        takes_part: this host is one of them, so the others reach it at those interfaces too.
+        env: variables for the workers on the other hosts; None removes one.
+
+    Raises:
+        OSError: no port can be opened.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        options: SshOptions,
+        interfaces: Sequence[str],
+        on_change: Callable[[], None],
+        *,
+        takes_part: bool = False,
+        env: Mapping[str, str | None] | None = None,
+    ) -> None:
+        #: The other hosts by the name that the user gave them.
+        self.remotes: dict[str, SshHost] = {}
+        self._secret = secret
+        self._options = options
+        self._wanted = list(interfaces)
+        self._on_change = on_change
+        self._env = dict(env or {})
+        self._changed = threading.Condition()
+        self._given_up = False
+        self._where = listening_addresses(self._wanted if takes_part else [])
+        self._listener = listen_for_handshakes(secret, self._let_in, self._where)
+
+    def connect(self, hosts: Sequence[Host], *, patient: bool) -> None:
+        """Start the agents of other hosts.
+
+        Args:
+            hosts: theirs.
+            patient: try again where a host is not up yet, as long as there is time.
+
+        Raises:
+            LaunchError: some cannot be reached, or not before :meth:`give_up`; all of them are named, and let go of.
+        """
+        timeout_s = self._options.connect_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        bootstrap = self._bootstrap()
+        for host in hosts:
+            logger.info("connecting to %s", host.name)
+            self._call_agent(host, bootstrap)
+        names = [host.name for host in hosts]
+
+        def late() -> list[SshHost]:
+            """Hosts that are gone but may yet come."""
+            return [r for name in names if (r := self.remotes[name]).may_come] if patient and not self._given_up else []
+
+        def settled() -> bool:
+            all_known = all(self.remotes[name].handshake or self.remotes[name].gone for name in names)
+            return self._given_up or all_known or bool(late())
+
+        told: set[str] = set()
+        while True:
+            with self._changed:
+                # A little more than ssh has, so that ssh gets to say what is wrong.
+                self._changed.wait_for(settled, max(0.0, deadline_s + 2 - time.monotonic()))
+            again = late()
+            if not again or time.monotonic() + _RETRY_S >= deadline_s:
+                break
+            for remote in again:
+                if remote.host.name not in told:
+                    told.add(remote.host.name)
+                    logger.warning("%s\nTrying again for %.0f s.", remote.gone, deadline_s - time.monotonic())
+            time.sleep(_RETRY_S)
+            for remote in again:
+                remote.close(0.0)
+                self._call_agent(remote.host, bootstrap)
+        remotes = [self.remotes[name] for name in names]
+        wrong = [
+            remote.gone
+            or f"{remote.host.name}: no answer within {timeout_s:g} s; --start-timeout sets how long to wait"
+            for remote in remotes
+            if remote.handshake is None or remote.gone
+        ]
+        if wrong:
+            for remote in remotes:
+                self.drop(remote.host.name)
+            raise LaunchError("could not connect to some hosts via ssh:\n  " + "\n  ".join(wrong))
+
+    def give_up(self) -> None:
+        """Let :meth:`connect`, in other threads, wait no more."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def drop(self, name: str) -> None:
+        """Let go of a host; what runs there is ended."""
+        remote = self.remotes.pop(name, None)
+        if remote is not None:
+            remote.request_end()
+            remote.close(time.monotonic() + 1.0)
+
+    def complete(self) -> None:
+        """There are no more hosts to come: nobody need reach the launcher any more, nor ask how a host is reached."""
+        self._listener.close(0.0)
+        for remote in self.remotes.values():
+            remote.send(STOP_PROBING)
+
+    def close(self) -> None:
+        """Let go of all hosts; nothing of the job is left on them."""
+        remotes = list(self.remotes.values())
+        for remote in remotes:
+            remote.request_end()
+        deadline_s = time.monotonic() + _END_GRACE_S
+        for remote in remotes:
+            remote.close(deadline_s)
+        self.remotes.clear()
+        self._listener.close()
+
+    def _bootstrap(self) -> BootstrapMessage:
+        own = outward_interfaces()
+        # Those of the wanted interfaces first; this host may have none of them.
+        likely = list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK]))
+        return BootstrapMessage(
+            name="",
+            addresses=likely if self._where == [ANY] else self._where,
+            port=self._listener.port,
+            interfaces=self._wanted,
+            secret=self._secret.hex(),
+            cwd=str(Path.cwd()),
+            sys_path=sys.path,
+            env=self._env,
+        )
+
+    def _call_agent(self, host: Host, bootstrap: BootstrapMessage) -> None:
+        try:
+            self.remotes[host.name] = SshHost(host, replace(bootstrap, name=host.name), self._options, self._notify)
+        except OSError as error:
+            raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
+
+    def _let_in(self, handshake: AgentHandshake, channel: Channel) -> bool:
+        remote = self.remotes.get(handshake.name)
+        if remote is None or remote.handshake is not None:
+            return False
+        if handshake.version != __version__:
+            there = handshake.version or "another version"
+            remote.refuse(
+                f"{handshake.name}: hvd_cluster is {there} there and {__version__} here; "
+                "every host needs the same Python environment"
+            )
+            return False
+        remote.attach(handshake, channel)
+        return True
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        self._on_change()

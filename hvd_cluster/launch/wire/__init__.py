@@ -1,0 +1,1 @@
+"""What launchers, agents and workers send each other: the listener, the messages, flow control."""

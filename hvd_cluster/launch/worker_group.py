@@ -1,0 +1,199 @@
+"""The workers of one host, as one: they start together, and the first failure ends them all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.outcome import Outcome, first_failure
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the other workers get, after a failure, to notice it themselves and say so.
+FAILURE_GRACE_S = 3.0
+#: Seconds that the others get, after a failure that looks like the echo of another one, to show the cause.
+SECONDARY_GRACE_S = 3.0
+#: Seconds between SIGTERM and SIGKILL.
+STOP_GRACE_S = 5.0
+#: Seconds that a worker gets to exit after its function has returned.
+EXIT_GRACE_S = 30.0
+
+
+class Worker(Protocol):
+    """What a group needs of a worker; see :class:`hvd_cluster.launch.process.WorkerProcess`."""
+
+    rank: int
+    ready: bool
+    reported: Outcome | None
+    outcome: Outcome | None
+
+    @property
+    def output_tail(self) -> str: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> Outcome | None: ...
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class WorkerGroup(Generic[W]):
+    """Workers that stand and fall together.
+
+    Args:
+        failure_grace_s: how long the others may go on after the first failure.
+        on_failure: called once, with the first failure, when it is noticed.
+    """
+
+    def __init__(
+        self, *, failure_grace_s: float = FAILURE_GRACE_S, on_failure: Callable[[Outcome], None] | None = None
+    ) -> None:
+        self.workers: list[W] = []
+        self._failure_grace_s = failure_grace_s
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+
+    def start(self, starters: Iterable[Callable[[Callable[[], None]], W]]) -> None:
+        """Start the workers; each starter is called with what must be called when its worker has changed.
+
+        Raises:
+            LaunchError: a program cannot be started; those that were started before it are stopped.
+        """
+
+        def start(starter: Callable[[Callable[[], None]], W]) -> None:
+            self.workers.append(starter(self._notify))
+
+        try:
+            # In threads, because an interrupt strikes the main one: no worker may be running that is not in the list.
+            with ThreadPoolExecutor(max_workers=8, thread_name_prefix="hvd-start") as pool:
+                list(pool.map(start, starters))
+            self.workers.sort(key=lambda worker: worker.rank)
+        except OSError as error:
+            self.stop()
+            raise LaunchError(f"a worker cannot be started: {error}") from error
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every worker has reported in, or one has ended (whose outcome then says why).
+
+        Raises:
+            StartTimeoutError: some did not in time; all are stopped.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: any(worker.outcome for worker in self.workers) or all(worker.ready for worker in self.workers),
+                timeout_s,
+            )
+        late = [worker for worker in self.workers if not worker.ready]
+        if late and not any(worker.outcome for worker in self.workers):
+            self.stop()
+            raise StartTimeoutError(_late_text(late, len(self.workers), timeout_s))
+
+    def reports(self) -> list[Outcome]:
+        """The outcome of the present call on every rank; the workers stay, unless one died or hangs after a failure.
+
+        Raises:
+            StopCall: an ``on_event`` raised it.
+        """
+        self._wait_for_all()
+        return self._outcomes()
+
+    def report_of(self, worker: W) -> Outcome:
+        """The outcome of the present call on one worker, where the others have none."""
+        self._wait_until(lambda: bool(worker.reported or worker.outcome), None)
+        outcome = worker.reported or worker.outcome
+        assert outcome is not None
+        return outcome
+
+    def ends(self) -> list[Outcome]:
+        """The outcome of every worker, when all have ended."""
+        reports = self.reports()
+        self.let_exit(EXIT_GRACE_S if all(report.ok for report in reports) else self._failure_grace_s)
+        return [worker.outcome for worker in self.workers if worker.outcome is not None]
+
+    def let_exit(self, grace_s: float = EXIT_GRACE_S) -> None:
+        """Wait until all have ended of themselves; stop those that have not after ``grace_s`` seconds."""
+        if not self._wait_until(lambda: self.all_ended, time.monotonic() + grace_s):
+            hanging = [worker.rank for worker in self._living()]
+            logger.warning("ranks %s did not exit within %g s after their last call: stopping them", hanging, grace_s)
+        self.stop()
+
+    @property
+    def all_ended(self) -> bool:
+        """No worker lives."""
+        return all(worker.outcome is not None for worker in self.workers)
+
+    @property
+    def all_live(self) -> bool:
+        """No worker has ended."""
+        return all(worker.outcome is None for worker in self.workers)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """SIGTERM to every worker that lives, ``grace_s`` seconds of patience, SIGKILL; returns when all have ended."""
+        try:
+            for worker in self._living():
+                worker.terminate()
+            self._wait_until(lambda: self.all_ended, time.monotonic() + grace_s)
+        finally:  # also when a second interrupt ends the patience
+            for worker in self._living():
+                worker.kill()
+        for worker in self.workers:
+            worker.wait()
+
+    def _living(self) -> Sequence[W]:
+        return [worker for worker in self.workers if worker.outcome is None]
+
+    def _outcomes(self) -> list[Outcome]:
+        return [outcome for worker in self.workers if (outcome := worker.outcome or worker.reported)]
+
+    def _wait_for_all(self) -> None:
+        """Wait for an outcome of every worker; after a failure only so long, then stop those that have none."""
+
+        def complete() -> bool:
+            return len(self._outcomes()) == len(self.workers)
+
+        def has_cause() -> bool:
+            return any(not outcome.is_secondary for outcome in self._outcomes())
+
+        def stop_call() -> BaseException | None:
+            return next((stop for worker in self.workers if (stop := getattr(worker, "stop_call", None))), None)
+
+        def failed_or_stopped() -> bool:
+            return bool(stop_call()) or any(not outcome.ok for outcome in self._outcomes())
+
+        self._wait_until(lambda: complete() or failed_or_stopped(), None)
+        if (stop := stop_call()) is not None:
+            raise stop
+        # A rank that noticed a death may end before the launcher hears of the death itself.
+        self._wait_until(lambda: complete() or has_cause(), time.monotonic() + SECONDARY_GRACE_S)
+        failed = first_failure(self._outcomes())
+        if failed is not None and self._on_failure is not None:
+            self._on_failure(failed)
+        if not self._wait_until(complete, time.monotonic() + self._failure_grace_s):
+            self.stop()
+
+    def _wait_until(self, condition: Callable[[], bool], deadline_s: float | None) -> bool:
+        with self._changed:
+            timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            return self._changed.wait_for(condition, timeout_s)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _late_text(late: Sequence[Worker], size: int, timeout_s: float) -> str:
+    ranks = ", ".join(str(worker.rank) for worker in late)
+    text = (
+        f"{len(late)} of {size} workers did not start within {timeout_s:g} s: rank{'s'[: len(late) - 1]} {ranks}. "
+        f"If this host is slow or busy, raise start_timeout (now {timeout_s:g}) or HOROVOD_START_TIMEOUT."
+    )
+    for worker in late:
+        if worker.output_tail:
+            lines = "\n".join(f"  {line}" for line in worker.output_tail.splitlines())
+            text += f"\nLast output of rank {worker.rank}:\n{lines}"
+    return text

@@ -1,0 +1,301 @@
+"""Workers whose number is fixed: they start together, and keep what they have from call to call."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import hvd_cluster
+from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.call import PackedCall
+from hvd_cluster.launch.hosts import LOOPBACK
+from hvd_cluster.launch.outcome import Outcome, collect
+from hvd_cluster.launch.placement import Placement, Slot, place
+from hvd_cluster.launch.worker_group import WorkerGroup
+from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.ray import nodes
+from hvd_cluster.ray.actor import ActorCall, ActorWorker, OutputSinks
+from hvd_cluster.ray.callbacks import CallbackLoop
+from hvd_cluster.ray.connection import ENDED, Connection
+from hvd_cluster.ray.messages import ActorHandshake
+from hvd_cluster.ray.resources import device_env
+from hvd_cluster.ray.session import connect, first_line, full_store, load_ray
+from hvd_cluster.ray.start_watch import late_text, slow_parts
+from hvd_cluster.ray.strategy import Reservation, Strategy
+from hvd_cluster.ray.worker import BaseHorovodWorker, WorkerAssignment
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import join_address
+
+logger = logging.getLogger(__name__)
+
+#: A larger call is put into the object store once, instead of into each worker's message.
+_SHARED_BYTES = 64 * 1024
+
+
+class ActorGroup:
+    """The actors of one executor, and the placement group that they are in.
+
+    Args:
+        strategy: how many, and where.
+        sinks: who hears them.
+        env: variables for them; None removes one.
+        placement_timeout_s: seconds to wait for room.
+        start_timeout_s: seconds for all of them to report, once there is room.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        sinks: OutputSinks,
+        env: Mapping[str, str | None],
+        *,
+        placement_timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        self._strategy = strategy
+        self._sinks = sinks
+        self._env = dict(env)
+        self._placement_timeout_s = placement_timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._running: ExitStack | None = None
+        self._connection = Connection()
+        self._group: WorkerGroup[ActorWorker] = WorkerGroup()
+        self._why_closed = "start() has not been called"
+
+    def start(self, executable: PackedCall | None) -> None:
+        """Start the workers, and let each make its executable (a packed call).
+
+        Raises:
+            StartTimeoutError: no room in the cluster, or workers that do not report.
+            WorkerFailedError: one of them died, or its executable raised.
+            LaunchError: they cannot work together.
+        """
+        self.close()
+        try:
+            with ExitStack() as stack:
+                self._bring_up(stack)
+                self._running = stack.pop_all()
+            if executable is not None:
+                self.call(ActorCall("prepare", (executable,)))
+        except BaseException:  # an interrupt as well: nothing of a actors that is not complete may stay
+            self.close("it did not start")
+            raise
+
+    def call(self, order: ActorCall, callbacks: CallbackLoop | None = None, *, is_last: bool = False) -> list[Any]:
+        """Give ``order`` to every worker; the results by rank.
+
+        Args:
+            order: what to do.
+            callbacks: called with what workers log.
+            is_last: the workers end with this call: objects in their results that they own are stored here.
+
+        Raises:
+            WorkerFailedError: a worker raised or died; the text begins with the user's traceback. Where one died, or
+                hung after another one's failure, all are gone, and :meth:`start` begins anew.
+        """
+        workers = self._workers()
+        order = shared(order)
+        for worker in workers:
+            worker.sinks = self._sinks if callbacks is None else replace(self._sinks, on_log=callbacks.put)
+
+        def work() -> list[Outcome]:
+            for worker in workers:
+                worker.submit(order)
+            return self._group.reports()
+
+        try:
+            outcomes = work() if callbacks is None else callbacks.until(work, self.close)
+        except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
+            self.close("a call was interrupted")
+            raise
+        for worker in workers:
+            worker.forget_report()
+        if is_last:
+            outcomes = [worker.outliving(outcome) for worker, outcome in zip(workers, outcomes, strict=True)]
+        if not self._group.all_live:
+            self.close("a worker died or hung in an earlier call")
+        return collect(outcomes)
+
+    def call_one(self, order: ActorCall) -> Any:
+        """Give ``order`` to rank 0 alone; its result. Raises as :meth:`call` does."""
+        worker = self._workers()[0]
+        worker.sinks = self._sinks
+        try:
+            worker.submit(shared(order))
+            outcome = self._group.report_of(worker)
+        except BaseException:  # an interrupt, as above
+            self.close("a call was interrupted")
+            raise
+        worker.forget_report()
+        if not self._group.all_live:
+            self.close("a worker died in an earlier call")
+        return collect([outcome])[0]
+
+    def call_remote(self, order: ActorCall) -> list[Any]:
+        """Give ``order`` to every worker; the ``ObjectRef`` of each result, by rank."""
+        workers, order = self._workers(), shared(order)
+        for worker in workers:
+            worker.sinks = self._sinks  # the callbacks of an earlier call are not this one's
+        return [worker.submit_remote(order) for worker in workers]
+
+    def close(self, why: str = "shutdown() has been called") -> None:
+        """Let go of the workers and of their placement group. May be called twice."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._why_closed = why
+            running.close()
+
+    @property
+    def is_running(self) -> bool:
+        """The workers are there."""
+        return self._running is not None
+
+    def _workers(self) -> list[ActorWorker]:
+        if self._running is not None and self._connection.has_ended:
+            self.close(ENDED)
+        if self._running is not None and not self._group.all_live:
+            self.close("a worker died between two calls")
+        if self._running is None:
+            raise LaunchError(f"the executor has no workers: {self._why_closed}. Call start() first.")
+        return self._group.workers
+
+    # --- the start ---------------------------------------------------------------------------------------------------
+
+    def _bring_up(self, stack: ExitStack) -> None:
+        connect()
+        self._connection = Connection.current()
+        reservation = self._strategy.reserve(self._placement_timeout_s)
+        size = len(reservation.bundles)
+        stack.callback(_quietly, reservation.release)
+        handles = self._actors(reservation, size, stack)
+        secret, job_id = new_secret(), uuid.uuid4().hex[:12]
+        refs = [handle.handshake.remote(secret) for handle in handles]
+        handshakes = self._handshakes(refs)
+        alone = all(handshake.address == nodes.own_address() for handshake in handshakes)
+        placements = place_actors(handshakes, alone)
+        address = LOOPBACK if alone else nodes.own_address()
+        server = stack.enter_context(KeyValueServer(secret, address))
+        first = placements[0].slot
+        self._group = WorkerGroup()
+        stack.callback(self._group.stop, 0.0)
+        logger.info("job %s: %d workers on %d nodes", job_id, size, len({g.node_id for g in handshakes}))
+
+        def starter(placement: Placement) -> Callable[[Callable[[], None]], ActorWorker]:
+            topology = placement.topology(
+                rendezvous=join_address(address, server.port),
+                master=join_address(first.address, handshakes[first.index].master_port),
+                secret=secret,
+                job_id=job_id,
+            )
+            assignment = WorkerAssignment(topology, {**device_env(placement.visible_devices), **self._env}, carries())
+            index = placement.slot.index
+            return lambda on_change: ActorWorker(
+                self._connection,
+                handles[index],
+                refs[index],
+                placement.rank,
+                lambda _: assignment,
+                self._sinks,
+                on_change,
+            )
+
+        self._group.start(starter(placement) for placement in placements)
+        self._group.wait_ready(self._start_timeout_s)
+        if ended := [worker.outcome for worker in self._group.workers if worker.outcome is not None]:
+            collect(ended)
+
+    def _actors(self, reservation: Reservation, size: int, stack: ExitStack) -> list[Any]:
+        ray = load_ray()
+        actor_class = ray.remote(BaseHorovodWorker)
+        handles = []
+        for index in range(size):
+            handle = actor_class.options(**reservation.options(index)).remote(index, size)
+            stack.callback(_quietly, _kill, self._connection, handle)
+            handles.append(handle)
+        return handles
+
+    def _handshakes(self, refs: Sequence[Any]) -> list[ActorHandshake]:
+        ray = load_ray()
+        _, late = ray.wait(refs, num_returns=len(refs), timeout=self._start_timeout_s)
+        if late:
+            slots = ", ".join(str(refs.index(ref)) for ref in late)
+            raise StartTimeoutError(
+                f"{len(late)} of {len(refs)} workers did not start within {self._start_timeout_s:g} s (actors "
+                f"{slots}). {late_text(self._start_timeout_s, slow_parts())}"
+            )
+        try:
+            handshakes: list[ActorHandshake] = ray.get(list(refs))
+        except ray.exceptions.RayError as error:
+            raise LaunchError(f"a worker could not be started on Ray: {error}") from error
+        check_versions(handshakes)
+        return handshakes
+
+
+def shared(order: ActorCall) -> ActorCall:
+    """``order`` with its large arguments in the object store.
+
+    Raises:
+        LaunchError: they find no room there.
+    """
+    return replace(order, arguments=tuple(_put(argument) for argument in order.arguments))
+
+
+def _put(argument: Any) -> Any:
+    if not isinstance(argument, PackedCall) or len(argument.body) <= _SHARED_BYTES:
+        return argument
+    ray = load_ray()
+    try:
+        return ray.put(argument)
+    except ray.exceptions.RayError as error:
+        raise (
+            full_store(f"the call with its arguments ({len(argument.body) / 1e6:.0f} MB)", error) or error
+        ) from error
+
+
+def place_actors(handshakes: Sequence[ActorHandshake], alone: bool) -> list[Placement]:
+    """The ranks of actors, contiguous on each Ray node.
+
+    Raises:
+        LaunchError: their GPUs do not come out as one per worker.
+    """
+    try:
+        return place(
+            [
+                Slot(index, handshake.node_id, LOOPBACK if alone else handshake.address, handshake.gpus)
+                for index, handshake in enumerate(handshakes)
+            ]
+        )
+    except ValueError as error:
+        raise LaunchError(f"the workers cannot be placed: {error}") from error
+
+
+def check_versions(handshakes: Sequence[ActorHandshake]) -> None:
+    """Raise where a node has another version of this package.
+
+    Raises:
+        LaunchError: so it is.
+    """
+    others = {g.hostname: g.version for g in handshakes if g.version != hvd_cluster.__version__}
+    if others:
+        there = ", ".join(f"{version} on {host}" for host, version in others.items())
+        raise LaunchError(
+            f"hvd_cluster is {hvd_cluster.__version__} here and {there}: install one version everywhere, for example "
+            "through ray.init(runtime_env={'pip': [...]})"
+        )
+
+
+def _kill(connection: Connection, handle: Any) -> None:
+    connection.ray().kill(handle)
+
+
+def _quietly(act: Callable[..., Any], *arguments: Any) -> None:
+    """Clean up where Ray itself may have gone, and everything with it."""
+    try:
+        act(*arguments)
+    except Exception as error:  # noqa: BLE001 - see above
+        logger.debug("clean-up on Ray: %s", first_line(error))

@@ -1,0 +1,136 @@
+"""A task's end of the side channel; it goes on without where the driver cannot be reached."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.logs import prefixed
+from hvd_cluster.rendezvous.channel import Channel
+from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
+from hvd_cluster.spark.messages import STOP, Message, OutputLine
+from hvd_cluster.topology import split_address
+
+#: Seconds that a task tries to reach the driver, all addresses together. A remote Connect server never can.
+_PROBE_S = 3.0
+#: Seconds after which a driver that takes no more output is given up.
+_STALLED_S = 60.0
+
+
+class DriverConnection:
+    """A task's end. It may be used from any thread, also when there is no connection.
+
+    Args:
+        addresses: "host:port" candidates; the first that answers and holds ``secret`` is taken.
+    """
+
+    def __init__(self, addresses: Sequence[str], secret: bytes) -> None:
+        #: Set when the driver asks for a stop, or has died.
+        self.stop_requested = threading.Event()
+        self._closing = self._broken = False
+        self._channel, self._address = reach_driver(addresses, secret)
+        if self._channel is not None:
+            self._channel.settimeout(_STALLED_S)
+        self._thread: threading.Thread | None = None
+        if self._channel is not None:
+            self._thread = threading.Thread(target=self._listen, args=(self._channel,), name="hvd-driver-line")
+            self._thread.daemon = True
+            self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        """True while messages reach the driver."""
+        return self._channel is not None and not self._broken
+
+    def tell(self, message: Message) -> None:
+        """Send ``message``. Without a driver a worker's line goes to the executor's log, anything else nowhere."""
+        channel = self._channel
+        if channel is not None and not self._broken:
+            try:
+                channel.send(pickle.dumps(message))
+                return
+            except (OSError, AuthenticationError):
+                self._broken = True  # perhaps half a message is out; a driver that only stalled can still say STOP
+        if isinstance(message, OutputLine):
+            sys.stderr.write(prefixed(message.rank, message.stream, message.text) + "\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Close the connection; nothing of it stays in the task's process, which Spark reuses."""
+        self._closing = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> DriverConnection:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _listen(self, channel: Channel) -> None:
+        while not self._closing:
+            try:
+                if channel.recv() == STOP:
+                    self.stop_requested.set()
+            except TimeoutError:
+                continue
+            except (EOFError, OSError, AuthenticationError):
+                break
+        if not self._closing:
+            time.sleep(0.2)  # a process that dies closes its sockets one after the other
+            if _is_refused(self._address):
+                self.stop_requested.set()  # nobody waits for this job any more
+        channel.close()
+
+
+def reach_driver(
+    addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] | None = None
+) -> tuple[Channel | None, str]:
+    """A connection to the driver, and the address at which it answered; None where it answers nowhere.
+
+    Args:
+        addresses: "host:port" candidates.
+        secret: the job's secret.
+        prepare: called with the connected socket.
+    """
+    deadline_s = time.monotonic() + _PROBE_S
+    for position, address in enumerate(addresses):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            break
+        host, port = split_address(address)
+        try:
+            sock = socket.create_connection((host, int(port)), timeout=left_s / (len(addresses) - position))
+        except OSError:
+            continue
+        keep_alive(sock)  # a worker may say nothing for hours
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if prepare is not None:
+            prepare(sock)
+        try:
+            channel = Channel.connect(sock, secret, _PROBE_S)
+        except (AuthenticationError, OSError):
+            sock.close()
+            continue
+        return channel, address
+    return None, ""
+
+
+def _is_refused(address: str) -> bool:
+    """True when the driver's host answers that nobody listens there any more."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False

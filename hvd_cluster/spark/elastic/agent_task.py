@@ -1,0 +1,77 @@
+"""What a task of an elastic job does: offer itself to the driver as a host of one slot, until the driver lets it go.
+
+Its end of the conversation is the launcher's own agent (:mod:`hvd_cluster.launch.agent`), which starts the worker as a
+child of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvd_cluster.errors import AuthenticationError
+from hvd_cluster.launch.agent import Agent
+from hvd_cluster.rendezvous.secret import certificate_of
+from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
+from hvd_cluster.spark.devices import task_environment, task_gpus
+from hvd_cluster.spark.driver_connection import reach_driver
+from hvd_cluster.spark.encryption import gloo_variables
+from hvd_cluster.spark.plan import Versions, disagreements
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticTaskPlan:
+    """What the driver tells every task of an elastic job."""
+
+    #: The job's secret; it travels inside the pickled task, and is never shown.
+    secret: bytes = field(repr=False)
+    #: "host:port" candidates for the driver's listener.
+    driver_addresses: tuple[str, ...]
+    #: Those of the driver.
+    versions: Versions
+    #: Names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
+    interfaces: tuple[str, ...] = ()
+
+
+def perform(context: Any, versions: dict[str, str], plan: bytes, slot: int) -> list[tuple[int, str, bytes]]:
+    """Serve the driver until it lets this task go, or has gone.
+
+    Args:
+        context: the ``TaskContext``.
+        versions: those of the driver, readable whatever version wrote ``offer``.
+        plan: a pickled :class:`ElasticTaskPlan`.
+        slot: which of the job's slots this task is for.
+
+    Returns:
+        Nothing, or why this task is of no use, as one row of kind "problem".
+    """
+    here = socket.gethostname()
+    errors, _ = disagreements(Versions(**versions), {here: Versions.here()})
+    if errors:
+        return [(slot, "problem", "; ".join(errors).encode())]
+    job: ElasticTaskPlan = pickle.loads(plan)  # Spark brought it, as it brought this function
+    channel, _ = reach_driver(job.driver_addresses, job.secret, detect_dead_host)
+    if channel is None:
+        text = (
+            f"the task on {here} cannot reach the driver at {', '.join(job.driver_addresses)}. The process that called "
+            "run_elastic leads the job: open its ports to the executors, or call it on a machine that they reach (with "
+            "a remote Spark Connect server, one beside the cluster)"
+        )
+        return [(slot, "problem", text.encode())]
+    gpus = task_gpus(context)
+    env: dict[str, str | None] = {**task_environment(gpus)}
+    if gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    with (
+        gloo_variables(certificate_of(job.secret)) as variables,
+        contextlib.suppress(EOFError, OSError, AuthenticationError),
+        contextlib.closing(channel),
+    ):
+        # Another attempt of this task is another host: what is known of this one does not hold for it.
+        name = f"{here}/task-{slot}-{secrets.token_hex(3)}"
+        Agent(channel, {**env, **variables}, owns_devices=bool(gpus)).serve(name, job.secret, job.interfaces)
+    return []

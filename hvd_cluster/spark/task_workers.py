@@ -1,0 +1,124 @@
+"""The workers of one barrier task: children of its process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hvd_cluster.launch.outcome import ErrorReport, Outcome
+from hvd_cluster.launch.placement import Placement
+from hvd_cluster.launch.process import WorkerProcess
+from hvd_cluster.spark import messages
+from hvd_cluster.spark.devices import task_environment
+from hvd_cluster.spark.driver_connection import DriverConnection
+from hvd_cluster.spark.end_tracker import EndTracker
+from hvd_cluster.spark.host import resolve_executable
+from hvd_cluster.spark.plan import TaskPlan
+from hvd_cluster.topology import Topology
+
+#: Seconds between SIGTERM and SIGKILL for a worker that has to go.
+_TERM_S = 2.0
+_POLL_S = 0.1
+
+
+class TaskWorkers:
+    """Starts the workers of a task, and runs them to their end.
+
+    Args:
+        topologies: their places.
+        placements: the same with the devices of their host.
+        job: what they are part of.
+        call: the packed call.
+        driver: hears their output, their progress and how they end.
+        env: variables of this host for them; the job's own go on top.
+    """
+
+    def __init__(
+        self,
+        topologies: Sequence[Topology],
+        placements: Sequence[Placement],
+        job: TaskPlan,
+        call: bytes,
+        driver: DriverConnection,
+        env: Mapping[str, str],
+    ) -> None:
+        self._topologies = topologies
+        self._placements = placements
+        self._job = job
+        self._call = call
+        self._driver = driver
+        self._env = dict(env)
+        self._changed = threading.Event()
+        self._workers: list[WorkerProcess] = []
+        self._outcomes: dict[int, Outcome] = {}
+
+    def run(self, end_tracker: EndTracker) -> list[Outcome]:
+        """Run the workers until all have ended; stop them when the driver asks, or some time after another's failure.
+
+        Args:
+            end_tracker: hear of each end, and let us know when a worker has failed elsewhere.
+
+        Returns:
+            How each ended, in their order.
+
+        Raises:
+            ConnectionError: the task of rank 0 is gone.
+        """
+        try:
+            for topology, placement in zip(self._topologies, self._placements, strict=True):
+                self._start(topology, placement, end_tracker)
+            while self._take_ends(end_tracker):
+                self._changed.wait(_POLL_S)
+                self._changed.clear()
+                if self._driver.stop_requested.is_set() or time.monotonic() >= end_tracker.deadline_s():
+                    self._stop()
+        finally:
+            for worker in self._workers:
+                worker.kill()
+        return [self._outcomes[topology.rank] for topology in self._topologies]
+
+    def _start(self, topology: Topology, placement: Placement, end_tracker: EndTracker) -> None:
+        tell = self._driver.tell
+        env = {**self._env, **task_environment(placement.slot.gpus), **placement.device_env(), **self._job.env}
+        try:
+            worker = WorkerProcess(
+                topology,
+                self._call,
+                env=env,
+                executable=resolve_executable(self._job.executable),
+                as_horovod=self._job.as_horovod,
+                on_line=lambda rank, stream, text: tell(messages.OutputLine(rank, stream, text)),
+                on_event=lambda rank, fields: tell(messages.ProgressEvent(rank, fields)),
+                on_change=self._changed.set,
+            )
+        except OSError as error:
+            report = ErrorReport.of(error)
+            self._end(Outcome(topology.rank, topology.host, error=report, finished_at=time.time()), end_tracker)
+        else:
+            self._workers.append(worker)
+
+    def _take_ends(self, end_tracker: EndTracker) -> bool:
+        """Say of each worker that has ended how it did; False when all have."""
+        for worker in self._workers:
+            if worker.outcome is not None and worker.rank not in self._outcomes:
+                outcome = worker.wait()
+                assert outcome is not None
+                self._end(outcome, end_tracker)
+        return len(self._outcomes) < len(self._topologies)
+
+    def _end(self, outcome: Outcome, end_tracker: EndTracker) -> None:
+        self._outcomes[outcome.rank] = outcome
+        self._driver.tell(messages.WorkerEnded(replace(outcome, value=b"" if outcome.ok else None)))
+        end_tracker.announce_end(outcome.rank, outcome.ok)
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            worker.terminate()
+        deadline_s = time.monotonic() + _TERM_S
+        for worker in self._workers:
+            if worker.wait(max(0.0, deadline_s - time.monotonic())) is None:
+                worker.kill()
+        for worker in self._workers:
+            worker.wait()

@@ -1,0 +1,60 @@
+"""How tasks follow each other's ending_text: a real store, a client per task."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_cluster.launch.worker_group import FAILURE_GRACE_S
+from hvd_cluster.rendezvous.secret import new_secret
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.spark.end_tracker import EndTracker, reach
+
+
+@pytest.fixture
+def peers() -> Iterator[list[EndTracker]]:
+    secret = new_secret()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(KeyValueServer(secret))
+        clients = [reach(["no-such-host.invalid", "127.0.0.1"], server.port, secret) for _ in range(3)]
+        for client, address in clients:
+            stack.enter_context(contextlib.closing(client))
+            assert address == "127.0.0.1"
+        yield [EndTracker(client, 3) for client, _ in clients]
+
+
+@pytest.mark.long
+def test_a_worker_may_continue_until_another_one_has_failed(end_tracker: list[EndTracker]) -> None:
+    assert peers[0].deadline_s() == math.inf
+    peers[1].announce_end(1, ok=True)
+    time.sleep(0.6)
+    assert peers[0].deadline_s() == math.inf
+    peers[2].announce_end(2, ok=False)
+    time.sleep(0.6)
+    left_s = peers[0].deadline_s() - time.monotonic()
+    assert FAILURE_GRACE_S - 1 < left_s <= FAILURE_GRACE_S
+
+
+@pytest.mark.long
+def test_the_store_is_kept_until_all_have_ended(end_tracker: list[EndTracker]) -> None:
+    asked: list[int] = []
+
+    def give_up() -> bool:
+        asked.append(1)
+        if len(asked) == 2:
+            peers[2].announce_end(2, ok=False)
+        return len(asked) > 5
+
+    peers[0].announce_end(0, ok=True)
+    peers[1].announce_end(1, ok=True)
+    peers[0].wait_for_ends(give_up)
+    assert len(asked) == 2
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_every_address() -> None:
+    with pytest.raises(ConnectionError, match="the host of rank 0 cannot be reached: .*no-such-host.*127.0.0.1:1"):
+        reach(["no-such-host.invalid", "127.0.0.1"], 1, new_secret())
