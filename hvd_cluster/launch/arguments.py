@@ -7,7 +7,6 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -29,20 +28,6 @@ def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
         return fn(*named, *args[len(names) :], **kwargs)  # type: ignore[arg-type]
 
     return wrapper
-
-
-def wrong_num_proc(num_proc: object) -> list[str]:
-    """What is wrong with a number of workers: nothing, or one sentence. None stands for "as many as there is room"."""
-    if num_proc is None or (isinstance(num_proc, Integral) and int(num_proc) >= 1):
-        return []
-    return [f"num_proc={num_proc!r} must be a whole number of at least 1: a job needs a worker"]
-
-
-def wrong_controllers(use_gloo: bool | None, use_mpi: bool | None) -> list[str]:
-    """What is wrong with Horovod's choice of a controller: nothing, or one sentence."""
-    if use_gloo and use_mpi:
-        return ["use_gloo and use_mpi exclude each other: leave both out"]
-    return []
 
 
 def warn_of_mpi(use_mpi: bool | None) -> None:

@@ -10,10 +10,9 @@ import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Mapping
-from numbers import Real
 from pathlib import Path
-from typing import Any
 
+from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.oldpaths.carry import carry
 from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
@@ -54,49 +53,6 @@ def worker_environment(
     variables.update(python_path(variables.get("PYTHONPATH", "")))
     variables.update(_startup_path(variables.get("PYTHONPATH", "")))
     return {**variables, **carry(variables, wanted=as_horovod)}
-
-
-def wrong_variables(env: Mapping[str, Any] | None) -> list[str]:
-    """What is wrong with variables for the workers, a sentence each."""
-    given: Any = env
-    if given is None:
-        return []
-    if not isinstance(given, Mapping):
-        return [f"variables for the workers are a dict, such as {{'NCCL_DEBUG': 'INFO'}}, not {given!r}"]
-    names = [name for name in given if not isinstance(name, str)]
-    wrong = [
-        f"variables for the workers have names that are texts, such as 'NCCL_DEBUG', not {name!r}" for name in names
-    ]
-    return wrong + [
-        f"the variable {name}={value!r} for the workers must be a text, a number or a path, or None to remove it"
-        for name, value in given.items()
-        if not (value is None or isinstance(value, (str, Real, os.PathLike)))
-    ]
-
-
-def checked_variables(env: Mapping[str, Any] | None) -> dict[str, str | None]:
-    """Variables for workers as texts; None removes one.
-
-    Args:
-        env: values may be texts, numbers and paths: ``1`` becomes "1", ``True`` "True".
-
-    Raises:
-        TypeError: they are not a dict, a name is not a text, or a value is something else; the text names all of them.
-    """
-    if wrong := wrong_variables(env):
-        raise TypeError("; ".join(wrong))
-    return {
-        name: None if value is None else os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-        for name, value in (env or {}).items()
-    }
-
-
-def interface_names(nics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The network interfaces that ``nics`` names: one, several, or several in one text with commas between."""
-    texts = [nics] if isinstance(nics, str) else list(nics or ())
-    if isinstance(nics, (set, frozenset)):
-        texts = sorted(texts)  # the same first one on every host
-    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
 
 
 def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.launch.arguments import none_is_default, renamed, warn_of_mpi, wrong_controllers, wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, renamed, warn_of_mpi
 from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.checks import checked_variables, controller_problems, interface_names, num_proc_problems
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.environment import checked_variables, interface_names
 from hvd_cluster.launch.hosts import fill, parse_hosts, read_hostfile
 from hvd_cluster.launch.job import JobSpec, on_this_host, run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles, printer
@@ -104,7 +104,7 @@ def run(
     interfaces = interface_names(
         renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
     )
-    wrong = wrong_num_proc(num_proc) + wrong_controllers(use_gloo, use_mpi)
+    wrong = num_proc_problems(num_proc) + controller_problems(use_gloo, use_mpi)
     if sum(source is not None for source in (hosts, hostfile, host_discovery_script)) > 1:
         wrong.append("hosts, hostfile and host_discovery_script exclude each other: give one of them")
     if wrong:

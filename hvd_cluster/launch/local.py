@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default, wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.environment import checked_variables
+from hvd_cluster.launch.checks import checked_variables, num_proc_problems
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
@@ -109,7 +109,7 @@ class Executor:
         on_event: OnEvent | None = None,
         verbose: int = 1,
     ) -> None:
-        if wrong := wrong_num_proc(num_proc):
+        if wrong := num_proc_problems(num_proc):
             raise ValueError("; ".join(wrong))
         self._num_proc = num_proc
         self._env = checked_variables(env)

@@ -12,7 +12,7 @@ from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import ElasticSettings, refuse_unknown
-from hvd_cluster.ray.spec import worker_resources, wrong_resources
+from hvd_cluster.ray.spec import resource_problems, worker_resources
 
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
 
@@ -43,7 +43,7 @@ class ElasticRayExecutor:
         override_discovery: bool = True,
     ) -> None:
         given: Any = settings
-        wrong = wrong_resources(cpus_per_slot, use_gpu, gpus_per_slot)
+        wrong = resource_problems(cpus_per_slot, use_gpu, gpus_per_slot)
         if not isinstance(given, ElasticSettings):
             wrong.append(f"settings={given!r} must be what ElasticRayExecutor.create_settings() returns")
         elif not override_discovery and settings.discovery is None:

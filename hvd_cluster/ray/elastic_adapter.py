@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutError
 from hvd_cluster.launch.call import PackedCall
+from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.environment import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event

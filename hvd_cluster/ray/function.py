@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hvd_cluster.launch.arguments import none_is_default
-from hvd_cluster.launch.environment import checked_variables
+from hvd_cluster.launch.checks import checked_variables, count_problems
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.actor import ActorCall, OutputSinks
 from hvd_cluster.ray.actor_group import ActorGroup
-from hvd_cluster.ray.numbers import wrong_whole
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import MiniSettings
-from hvd_cluster.ray.spec import packed_strategy, worker_resources, wrong_resources
+from hvd_cluster.ray.spec import packed_strategy, resource_problems, worker_resources
 from hvd_cluster.ray.static import packed
 
 
@@ -67,7 +66,7 @@ def run(
         StartTimeoutError, NotEnoughSlotsError, WorkerFailedError, LaunchError: as
             :class:`~hvd_cluster.ray.executor.RayExecutor` raises them.
     """
-    if wrong := [*wrong_whole("num_proc", num_proc), *wrong_resources(cpus_per_worker, use_gpu, gpus_per_worker)]:
+    if wrong := [*count_problems("num_proc", num_proc), *resource_problems(cpus_per_worker, use_gpu, gpus_per_worker)]:
         raise ValueError("; ".join(wrong))
     connect()
     refuse_client("hvd_cluster.ray.run")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.launch.environment import interface_names
+from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.interfaces import named, outward_interfaces
 from hvd_cluster.ray.session import load_ray
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hvd_cluster.launch.checks import amount_problems, count_problems, num_proc_range_problems
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.environment import interface_variables
-from hvd_cluster.ray.numbers import wrong_amount, wrong_whole
 
 
 @dataclass
@@ -36,12 +36,12 @@ class MiniSettings:
         for each in fields(self):
             if getattr(self, each.name) is None:  # "not given", as in Horovod's functions
                 setattr(self, each.name, each.default)
-        if wrong := self._wrong_values():
+        if wrong := self._value_problems():
             raise ValueError("; ".join(wrong))
 
-    def _wrong_values(self) -> list[str]:
-        wrong = wrong_amount("timeout_s", self.timeout_s, " of seconds")
-        wrong += wrong_amount("placement_group_timeout_s", self.placement_group_timeout_s, " of seconds")
+    def _value_problems(self) -> list[str]:
+        wrong = amount_problems("timeout_s", self.timeout_s, " of seconds")
+        wrong += amount_problems("placement_group_timeout_s", self.placement_group_timeout_s, " of seconds")
         nics: Any = self.nics
         if nics is not None and not isinstance(nics, Iterable):
             wrong.append(f"nics={nics!r} must be the name of a network interface, or several")
@@ -76,12 +76,10 @@ class ElasticSettings(MiniSettings):
     discovery: HostDiscovery | None = None
     elastic: bool = True
 
-    def _wrong_values(self) -> list[str]:
-        least, most = self.min_num_proc, self.max_num_proc
-        counts = wrong_whole("min_num_proc", least) + wrong_whole("max_num_proc", most)
-        if not counts and most is not None and most < least:
-            counts.append(f"max_num_proc={most} is less than min_num_proc={least}")
-        return super()._wrong_values() + counts
+    def _value_problems(self) -> list[str]:
+        counts = count_problems("min_num_proc", self.min_num_proc) + count_problems("max_num_proc", self.max_num_proc)
+        counts = counts or num_proc_range_problems(None, self.min_num_proc, self.max_num_proc, None)
+        return super()._value_problems() + counts
 
 
 def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:

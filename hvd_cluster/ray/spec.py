@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_cluster.launch.checks import amount_problems, count_problems, flag_problems
 from hvd_cluster.ray.bundles import current_group
-from hvd_cluster.ray.numbers import wrong_amount, wrong_flag, wrong_whole
 from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings, MiniSettings
@@ -37,8 +37,8 @@ class ExecutorSpec:
     override_discovery: bool = True
 
     def __post_init__(self) -> None:
-        wrong = self._wrong_values() or self._contradictions()
-        wrong += wrong_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
+        wrong = self._value_problems() or self._contradictions()
+        wrong += resource_problems(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
         if wrong:
             raise ValueError("; ".join(wrong))
 
@@ -71,17 +71,17 @@ class ExecutorSpec:
             discovery=None if self.override_discovery else getattr(self.settings, "discovery", None),
         )
 
-    def _wrong_values(self) -> list[str]:
+    def _value_problems(self) -> list[str]:
         wrong = []
         if not isinstance(self.settings, MiniSettings):
             wrong.append(f"settings={self.settings!r} must be what create_settings() returns")
         names = ("num_workers", "num_hosts", "num_workers_per_host", "min_workers", "max_workers")
-        wrong += [text for name in names for text in wrong_whole(name, getattr(self, name))]
+        wrong += [text for name in names for text in count_problems(name, getattr(self, name))]
         if self.reset_limit is not None:
-            wrong += wrong_amount("reset_limit", self.reset_limit)
-        wrong += wrong_amount("elastic_timeout", self.elastic_timeout, " of seconds")
+            wrong += amount_problems("reset_limit", self.reset_limit)
+        wrong += amount_problems("elastic_timeout", self.elastic_timeout, " of seconds")
         for name in ("use_current_placement_group", "override_discovery"):
-            wrong += wrong_flag(name, getattr(self, name))
+            wrong += flag_problems(name, getattr(self, name))
         if not self.override_discovery and self.min_workers and getattr(self.settings, "discovery", None) is None:
             wrong.append(
                 "override_discovery=False takes settings that have a discovery: those of "
@@ -89,7 +89,7 @@ class ExecutorSpec:
             )
         pair: Any = self.cooldown_range
         if pair is not None and (
-            not isinstance(pair, Sequence) or len(pair) != 2 or any(wrong_amount("", seconds) for seconds in pair)
+            not isinstance(pair, Sequence) or len(pair) != 2 or any(amount_problems("", seconds) for seconds in pair)
         ):
             wrong.append(f"cooldown_range={pair!r} must be two numbers of seconds: the shortest, the longest")
         return wrong
@@ -146,13 +146,13 @@ def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerRe
     return WorkerResources(cpus, (1 if gpus is None else gpus) if use_gpu else 0)
 
 
-def wrong_resources(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
+def resource_problems(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
     """What is wrong with them."""
-    wrong = wrong_amount("cpus_per_worker", cpus) + wrong_flag("use_gpu", use_gpu)
+    wrong = amount_problems("cpus_per_worker", cpus) + flag_problems("use_gpu", use_gpu)
     if gpus is not None and not use_gpu:
         wrong.append(f"gpus_per_worker={gpus!r} is set, but use_gpu is not: set use_gpu=True")
     elif gpus is not None:
-        bad = wrong_amount("gpus_per_worker", gpus)
+        bad = amount_problems("gpus_per_worker", gpus)
         wrong += bad
         if not bad and (gpus < 1 or gpus != int(gpus)):
             wrong.append(f"gpus_per_worker={gpus} must be a whole number >= 1: workers cannot share a GPU")

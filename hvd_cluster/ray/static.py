@@ -7,7 +7,7 @@ from typing import Any
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import PackedCall, pack_call
-from hvd_cluster.launch.environment import checked_variables
+from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.ray.actor import ActorCall, OutputSinks
 from hvd_cluster.ray.actor_group import ActorGroup

@@ -11,7 +11,8 @@ from typing import Any
 import hvd_cluster
 from hvd_cluster.launch import progress
 from hvd_cluster.launch.call import PackedCall, unpack
-from hvd_cluster.launch.environment import answer_for_horovod, checked_variables, thread_variables
+from hvd_cluster.launch.checks import checked_variables
+from hvd_cluster.launch.environment import answer_for_horovod, thread_variables
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.worker import perform

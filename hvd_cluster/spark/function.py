@@ -7,20 +7,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default, warn_of_mpi, wrong_controllers, wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, warn_of_mpi
 from hvd_cluster.launch.call import pack
-from hvd_cluster.launch.environment import checked_variables, interface_variables, wrong_variables
+from hvd_cluster.launch.checks import (
+    checked_variables,
+    controller_problems,
+    num_proc_problems,
+    seconds_problems,
+    variable_problems,
+)
+from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import preflight
 from hvd_cluster.spark.active_session import active
-from hvd_cluster.spark.arguments import (
-    check_profile,
-    wrong_seconds,
-)
 from hvd_cluster.spark.job import Job
 from hvd_cluster.spark.rows import Rows
+from hvd_cluster.spark.session import check_profile
 from hvd_cluster.spark.task import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)
@@ -93,11 +97,11 @@ def run(
         LaunchError: no session, an argument that cannot be pickled, or executors without this package.
     """
     if wrong := [
-        *wrong_num_proc(num_proc),
-        *wrong_seconds(start_timeout=start_timeout),
-        *wrong_controllers(use_gloo, use_mpi),
-        *wrong_variables(env),
-        *_wrong_workers_per_task(num_proc, workers_per_task),
+        *num_proc_problems(num_proc),
+        *seconds_problems(start_timeout=start_timeout),
+        *controller_problems(use_gloo, use_mpi),
+        *variable_problems(env),
+        *_workers_per_task_problems(num_proc, workers_per_task),
     ]:
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)
@@ -128,7 +132,7 @@ def run(
     return collect(job.run(call, max(1.0, start_timeout_s - (time.monotonic() - began_s))))
 
 
-def _wrong_workers_per_task(num_proc: int | None, workers_per_task: int) -> list[str]:
+def _workers_per_task_problems(num_proc: int | None, workers_per_task: int) -> list[str]:
     if workers_per_task < 1:
         return [f"workers_per_task={workers_per_task!r} must be a whole number of at least 1"]
     if num_proc is not None and num_proc % workers_per_task:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import spark_jobs
+from hvd_cluster.errors import LaunchError
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.slots import SlotCounts
 from hvd_cluster.spark.task import SCHEMA
@@ -120,3 +121,16 @@ class Session(abc.ABC):
 
 def nothing_to_free() -> None:
     """What frees a call that :meth:`Session.ship` left as it was, or that the server keeps."""
+
+
+def check_profile(session: Session, profile: Any) -> None:
+    """Refuse a resource profile if this version of Spark does not support it.
+
+    Raises:
+        LaunchError: Spark is older than 4.0.
+    """
+    if profile is not None and not session.takes_profiles():
+        raise LaunchError(
+            f"resource_profile needs Spark 4.0 or newer, and this is {session.spark.version}: use the session's "
+            "settings instead (spark.task.cpus, spark.task.resource.gpu.amount)"
+        )

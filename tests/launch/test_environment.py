@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import hvd_cluster
+from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.environment import (
     agent_environment,
-    checked_variables,
     exportable,
     found_interface_variables,
     interface_variables,

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators import RayBackend, SparkBackend
-from hvd_cluster.launch.environment import checked_variables
+from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, nodes
 from hvd_cluster.ray.discovery import RayHostDiscovery
 from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import KEPT_ANYWAY, KNOBS, OBSOLETE, SWITCHES
 
 
@@ -37,8 +38,7 @@ class _CommaList(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        names = [name.strip() for name in str(values).split(",") if name.strip()]
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or []), *names])
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or []), *interface_names(str(values))])
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
+from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hosts, read_hostfile
@@ -51,7 +52,7 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     options = SshOptions(
         port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s
     )
-    interfaces = tuple(parsed.nics or [name for name in settings.gloo_interface.split(",") if name])
+    interfaces = interface_names(parsed.nics or settings.gloo_interface)
     notes = list(parsed.notes or [])
     hosts = _hosts(parsed, environ, notes)
     if parsed.host_discovery_script is not None or parsed.min_num_proc is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hvd_cluster.launch.checks import num_proc_range_problems
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
@@ -60,18 +61,15 @@ class ElasticSpec:
 
     def _problems(self) -> Sequence[str]:
         low, high = _COOLDOWN_BOUNDS_S
-        most = self.max_num_proc
-        wrong = [
-            f"{name}={value} must be at least 1"
-            for name, value in (("--min-np", self.min_num_proc), ("-np", self.num_proc), ("--slots", self.slots))
-            if value < 1
-        ]
-        if self.num_proc < self.min_num_proc:
-            wrong.append(f"-np={self.num_proc} is less than --min-np={self.min_num_proc}")
-        if most is not None and most < self.num_proc:
-            wrong.append(f"--max-np={most} is less than -np={self.num_proc}")
-        if self.reset_limit is not None and self.reset_limit < 0:
-            wrong.append(f"--reset-limit={self.reset_limit} must be >= 0")
+        wrong = num_proc_range_problems(
+            self.num_proc,
+            self.min_num_proc,
+            self.max_num_proc,
+            self.reset_limit,
+            names=("-np", "--min-np", "--max-np", "--reset-limit"),
+        )
+        if self.slots < 1:
+            wrong.append(f"--slots={self.slots} must be at least 1")
         if self.elastic_timeout_s <= 0:
             wrong.append(f"--elastic-timeout={self.elastic_timeout_s:g} must be > 0")
         if self.cooldown_range_s is not None:

@@ -8,12 +8,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hvd_cluster.launch.arguments import none_is_default, renamed, wrong_num_proc
+from hvd_cluster.launch.arguments import none_is_default, renamed
 from hvd_cluster.launch.call import pack
+from hvd_cluster.launch.checks import (
+    checked_variables,
+    interface_names,
+    num_proc_range_problems,
+    seconds_problems,
+    variable_problems,
+)
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.environment import checked_variables, interface_names, interface_variables, wrong_variables
+from hvd_cluster.launch.environment import interface_variables
 from hvd_cluster.launch.logs import OnLine, printer
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
@@ -23,14 +30,10 @@ from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import encryption, preflight, slots
 from hvd_cluster.spark.active_session import active
-from hvd_cluster.spark.arguments import (
-    check_profile,
-    wrong_seconds,
-)
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
 from hvd_cluster.spark.elastic.task_pool import TaskPool
-from hvd_cluster.spark.session import Session
+from hvd_cluster.spark.session import Session, check_profile
 from hvd_cluster.spark.task import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)
@@ -97,10 +100,9 @@ def run_elastic(
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if wrong := [
-        *wrong_num_proc(num_proc),
-        *wrong_seconds(start_timeout=start_timeout, elastic_timeout=elastic_timeout),
-        *wrong_variables(env),
-        *_wrong_range(num_proc, min_num_proc, max_num_proc, reset_limit),
+        *seconds_problems(start_timeout=start_timeout, elastic_timeout=elastic_timeout),
+        *variable_problems(env),
+        *num_proc_range_problems(num_proc, min_num_proc, max_num_proc, reset_limit),
     ]:
         raise ValueError("; ".join(wrong))
     settings = Settings.from_env(spark_start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
@@ -157,24 +159,3 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
         wakeups.append(driver.wakeup.set)
         hosts.start()
         return driver.run(hosts)
-
-
-def _wrong_range(
-    num_proc: int | None, min_num_proc: int | None, max_num_proc: int | None, reset_limit: int | None
-) -> list[str]:
-    """What is wrong with the numbers of workers: a sentence each."""
-    wrong = [
-        f"{name}={value!r} must be at least 1"
-        for name, value in (("min_num_proc", min_num_proc), ("max_num_proc", max_num_proc))
-        if value is not None and value < 1
-    ]
-    least, most = min_num_proc or num_proc, max_num_proc or num_proc
-    if num_proc is not None and least is not None and least > num_proc:
-        wrong.append(f"min_num_proc={least} is more than num_proc={num_proc}")
-    if num_proc is not None and most is not None and most < num_proc:
-        wrong.append(f"max_num_proc={most} is less than num_proc={num_proc}")
-    if num_proc is None and least is not None and most is not None and least > most:
-        wrong.append(f"min_num_proc={least} is more than max_num_proc={most}")
-    if reset_limit is not None and reset_limit < 0:
-        wrong.append(f"reset_limit={reset_limit} must be at least 0")
-    return wrong

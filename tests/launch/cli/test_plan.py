@@ -114,9 +114,9 @@ def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-np", "2", "--min-np", "3"], "-np=2 is less than --min-np=3"),
+        (["-np", "2", "--min-np", "3"], "--min-np=3 is more than -np=2"),
         (["-np", "4", "--max-np", "3"], "--max-np=3 is less than -np=4"),
-        (["-np", "2", "--reset-limit", "-1"], "--reset-limit=-1 must be >= 0"),
+        (["-np", "2", "--reset-limit", "-1"], "--reset-limit=-1 must be at least 0"),
         (["-np", "2", "--blacklist-cooldown-range", "5", "2"], "--blacklist-cooldown-range 5 2 must be two rising"),
         (["-np", "2", "--blacklist-cooldown-range", "0.5", "2"], "1 to 3600"),
         (["-np", "2", "--slots", "0"], "--slots=0 must be at least 1"),
