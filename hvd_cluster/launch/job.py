@@ -13,7 +13,7 @@ from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.placement import place
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import FAILURE_GRACE_S, Worker, WorkerGroup
@@ -69,7 +69,7 @@ def run_job(
     # Commands say nothing but their exit code: the others get the time to end by the same mistake, and show it.
     grace_s = COMMAND_GRACE_S if spec.task.command is not None else FAILURE_GRACE_S
     group = WorkerGroup[Worker](failure_grace_s=grace_s, on_failure=on_failure)
-    with Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
+    with SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
         fleet.connect(hosts)
         names = fleet.names(hosts)
         placements = place(fleet.slots(hosts))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvd_cluster.launch.hosts import LOOPBACK, Host
+from hvd_cluster.launch.fleet import Fleet
+from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.ray import nodes
@@ -21,7 +21,6 @@ from hvd_cluster.ray.connection import Connection
 from hvd_cluster.ray.messages import ActorHandshake
 from hvd_cluster.ray.resources import WorkerResources, device_env
 from hvd_cluster.ray.worker import BaseHorovodWorker, WorkerAssignment
-from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
 
 
@@ -71,11 +70,6 @@ class NodeFleet(Fleet):
         #: Workers have formed a world.
         self.has_world = False
 
-    def open(self, *, others: bool) -> None:
-        """Start the rendezvous for all nodes."""
-        if self._server is None:
-            self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
-
     def add(self, host: Host) -> str:
         """Take in a node, by its id, its address or its name."""
         known = self._places.get(host.name)
@@ -99,15 +93,8 @@ class NodeFleet(Fleet):
         self._places[host.name] = _FleetNode(found[0], options)
         return ""
 
-    def probe(self) -> dict[str, str]:
-        """Ray's nodes reach each other at the addresses that Ray knows."""
-        return {}
-
     def host_key(self, name: str) -> str:
         return self._places[name].node.node_id
-
-    def interface(self, name: str) -> str:
-        return ""
 
     def rendezvous(self, name: str) -> str:
         address = nodes.own_address()

@@ -16,11 +16,11 @@ from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.policy import Decision, Phase, Step, View, decide
 from hvd_cluster.launch.elastic.spec import ElasticSpec
+from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
 from hvd_cluster.launch.process import OnEvent
-from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS

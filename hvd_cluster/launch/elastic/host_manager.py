@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.elastic.blacklist import Blacklist
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
+from hvd_cluster.launch.fleet import Fleet
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.ssh.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hvd_cluster.launch.hosts import is_local
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.rendezvous.secret import new_secret
 
 
@@ -37,7 +37,7 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
     )
     others = bool(spec.discovery_script) or not all(is_local(host.name) for host in spec.hosts)
     with contextlib.ExitStack() as stack:
-        fleet = stack.enter_context(Fleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env))
+        fleet = stack.enter_context(SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env))
         fleet.open(others=others)
         driver = ElasticDriver(spec, fleet, on_line, on_event)
         hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from hvd_cluster.launch.agent_fleet import AgentFleet
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import OnEvent, ignore_event
-from hvd_cluster.launch.ssh.fleet import Fleet
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Worker
-from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.spark import host as machine
 from hvd_cluster.spark.elastic.task_pool import TaskPool
 from hvd_cluster.topology import Topology
 
 
-class TaskFleet(Fleet):
+class TaskFleet(AgentFleet):
     """A fleet whose hosts come by themselves.
 
     Args:
@@ -28,16 +26,10 @@ class TaskFleet(Fleet):
     """
 
     def __init__(self, secret: bytes, task_pool: TaskPool, interfaces: Sequence[str]) -> None:
-        super().__init__(secret, interfaces=interfaces)
+        super().__init__(secret, interfaces)
         self._task_pool = task_pool
 
-    def open(self, *, others: bool) -> None:
-        """Start the rendezvous."""
-        if self._server is None:
-            self._server = self._stack.enter_context(KeyValueServer(self.secret, machine.LOOPBACK))
-
     def add(self, host: Host) -> str:
-        """Take in a task that has called."""
         remote = self._task_pool.remote(host.name)
         if remote is None:
             return "its task has ended"

@@ -11,7 +11,7 @@ from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import drop_line
 from hvd_cluster.launch.process import ignore_event
-from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.secret import new_secret
 
@@ -20,7 +20,7 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
     spec = ElasticSpec(
         task=Task(command=("true",)), hosts=(Host("localhost", 1), Host("127.0.0.1", 1)), num_proc=1, min_num_proc=1
     )
-    with Fleet(new_secret()) as fleet:
+    with SshFleet(new_secret()) as fleet:
         fleet.open(others=False)
         with contextlib.closing(ElasticDriver(spec, fleet, drop_line, ignore_event)) as driver:
             member = driver._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)

@@ -13,7 +13,7 @@ import pytest
 from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscovery
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.rendezvous.secret import new_secret
 
 
@@ -24,7 +24,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-class CountingFleet(Fleet):
+class CountingFleet(SshFleet):
     """Tells how often its hosts have asked how they reach each other."""
 
     num_probes = 0
@@ -86,7 +86,7 @@ class Moody(HostDiscovery):
 
 
 def test_a_discovery_that_fails_once_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    with Fleet(new_secret()) as fleet:
+    with SshFleet(new_secret()) as fleet:
         fleet.open(others=False)
         manager = HostManager(Moody(), fleet, None, 0.05, lambda: None)
         manager.start()
@@ -98,7 +98,7 @@ def test_a_discovery_that_fails_once_is_asked_again(caplog: pytest.LogCaptureFix
     assert "could not be discovered this time: KeyError: 'items'" in caplog.text
 
 
-class Clumsy(Fleet):
+class Clumsy(SshFleet):
     """Once fails to add a host in a way that nobody foresaw."""
 
     num_adds = 0
@@ -130,7 +130,7 @@ def test_a_look_that_fails_once_does_not_end_all_connecting(
 def test_an_end_does_not_wait_for_a_host_that_does_not_answer(loopback_ssh: Path) -> None:
     (loopback_ssh / "hold").touch()
     discovery = Growing()
-    with Fleet(new_secret()) as fleet:
+    with SshFleet(new_secret()) as fleet:
         fleet.open(others=True)
         manager = HostManager(discovery, fleet, None, 0.1, lambda: None)
         manager.start()

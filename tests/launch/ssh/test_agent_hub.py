@@ -17,7 +17,7 @@ from hvd_cluster.launch.logs import drop_line
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.reachability import HostAddresses, listen_for_probes
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
-from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.secret import new_secret
@@ -123,7 +123,7 @@ def test_the_secret_and_the_environment_go_through_ssh_only(
         command=("sh", "-c", "echo $_HOROVOD_SECRET_KEY $API_KEY $TOKEN $PLACE ${#LONG}"), env={"TOKEN": "t0k3n"}
     )
     lines: list[str] = []
-    with Fleet(SECRET, env=task.env) as fleet:
+    with SshFleet(SECRET, env=task.env) as fleet:
         fleet.connect([Host("elsewhere", 1)])
         topology = Topology(secret=SECRET, worker="w")
         worker = fleet.start(

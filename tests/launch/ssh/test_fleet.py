@@ -11,7 +11,7 @@ import pytest
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.launch.ssh.agent_hub import AgentHub
-from hvd_cluster.launch.ssh.fleet import Fleet
+from hvd_cluster.launch.ssh.fleet import SshFleet
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
@@ -31,7 +31,7 @@ def agent(folder: Path) -> int:
 @pytest.mark.processes
 def test_once_all_hosts_are_there_no_one_listens_on_all_interfaces(loopback_ssh: Path) -> None:
     before = listening(os.getpid())
-    with Fleet(new_secret()) as fleet:
+    with SshFleet(new_secret()) as fleet:
         fleet.connect([Host("elsewhere", 2)])
         assert ANY not in listening(os.getpid())
         address, _, port = fleet.rendezvous("elsewhere").rpartition(":")
@@ -56,7 +56,7 @@ def test_agents_of_an_elastic_job_listen_on_the_interfaces_that_were_named_and_e
     name, address = one_interface()
     before = listening(os.getpid())
     for wanted, there in (([name], address), ([], ANY), (["nosuch0"], ANY)):
-        with Fleet(new_secret(), interfaces=wanted) as fleet:
+        with SshFleet(new_secret(), interfaces=wanted) as fleet:
             fleet.open(others=True)
             assert fleet.add(Host("elsewhere", 1)) == ""
             # By which of its interfaces the next host will come, the launcher cannot know.

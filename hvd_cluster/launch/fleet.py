@@ -1,0 +1,125 @@
+"""What a launcher needs of a cluster's hosts: the one class to implement for another kind of cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from hvd_cluster.launch.hosts import LOOPBACK, Host
+from hvd_cluster.launch.logs import OnLine
+from hvd_cluster.launch.placement import Placement
+from hvd_cluster.launch.process import OnEvent, ignore_event
+from hvd_cluster.launch.task import Task
+from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.topology import Topology
+
+
+class Fleet(ABC):
+    """The hosts of one job and the job's key-value store. A context manager.
+
+    The names of hosts are those that the user, the host discovery or the cluster gives them.
+
+    Args:
+        secret: the job's secret.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+        self._stack = contextlib.ExitStack()
+        self._server: KeyValueServer | None = None
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def server(self) -> KeyValueServer:
+        """The job's key-value store; it exists after :meth:`open`."""
+        assert self._server is not None
+        return self._server
+
+    def open(self, *, others: bool) -> None:
+        """Start the key-value store. Workers on other hosts use a port that the server opens for them later.
+
+        Args:
+            others: the job may have workers on other hosts.
+        """
+        if self._server is None:
+            self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
+
+    def close(self) -> None:
+        """Release all hosts; no process of the job remains on them."""
+        self._stack.close()
+
+    # --- the hosts ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def add(self, host: Host) -> str:
+        """Connect one more host. Returns why it cannot be used, or an empty string."""
+
+    @abstractmethod
+    def host_key(self, name: str) -> str:
+        """A text that is equal for two names of the same machine."""
+
+    def unprobed(self) -> set[str]:
+        """The hosts that were added, or added again, since the last :meth:`probe`."""
+        return set()
+
+    def probe(self) -> dict[str, str]:
+        """Find an address of each host that the others reach. Returns the reason for each host that has none."""
+        return {}
+
+    def is_lost(self, name: str) -> bool:
+        """Whether the host is gone and the outcomes of its workers are known."""
+        return False
+
+    def give_up(self) -> None:  # noqa: B027 - a fleet that never waits has nothing to interrupt
+        """End soon what other threads wait for in :meth:`add` and :meth:`probe`."""
+
+    # --- the workers -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def rendezvous(self, name: str) -> str:
+        """The address at which workers on that host reach the key-value store."""
+
+    @abstractmethod
+    def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
+        """A worker's topology, with addresses as its host sees them.
+
+        Args:
+            placement: its indices.
+            name: its host.
+            first: the host of rank 0.
+            job_id: the job.
+            generation: the number of the world in an elastic job.
+        """
+
+    @abstractmethod
+    def start(
+        self,
+        name: str,
+        task: Task,
+        topology: Topology,
+        env: Mapping[str, str | None],
+        on_change: Callable[[], None],
+        *,
+        on_line: OnLine,
+        on_event: OnEvent = ignore_event,
+    ) -> Worker:
+        """Start a worker on the host ``name``; the arguments are those of :func:`hvd_cluster.launch.task.start_worker`.
+
+        Raises:
+            OSError: the program cannot be started on this host; elsewhere the worker's outcome says so.
+        """
+
+    def interface(self, name: str) -> str:
+        """The network interface of that host that the others reach; empty if there are no others."""
+        return ""
+
+    def gpus(self, worker: str) -> tuple[str, ...]:
+        """The GPUs that the scheduler has assigned to the worker of that name; empty without such a scheduler."""
+        return ()
