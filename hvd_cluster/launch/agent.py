@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import pickle
@@ -33,10 +32,8 @@ from hvd_cluster.launch.wire.agent_messages import (
     STOP_PROBING,
     Acknowledged,
     AgentHandshake,
-    OutputLine,
     Probe,
     ProbeResult,
-    ProgressEvent,
     SignalWorker,
     StartFailed,
     StartWorker,
@@ -44,6 +41,7 @@ from hvd_cluster.launch.wire.agent_messages import (
 )
 from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
 from hvd_cluster.launch.wire.flow_control import SendWindow
+from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
@@ -137,7 +135,7 @@ class Agent:
             self._send_pickled(line)
 
         def on_event(_rank: int, event: dict[str, Any]) -> None:
-            self._send(ProgressEvent(order.key, json.dumps(event)))
+            self._send(ProgressEvent(order.key, event))
 
         task = replace(order.task, env={**self._env, **order.task.env})
         topology = replace(order.topology, secret=self._secret)

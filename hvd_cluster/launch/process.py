@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pickle
@@ -200,7 +199,7 @@ class WorkerProcess:
     def _hear(self, message: Ready | ProgressEvent | Outcome) -> None:
         if isinstance(message, ProgressEvent):
             try:
-                self._on_event(self.rank, json.loads(message.json))
+                self._on_event(self.rank, message.fields)
             except StopCall as stop:
                 self.stop_call = stop
                 self._notify()

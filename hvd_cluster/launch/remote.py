@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import pickle
 import threading
@@ -23,16 +22,15 @@ from hvd_cluster.launch.wire.agent_messages import (
     END,
     Acknowledged,
     AgentHandshake,
-    OutputLine,
     Probe,
     ProbeResult,
-    ProgressEvent,
     SignalWorker,
     StartFailed,
     StartWorker,
     WorkerStatus,
 )
 from hvd_cluster.launch.wire.flow_control import RECEIVE_BUFFER_BYTES, ReceiveWindow
+from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -91,7 +89,7 @@ class RemoteWorker:
                 self._on_line(self.rank, message.stream, message.text)
                 return
             if isinstance(message, ProgressEvent):
-                self._on_event(self.rank, json.loads(message.json))
+                self._on_event(self.rank, message.fields)
                 return
         except Exception:  # a caller's broken sink must not cost the job
             logger.exception("what rank %d said could not be passed on", self.rank)
@@ -259,12 +257,12 @@ class RemoteHost:
             self._notify()
             return
         with self._lock:
-            worker = self._workers.get(message.key)
+            worker = self._workers.get(_key_of(message))
         if worker is not None:
             worker.hear(message)
             if worker.outcome is not None:  # nothing follows: an elastic job has any number of them
                 with self._lock:
-                    self._workers.pop(message.key, None)
+                    self._workers.pop(_key_of(message), None)
 
     def _lose(self, why: str) -> None:
         with self._lock:
@@ -280,3 +278,7 @@ class RemoteHost:
         with self._changed:
             self._changed.notify_all()
         self._on_change()
+
+
+def _key_of(message: OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> int:
+    return message.worker if isinstance(message, (OutputLine, ProgressEvent)) else message.key

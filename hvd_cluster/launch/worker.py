@@ -44,7 +44,7 @@ def main() -> int:
     topology = Topology.from_env()
     channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret, _HANDSHAKE_TIMEOUT_S)
     channel.send(pickle.dumps(Ready(os.getpid())))
-    progress.attach(lambda event: channel.send(pickle.dumps(ProgressEvent(event))))
+    progress.attach(lambda fields: channel.send(pickle.dumps(ProgressEvent(topology.rank, fields))))
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, orders), name="hvd-orders", daemon=True).start()
     while (message := orders.get()) != END:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import pickle
 import re
@@ -19,8 +18,9 @@ from hvd_cluster.launch.logs import OnLine, Tail
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
 from hvd_cluster.launch.process import OnEvent, StopCall, ignore_event
+from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.ray.connection import ENDING_TEXT, Connection
-from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines, ProgressEvent
+from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines
 from hvd_cluster.ray.pickling import dumps, outliving
 from hvd_cluster.ray.session import first_line, full_store, load_ray
 from hvd_cluster.ray.worker import WorkerAssignment
@@ -250,7 +250,7 @@ class ActorWorker:
                     self._tail.add(text)
                     self.sinks.on_line(self.rank, message.stream, text)
             elif isinstance(message, ProgressEvent):
-                self.sinks.on_event(self.rank, json.loads(message.json))
+                self.sinks.on_event(self.rank, message.fields)
             elif isinstance(message, LogRecord):
                 self.sinks.on_log(loads(message.info))
         except Exception:  # a caller's broken sink must not cost the job

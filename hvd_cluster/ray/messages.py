@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvd_cluster.launch.wire.messages import ProgressEvent
+
 
 @dataclass(frozen=True)
 class ActorHandshake:
@@ -33,13 +35,6 @@ class OutputLines:
 
     stream: str
     texts: list[str]
-
-
-@dataclass(frozen=True)
-class ProgressEvent:
-    """What ``launch.progress.report`` was given, as JSON text."""
-
-    json: bytes
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.environment import answer_for_horovod, thread_variables
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker import perform
 from hvd_cluster.ray import ray_logger
 from hvd_cluster.ray.driver_connection import DriverConnection
-from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, ProgressEvent
+from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord
 from hvd_cluster.ray.pickling import dumps
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
@@ -127,7 +128,8 @@ class BaseHorovodWorker:
             answer_for_horovod()
         line = self._driver
         assert line is not None
-        progress.attach(lambda event: line.tell(ProgressEvent(event)))
+        rank = assignment.topology.rank
+        progress.attach(lambda fields: line.tell(ProgressEvent(rank, fields)))
         ray_logger.attach(lambda info: line.tell(LogRecord(info)))
 
     def prepare(self, executable: PackedCall) -> Outcome:

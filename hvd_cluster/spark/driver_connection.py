@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.logs import prefixed
+from hvd_cluster.launch.wire.messages import OutputLine
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
-from hvd_cluster.spark.messages import STOP, Message, OutputLine
+from hvd_cluster.spark.messages import STOP, Message
 from hvd_cluster.topology import split_address
 
 #: Seconds that a task tries to reach the driver, all addresses together. A remote Connect server never can.
@@ -57,7 +58,7 @@ class DriverConnection:
             except (OSError, AuthenticationError):
                 self._broken = True  # perhaps half a message is out; a driver that only stalled can still say STOP
         if isinstance(message, OutputLine):
-            sys.stderr.write(prefixed(message.rank, message.stream, message.text) + "\n")
+            sys.stderr.write(prefixed(message.worker, message.stream, message.text) + "\n")
             sys.stderr.flush()
 
     def close(self) -> None:

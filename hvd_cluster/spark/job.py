@@ -18,6 +18,7 @@ from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import encryption, messages, preflight, task
@@ -188,11 +189,11 @@ class Job:
     def _handle(self, message: Any) -> None:
         if message is _DONE:
             return
-        if isinstance(message, messages.OutputLine):
-            self._print_line(message.rank, message.stream, message.text)
-        elif isinstance(message, messages.ProgressEvent):
+        if isinstance(message, OutputLine):
+            self._print_line(message.worker, message.stream, message.text)
+        elif isinstance(message, ProgressEvent):
             if self._on_event is not None:
-                self._on_event(message.rank, message.fields)
+                self._on_event(message.worker, message.fields)
         elif isinstance(message, messages.TaskWarning):
             logger.warning("%s", message.text)
         else:

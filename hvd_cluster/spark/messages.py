@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 
 #: From the driver to a task: stop your worker.
 STOP = b"stop"
@@ -33,23 +33,6 @@ class TaskWarning:
     """Something that the user should know."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class OutputLine:
-    """A line that a worker wrote to ``stream`` ("stdout" or "stderr")."""
-
-    rank: int
-    stream: str
-    text: str
-
-
-@dataclass(frozen=True)
-class ProgressEvent:
-    """What a worker reported with ``launch.progress.report``."""
-
-    rank: int
-    fields: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import WorkerProcess
+from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.spark import messages
 from hvd_cluster.spark.devices import task_environment
 from hvd_cluster.spark.driver_connection import DriverConnection
@@ -89,8 +90,8 @@ class TaskWorkers:
                 env=env,
                 executable=resolve_executable(self._job.executable),
                 as_horovod=self._job.as_horovod,
-                on_line=lambda rank, stream, text: tell(messages.OutputLine(rank, stream, text)),
-                on_event=lambda rank, fields: tell(messages.ProgressEvent(rank, fields)),
+                on_line=lambda rank, stream, text: tell(OutputLine(rank, stream, text)),
+                on_event=lambda rank, fields: tell(ProgressEvent(rank, fields)),
                 on_change=self._changed.set,
             )
         except OSError as error:

@@ -18,13 +18,13 @@ from hvd_cluster.launch.wire.agent_messages import (
     END,
     Acknowledged,
     AgentHandshake,
-    OutputLine,
     SignalWorker,
     StartWorker,
     WorkerStatus,
 )
 from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
 from hvd_cluster.launch.wire.flow_control import WINDOW_BYTES
+from hvd_cluster.launch.wire.messages import OutputLine
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.topology import Topology

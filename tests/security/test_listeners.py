@@ -115,9 +115,9 @@ def probe_listener(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
 @contextmanager
 def spark_driver(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
     pytest.importorskip("pyspark", reason="needs pyspark")
+    from hvd_cluster.launch.wire.messages import OutputLine
     from hvd_cluster.spark.driver_connection import DriverConnection
     from hvd_cluster.spark.message_server import MessageServer
-    from hvd_cluster.spark.messages import OutputLine
 
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     listener = MessageServer(secret, "127.0.0.1", messages)

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.message_server import MessageServer
-from hvd_cluster.spark.messages import OutputLine, ProgressEvent, RanksAssigned, TaskLost, TaskStarted, WorkerEnded
+from hvd_cluster.spark.messages import RanksAssigned, TaskLost, TaskStarted, WorkerEnded
 
 LOCAL = ["127.0.0.1"]
 
@@ -57,7 +58,7 @@ def test_messages_of_many_tasks_arrive_whole_and_in_order(
     server.drain(10)
     heard = [messages.get(timeout=5) for _ in range(4 * 202)]
     for index in range(4):
-        lines = [one.text for one in heard if isinstance(one, OutputLine) and one.rank == index]
+        lines = [one.text for one in heard if isinstance(one, OutputLine) and one.worker == index]
         assert lines == [f"{number} " + "x" * 5000 for number in range(200)]
     assert sorted(one.index for one in heard if isinstance(one, TaskLost)) == [0, 1, 2, 3]
     assert messages.empty()

@@ -77,27 +77,10 @@ class SignalWorker:
 
 
 @dataclass(frozen=True)
-class OutputLine:
-    """To the launcher: a line of a worker's output."""
-
-    key: int
-    stream: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Acknowledged:
     """To the agent: so much of the workers' output was passed on; see :mod:`hvd_cluster.launch.wire.flow_control`."""
 
     num_bytes: int
-
-
-@dataclass(frozen=True)
-class ProgressEvent:
-    """To the launcher: a worker's progress, as JSON text."""
-
-    key: int
-    json: str
 
 
 @dataclass(frozen=True)

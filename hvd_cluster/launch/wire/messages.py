@@ -1,10 +1,11 @@
-"""What a worker's process and its driver say to each other, pickled, over a signed channel."""
+"""The messages between a worker's process and its parent, and those that every launcher passes on to the driver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-#: To the worker: no more orders; exit.
+#: To the worker: there are no more requests; exit.
 END = b""
 
 
@@ -14,19 +15,33 @@ class RunRequest:
 
     #: What :func:`hvd_cluster.launch.call.pack` returned.
     call: bytes
-    #: The driver's ``sys.path``, to go before the worker's; None if the worker runs another interpreter.
+    #: The driver's ``sys.path``, which goes before the worker's; None if the worker runs another interpreter.
     sys_path: list[str] | None
 
 
 @dataclass(frozen=True)
 class Ready:
-    """To the driver: the interpreter is up and waits for orders."""
+    """To the parent: the interpreter runs and waits for requests."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """To the driver: progress, as JSON text."""
+    """To the driver: what a worker gave to :func:`hvd_cluster.launch.progress.report`."""
 
-    json: bytes
+    #: The worker's rank, or the key that the launcher gave it.
+    worker: int
+    #: Plain data that JSON can hold.
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OutputLine:
+    """To the driver: a line of a worker's output."""
+
+    #: The worker's rank, or the key that the launcher gave it.
+    worker: int
+    #: "stdout" or "stderr".
+    stream: str
+    text: str
