@@ -10,11 +10,11 @@ from typing import Any
 from hvd_cluster.launch.arguments import none_is_default, renamed, warn_of_mpi
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import checked_variables, controller_problems, interface_names, num_proc_problems
-from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.hosts import fill, parse_hosts, read_hostfile
-from hvd_cluster.launch.job import JobSpec, on_this_host, run_job
+from hvd_cluster.launch.hosts import Host, parse_hosts, read_hostfile
+from hvd_cluster.launch.job import JobSpec, run_job
 from hvd_cluster.launch.logs import OnLine, RankFiles, printer
 from hvd_cluster.launch.outcome import collect
+from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
@@ -114,58 +114,40 @@ def run(
         logger.warning("mpi_args has no effect: MPI is not used")
     settings = Settings.from_env(start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
     interfaces = interfaces or interface_names(settings.gloo_interface)
-    named = (
-        parse_hosts(hosts) if hosts is not None else read_hostfile(hostfile, slots) if hostfile is not None else None
+    if hosts is not None:
+        named: Sequence[Host] | None = parse_hosts(hosts)
+    else:
+        named = read_hostfile(hostfile, slots) if hostfile is not None else None
+    options = RunOptions(
+        num_proc=num_proc,
+        min_num_proc=min_num_proc,
+        max_num_proc=max_num_proc,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        hosts=None if named is None else tuple(named),
+        hostfile=hostfile,
+        host_discovery_script=host_discovery_script,
+        elastic_timeout=elastic_timeout,
+        ssh=SshOptions(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s),
+        interfaces=interfaces,
     )
-    options = SshOptions(port=ssh_port, identity_file=ssh_identity_file, connect_timeout_s=settings.start_timeout_s)
-    elastic = min_num_proc is not None or host_discovery_script is not None
-    least = min_num_proc if min_num_proc is not None else num_proc if num_proc is not None else 1
-    count = num_proc if num_proc is not None else least if elastic else 1
-    # Said outright: on another host the agent starts the worker, and it does not answer for horovod itself.
+    for name in options.unused():
+        without = "hostfile" if name == "slots" else "min_num_proc"
+        logger.warning("%s has no effect without %s or host_discovery_script", name, without)
+    # as_horovod must be explicit: on another host the agent starts the worker, and does not answer for horovod itself.
     task = Task(call=pack(func, args, kwargs), env=checked_variables(env), executable=executable, as_horovod=carries())
+    spec = options.spec(task, settings.elastic_timeout_s, settings.start_timeout_s)
     with contextlib.ExitStack() as stack:
         show = printer(
             None, None, with_timestamp=prefix_output_with_timestamp, verbose=1 if verbose is None else verbose
         )
-        on_line = show if output_filename is None else _also_kept(stack, show, output_filename, count)
-        if elastic:
-            from hvd_cluster.launch.elastic.job import run_elastic
+        on_line = show if output_filename is None else _also_kept(stack, show, output_filename, spec.num_proc)
+        if isinstance(spec, JobSpec):
+            return collect(run_job(spec, on_line=on_line))
+        from hvd_cluster.launch.elastic.job import run_elastic
 
-            spec = ElasticSpec(
-                task=task,
-                num_proc=count,
-                min_num_proc=least,
-                max_num_proc=max_num_proc,
-                hosts=tuple(named or ()),
-                discovery_script=host_discovery_script or "",
-                slots=1 if slots is None else slots,
-                reset_limit=reset_limit,
-                cooldown_range_s=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
-                elastic_timeout_s=settings.elastic_timeout_s,
-                ssh=options,
-                interfaces=interfaces,
-            )
-            return collect(run_elastic(spec, on_line=on_line))
-        for name, value in (
-            ("max_num_proc", max_num_proc),
-            ("reset_limit", reset_limit),
-            ("cooldown_range", cooldown_range),
-            ("elastic_timeout", elastic_timeout),
-        ):
-            if value is not None:
-                logger.warning("%s has no effect without min_num_proc or host_discovery_script", name)
-        if slots is not None and hostfile is None:
-            logger.warning("slots has no effect without hostfile or host_discovery_script")
-        where = tuple(fill(named, count)) if named is not None else on_this_host(count)
-        job = JobSpec(
-            task=task,
-            hosts=where,
-            num_proc=count,
-            ssh=options,
-            interfaces=interfaces,
-            start_timeout_s=settings.start_timeout_s,
-        )
-        return collect(run_job(job, on_line=on_line))
+        return collect(run_elastic(spec, on_line=on_line))
 
 
 def _also_kept(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:

@@ -6,20 +6,36 @@ import argparse
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_cluster.launch.allocation import find_allocation
 from hvd_cluster.launch.checks import interface_names
 from hvd_cluster.launch.cli.knobs import knob_environment
 from hvd_cluster.launch.elastic.spec import ElasticSpec
-from hvd_cluster.launch.hosts import Host, fill, is_local, parse_hosts, read_hostfile
-from hvd_cluster.launch.job import JobSpec, on_this_host
+from hvd_cluster.launch.hosts import Host, is_local, parse_hosts, read_hostfile
+from hvd_cluster.launch.job import JobSpec
 from hvd_cluster.launch.placement import Slot, place
+from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.settings import Settings
+
+#: Arguments of :class:`RunOptions` that the parser stores under the same names.
+_ARGUMENTS = (
+    *("num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
+    *("hostfile", "host_discovery_script", "elastic_timeout"),
+)
+_ELASTIC = "--min-np or --host-discovery-script, which make a job elastic"
+#: Argument of :class:`RunOptions` -> its flag, and the flags without which it has no effect.
+_FLAGS = {
+    "max_num_proc": ("--max-np", _ELASTIC),
+    "reset_limit": ("--reset-limit", _ELASTIC),
+    "elastic_timeout": ("--elastic-timeout", _ELASTIC),
+    "cooldown_range": ("--blacklist-cooldown-range", _ELASTIC),
+    "slots": ("--slots", "--hostfile or --host-discovery-script"),
+}
 
 
 @dataclass(frozen=True)
@@ -49,32 +65,28 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     if not start_timeout_s > 0:
         raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
     task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or carries())
-    options = SshOptions(
-        port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s
-    )
-    interfaces = interface_names(parsed.nics or settings.gloo_interface)
     notes = list(parsed.notes or [])
     hosts = _hosts(parsed, environ, notes)
-    if parsed.host_discovery_script is not None or parsed.min_num_proc is not None:
-        spec: JobSpec | ElasticSpec = _elastic(parsed, settings, task, hosts or (), options, interfaces)
-    else:
-        notes += _without_effect(parsed)
-        num_proc = parsed.num_proc
-        if num_proc is None:
-            if hosts is None:
-                raise ValueError("the number of workers is missing: -np N")
-            num_proc = sum(host.slots for host in hosts)
-            notes.append(f"-np was not given: one worker on each of the {num_proc} slots")
-        if num_proc < 1:
-            raise ValueError(f"-np must be at least 1, not {num_proc}")
-        spec = JobSpec(
-            task=task,
-            hosts=tuple(fill(hosts or on_this_host(num_proc), num_proc)),
-            num_proc=num_proc,
-            ssh=options,
-            interfaces=interfaces,
-            start_timeout_s=start_timeout_s,
-        )
+    num_proc = parsed.num_proc
+    options = RunOptions(
+        **{name: getattr(parsed, name) for name in _ARGUMENTS},
+        hosts=hosts,
+        ssh=SshOptions(port=parsed.ssh_port, identity_file=parsed.ssh_identity_file, connect_timeout_s=start_timeout_s),
+        interfaces=interface_names(parsed.nics or settings.gloo_interface),
+    )
+    notes += [f"{flag} has no effect without {others}" for flag, others in map(_FLAGS.__getitem__, options.unused())]
+    if num_proc is None and parsed.min_num_proc is None:
+        if options.is_elastic:
+            raise ValueError("the number of workers is missing: -np N, or --min-np N")
+        if hosts is None:
+            raise ValueError("the number of workers is missing: -np N")
+        num_proc = sum(host.slots for host in hosts)
+        options = replace(options, num_proc=num_proc)
+        notes.append(f"-np was not given: one worker on each of the {num_proc} slots")
+    if num_proc is not None and num_proc < 1 and not options.is_elastic:
+        raise ValueError(f"-np must be at least 1, not {num_proc}")
+    elastic_timeout_s = settings.elastic_timeout_s if parsed.elastic_timeout is None else parsed.elastic_timeout
+    spec = options.spec(task, elastic_timeout_s, start_timeout_s)
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
         notes.append("--network-interfaces has no effect: all workers are on this host, and meet over its loopback")
     if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
@@ -89,21 +101,6 @@ def _not_a_program(name: str) -> str:
     if name.endswith(".py"):
         return f"{name!r} is a Python script and no program: write python {name}"
     return f"{name!r} is a file but no program: write what runs it before its name, or chmod +x it and write its path"
-
-
-def _without_effect(parsed: argparse.Namespace) -> list[str]:
-    """A note for each flag that a job of a fixed number of workers does not read."""
-    flags = {
-        "--max-np": parsed.max_num_proc,
-        "--reset-limit": parsed.reset_limit,
-        "--elastic-timeout": parsed.elastic_timeout,
-        "--blacklist-cooldown-range": parsed.cooldown_range,
-    }
-    without = "has no effect without --min-np or --host-discovery-script, which make a job elastic"
-    notes = [f"{flag} {without}" for flag, value in flags.items() if value is not None]
-    if parsed.slots is not None and parsed.hostfile is None:
-        notes.append("--slots has no effect without --hostfile or --host-discovery-script")
-    return notes
 
 
 def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...] | None:
@@ -125,34 +122,6 @@ def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[s
         "-H or --hostfile would name other hosts"
     )
     return tuple(allocation.hosts)
-
-
-def _elastic(
-    parsed: argparse.Namespace,
-    settings: Settings,
-    task: Task,
-    hosts: tuple[Host, ...],
-    options: SshOptions,
-    interfaces: tuple[str, ...],
-) -> ElasticSpec:
-    least = parsed.min_num_proc if parsed.min_num_proc is not None else parsed.num_proc
-    if least is None:
-        raise ValueError("the number of workers is missing: -np N, or --min-np N")
-    timeout_s = settings.elastic_timeout_s if parsed.elastic_timeout is None else parsed.elastic_timeout
-    return ElasticSpec(
-        task=task,
-        num_proc=parsed.num_proc if parsed.num_proc is not None else least,
-        min_num_proc=least,
-        max_num_proc=parsed.max_num_proc,
-        hosts=hosts,
-        discovery_script=parsed.host_discovery_script or "",
-        slots=parsed.slots if parsed.slots is not None else 1,
-        reset_limit=parsed.reset_limit,
-        cooldown_range_s=None if parsed.cooldown_range is None else tuple(parsed.cooldown_range),
-        elastic_timeout_s=timeout_s,
-        ssh=options,
-        interfaces=interfaces,
-    )
 
 
 def describe(spec: JobSpec | ElasticSpec) -> str:
