@@ -1,8 +1,8 @@
-"""Everything that happens in the launcher's process on another host, where ssh calls :func:`main`.
+"""The launcher's process on another host; ssh calls :func:`main`.
 
-The launcher greets it through ssh's standard input; the agent calls the launcher back over TCP, proves that it knows
-the secret, and starts workers when it is told to. It ends, and with it every worker, as soon as either connection ends
-or the launcher's host has vanished.
+The launcher sends a bootstrap message to its standard input. The agent then connects to the launcher over TCP, proves
+that it knows the secret, and starts workers on request. It ends, and with it every worker, as soon as the standard
+input or the connection closes or the launcher's host is unreachable.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from hvd_cluster.version import __version__
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
-#: Seconds for which one who is pushed out calls again, and between two calls.
+#: Seconds for which an agent reconnects when the launcher dropped its connection, and between two attempts.
 _CALL_TIMEOUT_S, _RETRY_S = 30.0, 0.2
 
 
 class Agent:
-    """Starts workers of this host on behalf of a launcher elsewhere.
+    """Starts workers on this host for a launcher elsewhere.
 
     Args:
         channel: the connection to the launcher.
-        env: variables of this host for its workers; those of their task go on top.
+        env: variables of this host for its workers; the variables of their task override them.
         owns_devices: see :class:`~hvd_cluster.launch.wire.agent_messages.AgentHandshake`.
     """
 
@@ -76,12 +76,12 @@ class Agent:
         self._secret = b""
 
     def serve(self, name: str, secret: bytes, interfaces: Sequence[str] = ()) -> None:
-        """Obey until the launcher says END or goes away; no worker is left then.
+        """Follow the launcher's requests until it sends END or disconnects; then stop all workers.
 
         Args:
-            name: this host's, as the launcher knows it.
+            name: the name that the launcher uses for this host.
             secret: the job's secret.
-            interfaces: names, or beginnings of names, of the network interfaces to use.
+            interfaces: names, or prefixes of names, of the network interfaces to use.
         """
         self._secret = secret
         where = listening_addresses(list(interfaces))
@@ -104,23 +104,23 @@ class Agent:
                     if (order := pickle.loads(message)) == STOP_PROBING:
                         probe_listener.close(0.0)
                     else:
-                        self._obey(order)
+                        self._handle(order)
             finally:
-                self._window.end()
+                self._window.close()
                 self._stop_all()
 
-    def _obey(self, order: Probe | StartWorker | SignalWorker | Acknowledged) -> None:
+    def _handle(self, order: Probe | StartWorker | SignalWorker | Acknowledged) -> None:
         if isinstance(order, Acknowledged):
-            self._window.restore(order.num_bytes)
+            self._window.release(order.num_bytes)
         elif isinstance(order, Probe):
-            # In a thread: a signal for a worker must not wait until an address that leads nowhere is given up.
-            threading.Thread(target=self._call, args=(order,), name="hvd-reach", daemon=True).start()
+            # In a thread, so that a signal for a worker does not wait for addresses that time out.
+            threading.Thread(target=self._probe, args=(order,), name="hvd-probe", daemon=True).start()
         elif isinstance(order, StartWorker):
             self._start(order)
         elif (worker := self._workers.get(order.key)) is not None:
             (worker.kill if order.kill else worker.terminate)()
 
-    def _call(self, order: Probe) -> None:
+    def _probe(self, order: Probe) -> None:
         self._send(ProbeResult(reachability.probe(order.claims, self._secret), order.number))
 
     def _start(self, order: StartWorker) -> None:
@@ -131,7 +131,7 @@ class Agent:
 
         def on_line(_rank: int, stream: str, text: str) -> None:
             line = pickle.dumps(OutputLine(order.key, stream, text))
-            self._window.spend(len(line))
+            self._window.acquire(len(line))
             self._send_pickled(line)
 
         def on_event(_rank: int, event: dict[str, Any]) -> None:
@@ -145,13 +145,13 @@ class Agent:
             self._send(StartFailed(order.key, f"{type(error).__name__}: {error}"))
             return
         self._workers[order.key] = worker
-        on_change()  # what happened before the worker was in the table
+        on_change()  # for changes before the worker was in the table
 
     def _send(self, message: object) -> None:
         self._send_pickled(pickle.dumps(message))
 
     def _send_pickled(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # the launcher has gone: the receiving side notices and ends everything
+        with contextlib.suppress(OSError):  # the launcher is gone; serve() notices and stops the workers
             self._channel.send(message)
 
     def _stop_all(self) -> None:
@@ -169,26 +169,26 @@ class Agent:
 
 
 def main() -> int:
-    """Be the agent of the launcher whose bootstrap is the first line of the standard input."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # a Ctrl-C is for the launcher to hear
+    """Run as the agent of the launcher whose bootstrap message is the first line of the standard input."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is handled by the launcher
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:
-        sys.stderr.write("hvd_cluster's agent: the launcher ended before it greeted\n")
+        sys.stderr.write("hvd_cluster's agent: the launcher ended before it sent its bootstrap message\n")
         return 1
     bootstrap = BootstrapMessage.from_line(line)
-    # The guard of the workers' groups ends what is left when this process dies so.
-    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="hvd-parent-watch", daemon=True).start()
+    # If this process dies here, the guard (guard.py) kills the workers' process groups.
+    threading.Thread(target=_exit_on_close, args=(sys.stdin.fileno(),), name="hvd-parent-watch", daemon=True).start()
     try:
         os.chdir(bootstrap.cwd)
     except OSError as error:
         sys.stderr.write(
-            f"the folder {bootstrap.cwd}, in which the launcher runs, cannot be entered on {bootstrap.name}: "
-            f"{error.strerror}. Start hvdrun in a folder that all hosts have.\n"
+            f"cannot change to {bootstrap.cwd}, the launcher's working directory, on {bootstrap.name}: "
+            f"{error.strerror}. Start hvdrun in a directory that exists on all hosts.\n"
         )
         return 1
     sys.path[:] = dict.fromkeys([*bootstrap.sys_path, *sys.path])
-    channel = _call_launcher(bootstrap)
+    channel = _connect_to_launcher(bootstrap)
     if channel is None:
         return 1
     with contextlib.suppress(EOFError, OSError, AuthenticationError), contextlib.closing(channel):
@@ -196,39 +196,39 @@ def main() -> int:
     return 0
 
 
-def _call_launcher(bootstrap: BootstrapMessage) -> Channel | None:
+def _connect_to_launcher(bootstrap: BootstrapMessage) -> Channel | None:
     deadline_s = time.monotonic() + _CALL_TIMEOUT_S
     while True:
         failures: list[str] = []
-        was_pushed_out = False
+        was_dropped = False
         for address in bootstrap.addresses:
             try:
-                return _called(address, bootstrap)
+                return _connect(address, bootstrap)
             except OSError as error:  # AuthenticationError too: another machine has this address here
                 failures.append(f"{address}:{bootstrap.port} ({error})")
-                was_pushed_out |= isinstance(error, HungUpError)  # by many other connections to the launcher
-        if not was_pushed_out or time.monotonic() >= deadline_s:
+                was_dropped |= isinstance(error, HungUpError)  # by many other connections to the launcher
+        if not was_dropped or time.monotonic() >= deadline_s:
             break
         time.sleep(_RETRY_S)
     sys.stderr.write(
-        f"{bootstrap.name} cannot reach the launcher at any of its addresses: {', '.join(failures)}. Open the ports "
-        "between the hosts, or name the interfaces to use with --network-interfaces.\n"
+        f"{bootstrap.name} cannot connect to the launcher at any of its addresses: {', '.join(failures)}. "
+        "Open the ports between the hosts, or set the interfaces to use with --network-interfaces.\n"
     )
     return None
 
 
-def _called(address: str, bootstrap: BootstrapMessage) -> Channel:
+def _connect(address: str, bootstrap: BootstrapMessage) -> Channel:
     sock = socket.create_connection((address, bootstrap.port), timeout=_CONNECT_TIMEOUT_S)
     try:
         detect_dead_host(sock)
         return Channel.connect(sock, bytes.fromhex(bootstrap.secret))
-    except BaseException:  # raised again: nobody else closes it
+    except BaseException:  # re-raised; nothing else would close the socket
         sock.close()
         raise
 
 
-def _end_with(descriptor: int) -> None:
-    """Die when the launcher's end of ssh has closed the standard input."""
+def _exit_on_close(descriptor: int) -> None:
+    """Exit this process when the launcher's ssh closes the standard input."""
     read = functools.partial(os.read, descriptor, 4096)
     with contextlib.suppress(OSError):
         while read():

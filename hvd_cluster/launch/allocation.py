@@ -1,4 +1,4 @@
-"""The hosts that a batch system has given to this job: LSF's and Slurm's variables as a list of hosts. Pure."""
+"""The hosts that a batch system has allocated to this job, from LSF's and Slurm's variables. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_cluster.launch.hosts import Host
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a batch system says."""
+    """The hosts of this job according to a batch system."""
 
     #: "LSF" or "Slurm".
     system: str
@@ -22,13 +22,13 @@ class Allocation:
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation that this process is in, or None.
+    """The allocation that this process runs in, or None.
 
     Args:
         environ: the launcher's environment.
 
     Raises:
-        ValueError: a batch system's variables are there, but cannot be read.
+        ValueError: the variables of a batch system cannot be parsed.
     """
     if environ.get("SLURM_JOB_ID") and environ.get("SLURM_JOB_NODELIST"):
         return Allocation("Slurm", _slurm(environ))
@@ -40,10 +40,10 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _lsf(environ: Mapping[str, str]) -> list[Host]:
-    """LSB_MCPU_HOSTS is "host1 2 host2 4"; LSB_DJOB_HOSTFILE has a line per slot; LSB_HOSTS is that file in one line.
+    """The hosts from LSF's variables.
 
-    On clusters where a job is launched from a batch node of its own, that one comes first with one slot and is not
-    meant to compute: LSF says so by LSB_DJOB_NUMPROC or by the name "batch".
+    LSB_MCPU_HOSTS is "host1 2 host2 4"; LSB_DJOB_HOSTFILE has a line per slot; LSB_HOSTS is that file in one line. On
+    clusters that launch jobs from a batch node, that node comes first with one slot and is not meant to compute.
     """
     file = environ.get("LSB_DJOB_HOSTFILE", "")
     if file and Path(file).is_file():
@@ -51,7 +51,7 @@ def _lsf(environ: Mapping[str, str]) -> list[Host]:
         counts = dict(Counter(names))
     elif pairs := environ.get("LSB_MCPU_HOSTS", "").split():
         if len(pairs) % 2 or not all(number.isdigit() for number in pairs[1::2]):
-            raise ValueError(f"LSB_MCPU_HOSTS={' '.join(pairs)!r} cannot be read as 'host slots host slots'")
+            raise ValueError(f"LSB_MCPU_HOSTS={' '.join(pairs)!r} is not of the form 'host slots host slots'")
         counts = {name: int(number) for name, number in zip(pairs[::2], pairs[1::2], strict=True)}
     else:
         counts = dict(Counter(environ.get("LSB_HOSTS", "").split()))
@@ -62,12 +62,12 @@ def _lsf(environ: Mapping[str, str]) -> list[Host]:
 
 
 def _slurm(environ: Mapping[str, str]) -> list[Host]:
-    """Slots are tasks where the job asked for tasks, else GPUs where it has some, else one for each node."""
+    """The hosts from Slurm's variables: slots are tasks if the job asked for tasks, else GPUs, else one per node."""
     names = expand_nodes(environ["SLURM_JOB_NODELIST"])
     for variable in ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
         if environ.get(variable):
             counts = expand_counts(environ[variable], len(names))
-            # One task per node is what a job gets that asked for nodes only: then its GPUs say more.
+            # A job that asked only for nodes gets one task per node; its GPUs are then the better number.
             if set(counts) != {1} or "SLURM_NTASKS" in environ:
                 return [Host(name, count) for name, count in zip(names, counts, strict=True)]
     gpus = re.search(r"(\d+)$", environ.get("SLURM_GPUS_ON_NODE", ""))
@@ -75,18 +75,18 @@ def _slurm(environ: Mapping[str, str]) -> list[Host]:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Slurm's ``"a[1-3,07],b,c[1-2]x[0-1]"`` as names; numbers keep their leading zeros.
+    """Expand Slurm's ``"a[1-3,07],b,c[1-2]x[0-1]"`` to names; numbers keep their leading zeros.
 
     Raises:
         ValueError: the brackets do not match.
     """
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        pieces = re.split(r"\[([^\]]*)\]", part)  # texts at even places, what was in brackets at odd ones
+        pieces = re.split(r"\[([^\]]*)\]", part)  # plain text at even positions, the contents of brackets at odd ones
         choices = [[piece] if index % 2 == 0 else _numbers(piece, text) for index, piece in enumerate(pieces)]
         names += ["".join(choice) for choice in product(*choices)]
     if text.count("[") != text.count("]") or not names:
-        raise ValueError(f"SLURM_JOB_NODELIST={text!r} cannot be read")
+        raise ValueError(f"SLURM_JOB_NODELIST={text!r} cannot be parsed")
     return names
 
 
@@ -95,23 +95,23 @@ def _numbers(text: str, whole: str) -> list[str]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None:
-            raise ValueError(f"SLURM_JOB_NODELIST={whole!r} cannot be read")
+            raise ValueError(f"SLURM_JOB_NODELIST={whole!r} cannot be parsed")
         first, last = match[1], match[2] or match[1]
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
 
 
 def expand_counts(text: str, num_nodes: int) -> list[int]:
-    """Slurm's ``"2(x3),1"`` as [2, 2, 2, 1]; a single number holds for all nodes.
+    """Expand Slurm's ``"2(x3),1"`` to [2, 2, 2, 1]; a single number applies to all nodes.
 
     Raises:
-        ValueError: it is something else, or does not give one number per node.
+        ValueError: the text cannot be parsed, or does not have one number per node.
     """
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ValueError(f"SLURM_TASKS_PER_NODE={text!r} cannot be read")
+            raise ValueError(f"SLURM_TASKS_PER_NODE={text!r} cannot be parsed")
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) == 1:
         counts *= num_nodes

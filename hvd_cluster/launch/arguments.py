@@ -1,4 +1,4 @@
-"""The rules for arguments that every launcher has, with one text each."""
+"""Conventions for arguments that every launcher follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
-    """Let None stand for "not given" in each argument of ``fn`` that has another default, as in Horovod's functions."""
+    """Let None mean "not given" for each argument of ``fn`` that has another default, as in Horovod's functions."""
     parameters = inspect.signature(fn).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default not in (None, p.empty)}
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -31,13 +31,13 @@ def none_is_default(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def warn_of_mpi(use_mpi: bool | None) -> None:
-    """Say that ``use_mpi=True`` changes nothing."""
+    """Log that ``use_mpi=True`` has no effect."""
     if use_mpi:
-        logger.warning("use_mpi=True has no effect: MPI is not used, there is one rendezvous, our own")
+        logger.warning("use_mpi=True has no effect: hvd_cluster does not use MPI")
 
 
 def renamed(old: str, given: Any, new: str, value: Any) -> Any:
-    """The value of an argument of a :func:`none_is_default` function that may have come under its old name."""
+    """The value of an argument that may be given under its old name; for :func:`none_is_default` functions."""
     if given is None:
         return value
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=4)

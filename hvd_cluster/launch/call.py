@@ -1,4 +1,4 @@
-"""The user's function and its arguments, as bytes that go to the workers."""
+"""Packs the user's function and its arguments as bytes for the workers."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_DEPTH = 4
-#: How workers that this package's own launchers start come to a module; the others have texts of their own.
+#: How to make a module available to workers of this package's own launchers; the other launchers have their own texts.
 HOST_REMEDY = "install it on every host, or put its folder on PYTHONPATH there (env={'PYTHONPATH': ...})"
 _REMEDY = "Create it inside the function, or pass what it is made from (a path, a number, a state_dict) as an argument."
 _SPARK_REMEDY = (
-    "Sessions, DataFrames and RDDs of Spark work on the driver only. Use them before the call, and pass the result "
-    "to the workers: the path of the data or of a store, or rows that fit into memory (df.toPandas()). "
-    "An estimator takes a DataFrame as it is: TorchEstimator(...).fit(df)."
+    "Spark sessions, DataFrames and RDDs work on the driver only. Use them before the call and pass the result to the "
+    "workers: the path of the data or of a store, or rows that fit into memory (df.toPandas()). An estimator takes a "
+    "DataFrame directly: TorchEstimator(...).fit(df)."
 )
-#: Packages whose objects never leave the driver, with what to do; their attributes tell a user nothing.
+#: Packages whose objects must stay on the driver -> what to do; their attributes are not shown to the user.
 _DRIVER_ONLY = {"pyspark": _SPARK_REMEDY, "py4j": _SPARK_REMEDY}
-#: Characters of an argument in an error.
+#: Characters of an argument that an error message shows.
 _MAX_SHOWN = 80
 
 
 @dataclass(frozen=True)
 class PackedCall:
-    """What travels; readable before any of the user's classes is imported."""
+    """A packed call. It can be unpickled before any of the user's classes is imported."""
 
-    #: Name of the function, for messages.
+    #: The function's name, for messages.
     name: str
     #: The pickled (function, args, kwargs).
     body: bytes
-    #: Source text of the file or notebook cell that defines the function, for tracebacks where that file is not.
+    #: Name and text of the file or notebook cell that defines the function, for tracebacks on hosts without that file.
     source: tuple[str, str] | None
-    #: What ``body`` refers to; the launcher that packed it carries them.
+    #: Objects that ``body`` refers to; the launcher that packed it transports them.
     references: References = ()
-    #: How a module that workers of this launcher lack comes to them, as the end of a sentence.
+    #: How to make a missing module available to workers of this launcher, as the end of a sentence.
     remedy: str = HOST_REMEDY
 
 
@@ -62,7 +62,7 @@ def pack(
     shared_path: bool = True,
     remedy: str = HOST_REMEDY,
 ) -> bytes:
-    """Pickle a call: :func:`pack_call` for a launcher that sends bytes."""
+    """Pickle a call to bytes; see :func:`pack_call`."""
     return pickle.dumps(pack_call(fn, args, kwargs, shared_path=shared_path, remedy=remedy))
 
 
@@ -75,20 +75,20 @@ def pack_call(
     dumps: Dumps = dumps,
     remedy: str = HOST_REMEDY,
 ) -> PackedCall:
-    """Pickle a call. Functions of a script, a notebook, lambdas and closures travel by value.
+    """Pickle a call. Functions of scripts and notebooks, lambdas and closures are pickled by value.
 
     Args:
         fn: the function.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        shared_path: the workers find modules where this process does. If not, everything from the module of ``fn``
-            travels by value, unless that is an installed one; so it does in any case when no import could find it.
-        dumps: pickles it; that of a cluster which has objects of its own.
-        remedy: how a module that the workers lack comes to them, for the error of a worker that cannot import it.
+        shared_path: whether the workers find modules where this process does. If not, the module of ``fn`` is pickled
+            by value unless it is installed. A module that no import could find is always pickled by value.
+        dumps: the pickler, for clusters that have objects of their own.
+        remedy: how to make a missing module available, for the error of a worker that cannot import it.
 
     Raises:
-        TypeError: ``fn`` is not callable, ``args`` are no sequence of arguments, or ``kwargs`` no mapping.
-        LaunchError: something in the call cannot be pickled; the text names each variable and its type.
+        TypeError: ``fn`` is not callable, ``args`` is not a sequence of arguments, or ``kwargs`` is not a mapping.
+        LaunchError: something in the call cannot be pickled; the message names each variable and its type.
     """
     if not callable(fn):
         raise TypeError(f"the first argument must be a function that the workers can call, not {type(fn).__name__}")
@@ -97,7 +97,7 @@ def pack_call(
     if not isinstance(kwargs or {}, Mapping):
         raise TypeError(f"kwargs={_shown(kwargs)} must be a dict of the function's named arguments")
     call = (fn, tuple(args), dict(kwargs or {}))
-    with _by_value(_travelling_module(fn, shared_path)):
+    with _by_value(_module_by_value(fn, shared_path)):
         try:
             body, references = dumps(call)
         except Exception as error:  # pickling runs user code, which may raise anything
@@ -106,27 +106,27 @@ def pack_call(
 
 
 def unpack(packed: bytes | PackedCall) -> Callable[..., Any]:
-    """What :func:`pack` or :func:`pack_call` packed, as a function that needs no arguments.
+    """The function that :func:`pack` or :func:`pack_call` packed, without parameters.
 
-    Trusts the bytes: check who sent them first.
+    It unpickles the bytes: check who sent them first.
 
     Raises:
-        LaunchError: the function cannot be rebuilt here. Where a module is missing, the text names it and the remedy.
+        LaunchError: the function cannot be rebuilt here; the message names missing modules and the remedy.
     """
-    parcel: PackedCall = packed if isinstance(packed, PackedCall) else pickle.loads(packed)
-    if parcel.source is not None:
-        file, text = parcel.source
+    call: PackedCall = packed if isinstance(packed, PackedCall) else pickle.loads(packed)
+    if call.source is not None:
+        file, text = call.source
         if not Path(file).exists():
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        fn, args, kwargs = loads(parcel.body, parcel.references)
+        fn, args, kwargs = loads(call.body, call.references)
     except ImportError as error:
         raise LaunchError(
-            f"{parcel.name} cannot be rebuilt on the worker: {unimportable_text(error, parcel.remedy)}"
+            f"{call.name} cannot be rebuilt on the worker: {unimportable_text(error, call.remedy)}"
         ) from error
-    except Exception as error:  # unpickling runs the user's code, which may raise anything
+    except Exception as error:  # unpickling runs user code, which may raise anything
         raise LaunchError(
-            f"{parcel.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): classes and functions "
+            f"{call.name} cannot be rebuilt on the worker ({type(error).__name__}: {error}): classes and functions "
             "that it uses must be the same there as on the driver"
         ) from error
     return functools.partial(fn, *args, **kwargs)
@@ -136,14 +136,14 @@ def unimportable_text(error: ImportError, remedy: str) -> str:
     """What this process cannot import, and what to do about it.
 
     Args:
-        error: of :func:`~hvd_cluster.launch.pickling.loads`.
-        remedy: how modules come to the workers of this launcher.
+        error: from :func:`~hvd_cluster.launch.pickling.loads`.
+        remedy: how to make modules available to the workers of this launcher.
     """
     name = error.name or "a module"
     return (
         f"{sys.executable} on {socket.gethostname()} cannot import {name!r} ({type(error).__name__}: {error}). "
-        f"The workers need it: {remedy}. A module of your own can also travel with the call: "
-        f"cloudpickle.register_pickle_by_value({error.name or 'module'}) on the driver, before it"
+        f"The workers need it: {remedy}. Your own modules can also be sent with the call: run "
+        f"cloudpickle.register_pickle_by_value({error.name or 'module'}) on the driver first"
     )
 
 
@@ -173,17 +173,17 @@ def _source_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
     return (code.co_filename, text) if 0 < len(text) <= _MAX_SOURCE_BYTES else None
 
 
-def _travelling_module(fn: Callable[..., Any], shared_path: bool) -> ModuleType | None:
-    """The module of ``fn`` if the workers could not import it."""
+def _module_by_value(fn: Callable[..., Any], shared_path: bool) -> ModuleType | None:
+    """The module of ``fn`` if it must be pickled by value because the workers cannot import it."""
     module = sys.modules.get(getattr(_plain_function(fn), "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__" or not is_user_code(file):
-        return None  # built in, installed, or taken by value by cloudpickle itself
+        return None  # built in, installed, or pickled by value anyway
     return None if shared_path and _importable(module.__name__) else module
 
 
 def _importable(name: str) -> bool:
-    """Whether an import would find the module, had it not been loaded from a path as test modules are."""
+    """Whether an import would find the module if it were not loaded already, as test modules are by their path."""
     path: Sequence[str] | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -196,7 +196,7 @@ def _importable(name: str) -> bool:
 
 @contextlib.contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
-    """Have cloudpickle take the functions and classes of ``module`` by value."""
+    """Make cloudpickle pickle the functions and classes of ``module`` by value."""
     if module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value():
         yield
         return
@@ -226,7 +226,7 @@ def _unpicklable_text(
 
 
 def _parts_of(fn: Any) -> list[tuple[str, Any]]:
-    """What travels with a function, each with a name that its author recognises."""
+    """The objects that are pickled with a function, each with a description."""
     if isinstance(fn, functools.partial):
         bound = [*enumerate(fn.args), *fn.keywords.items()]
         return _parts_of(fn.func) + [(f"argument {name!r} of the partial", value) for name, value in bound]
@@ -245,7 +245,7 @@ def _parts_of(fn: Any) -> list[tuple[str, Any]]:
 
 
 def _culprits(parts: Sequence[tuple[str, Any]], seen: set[int], depth: int, dumps: Dumps) -> Iterator[tuple[str, Any]]:
-    """Those of ``parts`` that cannot be pickled, each followed down to the innermost thing that is to blame."""
+    """The ``parts`` that cannot be pickled, each reduced to the innermost object that causes it."""
     for where, value in parts:
         if id(value) in seen or _picklable(value, dumps):
             continue
@@ -271,7 +271,7 @@ def _inside(where: str, value: Any) -> list[tuple[str, Any]]:
 def _picklable(value: Any, dumps: Dumps) -> bool:
     try:
         dumps(value)
-    except Exception:  # noqa: BLE001 - reducing runs user code, which may raise anything; here any failure is the answer
+    except Exception:  # noqa: BLE001 - reducing runs user code, which may raise anything
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""A child process with its output in lines, in a process group of its own that ends with it."""
+"""A child process in its own process group, with its output in lines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ logger = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """One running program.
+    """A running program.
 
     Two threads serve it: one forks it, waits for its end and reaps it; the other reads its output. The waiting thread
     must also fork, because :mod:`hvd_cluster.launch.die_with_parent` kills the child when the forking thread ends.
 
     Args:
-        rank: names the child in ``on_line``.
+        rank: passed to ``on_line``.
         argv: the program and its arguments.
         environment: its whole environment.
         cwd: its working directory.
         pass_fds: descriptors that it inherits.
-        stdin: a descriptor from which it reads its input; it reads nothing by default.
-        on_line: gets every line of its output.
-        on_exit: called once, from a thread, when the process and its group are gone and all output has been passed on.
+        stdin: a descriptor for its standard input; by default it is empty.
+        on_line: called with every line of its output.
+        on_exit: called once, from a thread, when the process group has ended and all output has been passed on.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ChildProcess:
         on_exit: Callable[[int], None],
     ) -> None:
         self.rank = rank
-        #: The process's id, and its group's; 0 before :meth:`start`.
+        #: The process id, which is also the process group's; 0 before :meth:`start`.
         self.pid = 0
         #: The last lines of its output.
         self.tail = Tail()
@@ -70,7 +70,7 @@ class ChildProcess:
 
         Raises:
             OSError: it cannot be started.
-            TypeError, ValueError: an argument or a variable is no text that a program could be given.
+            TypeError, ValueError: an argument or a variable is not a text that can be passed to a program.
         """
         self._thread.start()
         error = self._started.get()
@@ -79,13 +79,13 @@ class ChildProcess:
             raise error
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child's process group; nothing happens when it has ended."""
+        """Send a signal to the child's process group; no effect after it has ended."""
         with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.pid and not self._reaped:  # group 0 would be our own
+            if self.pid and not self._reaped:  # group 0 would be this process's own
                 os.killpg(self.pid, number)
 
     def catch_up(self) -> None:
-        """Return when everything that the child has written by now has been passed on."""
+        """Return when all output that the child has written so far has been passed on."""
         with self._reap_lock:
             if self._reaped or self._output is None:
                 return
@@ -115,15 +115,15 @@ class ChildProcess:
         guard.hold(process.pid)
         assert process.stdout is not None
         assert process.stderr is not None
-        # The reader closes copies: it may outlive the pipes' own objects.
+        # The reader gets copies of the descriptors because it may outlive the pipe objects.
         pipes = {"stdout": os.dup(process.stdout.fileno()), "stderr": os.dup(process.stderr.fileno())}
         process.stdout.close()
         process.stderr.close()
         self._output = OutputReader(pipes, self._pass_on, f"hvd-output-{self.rank}")
         self._started.put(None)
-        with contextlib.suppress(ChildProcessError):  # somebody else in this program reaped it
+        with contextlib.suppress(ChildProcessError):  # other code in this program has reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        # Not reaped yet, so the group's id cannot belong to anybody else: end what the child has left behind.
+        # The child is not reaped yet, so the group's id cannot be reused: kill the processes that it has left behind.
         self.signal(signal.SIGKILL)
         guard.release(process.pid)
         with self._reap_lock:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from crowded import crowded_port
 
-from hvd_cluster.launch.agent import Agent, _call_launcher
+from hvd_cluster.launch.agent import Agent, _connect_to_launcher
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import (
     END,
@@ -57,7 +57,7 @@ def launcher() -> Iterator[Channel]:
 
 def test_an_agent_that_a_crowd_has_pushed_out_calls_again() -> None:
     with crowded_port(SECRET) as port:
-        channel = _call_launcher(
+        channel = _connect_to_launcher(
             BootstrapMessage(name="here", addresses=["127.0.0.1"], port=port, secret=SECRET.hex(), cwd="/", sys_path=[])
         )
         assert channel is not None

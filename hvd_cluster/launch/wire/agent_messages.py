@@ -1,6 +1,7 @@
-"""What the launcher and its agent on a remote host say to each other, pickled, over a signed channel.
+"""The messages between the launcher and its agent on a remote host; pickled, over an authenticated channel.
 
-``key`` names a worker among all that the launcher has started: an elastic job gives a rank to several, one by one.
+``key`` identifies a worker among all that the launcher has started. A rank does not: in an elastic job several workers
+may have the same rank one after the other.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from hvd_cluster.topology import Topology
 class AgentHandshake:
     """To the launcher: the agent runs."""
 
-    #: The host as the launcher named it.
+    #: The name that the launcher uses for this host.
     name: str
-    #: Equal for two agents if and only if they run on one machine (in one container, in one network namespace).
+    #: Equal for two agents if and only if they run on one machine, in one container and network namespace.
     host_key: str
-    #: What the host calls itself.
+    #: The host's own name.
     hostname: str
     #: Interface -> its address.
     interfaces: Mapping[str, str]
-    #: This host's address on the way to the launcher.
+    #: The address of this host on the route to the launcher.
     address: str
-    #: Port of the agent's probe_listener.
+    #: The port of the agent's probe listener.
     probe_port: int
     #: A free port for torch.distributed's own rendezvous.
     master_port: int
-    #: Each of its workers sees devices of its own only, so none is to count workers of this machine as beside it.
+    #: Each worker sees only its own devices, so workers on this machine must not count as each other's neighbours.
     owns_devices: bool = False
-    #: That of hvd_cluster there; whatever an agent of another version leaves out is empty.
+    #: The version of hvd_cluster on that host; empty if the agent does not send it.
     version: str = ""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """To the agent: call these hosts, answer with :class:`ProbeResult`."""
+    """To the agent: connect to these hosts and answer with :class:`ProbeResult`."""
 
     claims: tuple[HostAddresses, ...]
-    #: Tells this call from others.
+    #: Identifies this probe.
     number: int
 
 
@@ -52,7 +53,7 @@ class ProbeResult:
     """To the launcher: host -> the addresses at which it answered."""
 
     addresses: Mapping[str, tuple[str, ...]]
-    #: That of the :class:`Probe`.
+    #: The number of the :class:`Probe`.
     number: int
 
 
@@ -62,30 +63,30 @@ class StartWorker:
 
     key: int
     task: Task
-    #: Without the secret, which the agent knows.
+    #: Without the secret, which the agent has.
     topology: Topology
     env: Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class SignalWorker:
-    """To the agent: signal a worker's process group."""
+    """To the agent: send a signal to a worker's process group."""
 
     key: int
-    #: SIGKILL rather than SIGTERM.
+    #: Whether to send SIGKILL instead of SIGTERM.
     kill: bool
 
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """To the agent: so much of the workers' output was passed on; see :mod:`hvd_cluster.launch.wire.flow_control`."""
+    """To the agent: this many bytes of output were passed on; see :mod:`hvd_cluster.launch.wire.flow_control`."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """To the launcher: a worker has changed."""
+    """To the launcher: the state of a worker has changed."""
 
     key: int
     ready: bool
@@ -101,7 +102,7 @@ class StartFailed:
     why: str
 
 
-#: To the agent: all hosts know how they reach each other, nobody asks any more.
+#: To the agent: all addresses are known; close the probe listener.
 STOP_PROBING = "complete"
-#: To the agent: end.
+#: To the agent: stop all workers and exit.
 END = b""

@@ -1,4 +1,4 @@
-"""The one line that the launcher writes into an agent's standard input; it holds what may be secret."""
+"""The line that the launcher writes to an agent's standard input. It contains secrets."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field, fields
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapMessage:
-    """Where the launcher is, and who the agent is to it."""
+    """Where the launcher is, and what the agent needs to connect to it."""
 
-    #: The agent's host as the launcher named it.
+    #: The name that the launcher uses for the agent's host.
     name: str
-    #: The launcher's addresses: the agent takes the first that leads to it.
+    #: The launcher's addresses; the agent uses the first one that it can reach.
     addresses: Sequence[str]
     #: The launcher's port.
     port: int
@@ -23,21 +23,25 @@ class BootstrapMessage:
     cwd: str
     #: The driver's ``sys.path``.
     sys_path: Sequence[str]
-    #: Names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
+    #: Names, or prefixes of names, of the network interfaces to use; if empty, a probe decides.
     interfaces: Sequence[str] = field(default_factory=list)
-    #: Variables for the workers; None removes one. Users keep passwords and keys there.
+    #: Variables for the workers; None removes a variable. They may contain passwords and keys.
     env: Mapping[str, str | None] = field(default_factory=dict, repr=False)
 
     def to_line(self) -> bytes:
-        """As one line of JSON."""
+        """This message as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> BootstrapMessage:
-        """The inverse; raises ``ValueError`` where the line is something else."""
-        told = json.loads(line)
-        if not isinstance(told, dict):
-            raise ValueError("the launcher's bootstrap is no JSON object")
+        """The inverse of :meth:`to_line`.
+
+        Raises:
+            ValueError: the line is not such a message.
+        """
+        values = json.loads(line)
+        if not isinstance(values, dict):
+            raise ValueError("the launcher's bootstrap message is not a JSON object")
         known = {one.name for one in fields(cls)}
-        # A launcher of another version may say more. It tells the user so once this agent has called back.
-        return cls(**{name: value for name, value in told.items() if name in known})
+        # A launcher of another version may send more. It reports the difference once this agent has connected.
+        return cls(**{name: value for name, value in values.items() if name in known})

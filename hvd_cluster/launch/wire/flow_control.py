@@ -1,62 +1,62 @@
-"""How much output may be on its way to a launcher that perhaps takes none.
+"""Limits how much output an agent sends before the launcher has acknowledged it.
 
-A launcher is stopped with Ctrl-Z, or prints into a pager that waits for a key. TCP would let the workers' output fill
-the connection, and then Linux treats a host that reads nothing as dead (see
-:mod:`hvd_cluster.rendezvous.tcp_keepalive`). So the agent sends no more than the launcher has acknowledged, as in
-HTTP/2's flow control (RFC 9113, section 5.2), and the connection itself is never full.
+A launcher may be stopped with Ctrl-Z, or print into a pager that waits for a key. The workers' output would then fill
+the TCP connection, and Linux treats a host that reads nothing as dead (see
+:mod:`hvd_cluster.rendezvous.tcp_keepalive`). Therefore the agent never sends more than a window of unacknowledged
+bytes, as in HTTP/2's flow control (RFC 9113, section 5.2), and the connection is never full.
 """
 
 from __future__ import annotations
 
 import threading
 
-#: Bytes of output that may be on their way.
+#: Bytes of output that may be unacknowledged.
 WINDOW_BYTES = 1 << 15
-#: The receiver tells of what it took in steps of this size, to spare messages: less may stay untold for ever.
+#: The receiver acknowledges in steps of this size, which saves messages; a smaller remainder stays unacknowledged.
 _STEP_BYTES = WINDOW_BYTES // 4
-#: What the launcher's kernel is to have room for, whatever the launcher does: in short lines, each of them a packet of
-#: its own, a window takes ten times its size there. Linux gives twice what is asked for, by default up to 416 KiB.
+#: The receive buffer of the launcher's socket. Short lines, each in its own packet, take ten times their size there.
+#: Linux doubles the requested size, by default up to 416 KiB.
 RECEIVE_BUFFER_BYTES = 1 << 18
 
 
 class SendWindow:
-    """The sender's side: bytes that may still be sent."""
+    """The sender's side: waits until bytes may be sent."""
 
     def __init__(self) -> None:
-        self._under_way = 0
-        self._is_over = False
+        self._num_in_flight = 0
+        self._is_closed = False
         self._changed = threading.Condition()
 
-    def spend(self, num_bytes: int) -> None:
-        """Wait until ``num_bytes`` may be sent; a large message, until all is taken but for what may stay untold."""
+    def acquire(self, num_bytes: int) -> None:
+        """Wait until ``num_bytes`` may be sent; an oversized message waits until nearly all are acknowledged."""
         room = max(_STEP_BYTES, WINDOW_BYTES - num_bytes)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._under_way <= room)
-            self._under_way += num_bytes
+            self._changed.wait_for(lambda: self._is_closed or self._num_in_flight <= room)
+            self._num_in_flight += num_bytes
 
-    def restore(self, num_bytes: int) -> None:
-        """The receiver has taken so many."""
+    def release(self, num_bytes: int) -> None:
+        """The receiver has acknowledged ``num_bytes``."""
         with self._changed:
-            self._under_way -= num_bytes
+            self._num_in_flight -= num_bytes
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """Let everybody send: the conversation ends, and nothing is worth waiting for."""
+    def close(self) -> None:
+        """Stop waiting: the connection is closed."""
         with self._changed:
-            self._is_over = True
+            self._is_closed = True
             self._changed.notify_all()
 
 
 class ReceiveWindow:
-    """The receiver's side: bytes that were taken, and of which the sender does not know yet."""
+    """The receiver's side: counts bytes that are not acknowledged yet."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     def add(self, num_bytes: int) -> int:
-        """So many were taken. Returns what to tell the sender now; 0 while it can wait, to spare messages."""
+        """Count ``num_bytes`` as received. Returns the number of bytes to acknowledge now, or 0."""
         self._num_bytes += num_bytes
         if self._num_bytes < _STEP_BYTES:
             return 0
-        told, self._num_bytes = self._num_bytes, 0
-        return told
+        due, self._num_bytes = self._num_bytes, 0
+        return due

@@ -38,7 +38,7 @@ def test_what_lies_in_the_home_folder_does_not_get_into_the_agent(tmp_path: Path
     for more in ({}, {"PYTHONSAFEPATH": "1"}):
         line = shlex.join(SshOptions().agent_command({**path, **more}))
         done = subprocess.run(["sh", "-c", line], cwd=tmp_path, input="", capture_output=True, text=True, check=False)
-        assert done.stderr == "hvd_cluster's agent: the launcher ended before it greeted\n"
+        assert done.stderr == "hvd_cluster's agent: the launcher ended before it sent its bootstrap message\n"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
 
 
-def test_a_greeting_is_one_line_that_does_not_show_its_secret() -> None:
+def test_a_bootstrap_message_is_one_line_that_does_not_show_its_secret() -> None:
     bootstrap = BootstrapMessage(
         name="b\n", addresses=["10.0.0.1"], port=7, secret="5ec2e7", cwd="/a b", sys_path=["", "/x"]
     )
@@ -14,5 +14,5 @@ def test_a_greeting_is_one_line_that_does_not_show_its_secret() -> None:
     assert BootstrapMessage.from_line(line) == bootstrap
     assert BootstrapMessage.from_line(b'{"more": 1, ' + line[1:]) == bootstrap  # a newer launcher's
     assert "5ec2e7" not in repr(bootstrap)
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         BootstrapMessage.from_line(b"7\n")

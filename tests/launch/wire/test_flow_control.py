@@ -16,12 +16,12 @@ from hvd_cluster.launch.wire.flow_control import WINDOW_BYTES, ReceiveWindow, Se
 @example([3000, 60_000])  # what was taken first is not told yet
 @example([WINDOW_BYTES // 4 - 1, WINDOW_BYTES])
 def test_all_that_is_sent_is_taken_whatever_the_sizes(sizes: list[int]) -> None:
-    credit, taken = SendWindow(), ReceiveWindow()
+    window, taken = SendWindow(), ReceiveWindow()
     way: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def send() -> None:
         for size in sizes:
-            credit.spend(size)
+            window.acquire(size)
             way.put(size)
 
     sender = threading.Thread(target=send)
@@ -30,26 +30,26 @@ def test_all_that_is_sent_is_taken_whatever_the_sizes(sizes: list[int]) -> None:
         for size in sizes:
             assert way.get(timeout=30) == size
             if num_bytes := taken.add(size):
-                credit.restore(num_bytes)
+                window.release(num_bytes)
     finally:
-        credit.end()
+        window.close()
         sender.join()
 
 
 def test_no_more_than_a_window_is_sent_unheard() -> None:
-    credit, sent = SendWindow(), threading.Event()
+    window, sent = SendWindow(), threading.Event()
 
     def send() -> None:
         for _ in range(WINDOW_BYTES // 1000):
-            credit.spend(1000)
+            window.acquire(1000)
         sent.set()
-        credit.spend(1000)
+        window.acquire(1000)
 
     sender = threading.Thread(target=send)
     sender.start()
     assert sent.wait(30)
     sender.join(0.2)
     assert sender.is_alive()
-    credit.restore(1000)
+    window.release(1000)
     sender.join(30)
     assert not sender.is_alive()
