@@ -1,15 +1,15 @@
-"""From torch tensors to requests of the engine: what every collective of TensorFlow and of MXNet submits.
+"""From tensors to requests of the engine, for every framework.
 
-Their tensors reach this file as torch tensors over the same memory.
+The tensors of TensorFlow and MXNet arrive here as torch tensors over the same memory.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +26,7 @@ from hvd_cluster.engine.request import (
     Request,
     Signature,
     describe,
+    dtype_name,
     recorded_event,
 )
 from hvd_cluster.engine.submission_queue import SerialNumber
@@ -58,19 +59,19 @@ def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 
 class Waitable(Protocol):
-    """What was begun and gives tensors."""
+    """A handle."""
 
-    def wait(self) -> Tensors:
-        """The results; raises the error of what failed."""
+    def wait(self) -> Any:
+        """The results; raises the error if the operation failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What to do, but for the tensors. Everything that may differ in a new world is looked up at each call."""
+    """A collective without its tensors. Whatever may differ in a new world is looked up at each call."""
 
     kind: Kind
     process_set: ProcessSet
-    #: What the ranks are matched by; None takes the next number of this kind of operation.
+    #: Matches the request with those of the other ranks; None takes the next number.
     name: str | None = None
     op: ReduceOp = ReduceOp.SUM
     #: Global rank that a broadcast starts from.
@@ -85,71 +86,35 @@ class Collective:
     def begin(
         self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, splits: tuple[int, ...] = ()
     ) -> Handle:
-        """Submit; the handle gives the list of results.
-
-        Args:
-            tensors: one, or those of a group; contiguous.
-            is_waited_for: this thread waits for the handle next; else it waits for company first.
-            splits: rows for each rank; alltoall only.
-
-        Raises:
-            ValueError: a request of this name is under way, this rank is not in the process set, or the root is not.
-            HorovodInternalError: the world has ended, or ``init()`` has not been called.
-        """
-        engine = running_engine()
-        set_id = process_set_id(self.process_set)
-        kind = self.kind
-        self.check(tensors)
-        metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
-        handle = Handle(engine.progress)
-        request = Request(
-            f"{kind.value}.{'noname' if self.name is None else self.name}",
-            set_id,
-            Signature(kind, metas, self.op, self.root, float(self.prescale), float(self.postscale)),
-            list(tensors),
-            [],
-            _unchanged,
-            handle,
-            splits,
-            ready_event=recorded_event(tensors),
-            is_unnamed=self.name is None,
+        """:func:`submit` with these options; the handle gives the list of results."""
+        return submit(
+            self.kind,
+            tensors,
+            process_set=self.process_set,
+            name=self.name,
+            op=self.op,
+            root=self.root,
+            prescale=self.prescale,
+            postscale=self.postscale,
+            splits=splits,
+            is_waited_for=is_waited_for,
         )
-        return engine.submit(request, is_waited_for=is_waited_for)
-
-    def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse what cannot be submitted.
-
-        Raises:
-            ValueError: an element type, the root, or a combination of arguments is not supported.
-            HorovodInternalError: a tensor has no dimension to gather or scatter.
-        """
-        kind = self.kind
-        if kind in _ROWED_KINDS and any(tensor.dim() == 0 for tensor in tensors):
-            rank = basics.rank()
-            raise HorovodInternalError(f"Rank {rank} tried to {kind.name} a rank-zero tensor. ({self.name})")
-        supported = REDUCED_DTYPES if kind in _REDUCING_KINDS else _MOVED_DTYPES
-        wrong = [tensor.dtype for tensor in tensors if tensor.dtype not in supported]
-        if wrong:
-            raise ValueError(f"Tensor type {wrong[0]} is not supported.")
-        if kind is Kind.BROADCAST:
-            check_root(self.root, self.process_set)
-        if kind in _REDUCING_KINDS:
-            check_reduction(tensors, self.op, self.prescale, self.postscale, self.process_set)
 
     def begin_parts(
         self, tensors: Sequence[torch.Tensor], is_waited_for: bool = True, *, groups: Sequence[Sequence[int]] = ()
     ) -> Waitable:
-        """Submit tensors that need not all be carried out together, as few requests of bounded size.
+        """Submit tensors as few requests of bounded size.
 
         Args:
             tensors: contiguous.
-            is_waited_for: as for :meth:`begin`.
-            groups: indices of tensors that are carried out together all the same.
+            is_waited_for: as for :func:`submit`.
+            groups: indices of tensors that must share a request.
         """
         plan = split_into_requests([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
         base = self.name
         if base is None and len(plan) > 1:
-            self.check(tensors)  # what this rank alone refuses must take no number
+            # What this rank alone refuses must take no number.
+            _check(self.kind, tensors, self.process_set, None, self.op, self.root, self.prescale, self.postscale)
             base = f"parts.{next_number(self.process_set, f'{self.kind.value}.parts')}"
         handles = [
             self.named(base if len(plan) == 1 else f"{base}.{number}").begin(
@@ -160,12 +125,121 @@ class Collective:
         return CombinedHandles(handles, [index for part in plan for index in part])
 
 
-class CombinedHandles:
-    """Requests that were begun together.
+def submit(
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    *,
+    process_set: ProcessSet,
+    name: str | None = None,
+    unnamed: str = "noname",
+    op: ReduceOp = ReduceOp.SUM,
+    root: int = -1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    wire: torch.dtype | None = None,
+    members: int = -1,
+    splits: tuple[int, ...] = (),
+    in_place: bool = False,
+    finish: Callable[[Tensors], Any] = lambda results: results,
+    is_waited_for: bool = False,
+    labels: Sequence[str] = (),
+) -> Handle:
+    """Hand tensors of any framework to the engine.
 
     Args:
-        handles: the requests.
-        order: where each of their results, one after the other, belongs.
+        kind: the collective.
+        tensors: one, or those of a group; dense and contiguous, on one device.
+        process_set: whose ranks take part.
+        name: matches the request with those of the other ranks; None takes the next number of ``unnamed``.
+        unnamed: the family in which operations without a name are numbered.
+        op: the reduction.
+        root: the global rank that a broadcast starts from.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        wire: element type in which floating-point tensors travel and are added; allreduce only.
+        members: a number that identifies the tensors of a group if their shapes and types do not.
+        splits: rows for each rank; alltoall only.
+        in_place: write the results into ``tensors``.
+        finish: makes the value of the handle from the results.
+        is_waited_for: this thread waits for the handle next; otherwise the request waits for others to be sent with.
+        labels: the timeline's names of the tensors, if not the request's name.
+
+    Raises:
+        ValueError: the tensors, the root or the process set do not fit, or a request of this name is under way.
+        NotImplementedError: Adasum with these ranks or tensors.
+        HorovodInternalError: the world has ended, ``init()`` was not called, or a tensor has no dimension to gather
+            or scatter.
+    """
+    engine = running_engine()
+    set_id = process_set_id(process_set)
+    _check(kind, tensors, process_set, name, op, root, prescale, postscale)
+    metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
+    wire_name = "" if wire is None else dtype_name(wire)
+    handle = Handle(engine.progress)
+    data = list(tensors)
+    request = Request(
+        f"{kind.value}.{unnamed if name is None else name}",
+        set_id,
+        Signature(kind, metas, op, root, float(prescale), float(postscale), wire=wire_name, members=members),
+        data,
+        data if in_place else [],
+        finish,
+        handle,
+        splits,
+        ready_event=recorded_event(data),
+        labels=labels,
+        is_unnamed=name is None,
+    )
+    return engine.submit(request, is_waited_for=is_waited_for)
+
+
+def _check(
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    name: str | None,
+    op: ReduceOp,
+    root: int,
+    prescale: float,
+    postscale: float,
+) -> None:
+    if kind in _ROWED_KINDS and any(tensor.dim() == 0 for tensor in tensors):
+        label = "" if name is None else f" (tensor {name!r})"
+        raise HorovodInternalError(f"Rank {basics.rank()} tried to {kind.name} a rank-zero tensor.{label}")
+    supported = REDUCED_DTYPES if kind in _REDUCING_KINDS else _MOVED_DTYPES
+    for tensor in tensors:
+        if tensor.dtype not in supported:
+            raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
+    if kind is Kind.BROADCAST:
+        check_root(root, process_set)
+    if kind in _REDUCING_KINDS:
+        check_reduction(tensors, op, prescale, postscale, process_set)
+
+
+def wait_all(handles: Iterable[Waitable]) -> list[Any]:
+    """The values of all handles. Waits for each, also after one has failed: its tensors are in use until then.
+
+    Raises:
+        HorovodInternalError: the first error.
+    """
+    values: list[Any] = []
+    failure: Exception | None = None
+    for handle in handles:
+        try:
+            values.append(handle.wait())
+        except HorovodInternalError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return values
+
+
+class CombinedHandles:
+    """The handles of requests that were submitted together, as one.
+
+    Args:
+        handles: of the requests.
+        order: the index of each of their results, one after the other.
     """
 
     def __init__(self, handles: Sequence[Waitable], order: Sequence[int]) -> None:
@@ -173,22 +247,14 @@ class CombinedHandles:
         self._order = order
 
     def wait(self) -> Tensors:
-        """All results. Every request is waited for, also behind one that failed: its tensors are in use until then."""
-        results: Tensors = []
-        failure: Exception | None = None
-        for handle in self._handles:
-            try:
-                results += handle.wait()
-            except HorovodInternalError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        """All results."""
+        results = [result for results in wait_all(self._handles) for result in results]
         placed = dict(zip(self._order, results, strict=True))
         return [placed[index] for index in range(len(placed))]
 
 
 class IntegerHandle:
-    """The integer that a handle gives, or 0 where it gives nothing, as an int32 tensor of shape ()."""
+    """Gives the integer of another handle, or 0 for None, as an int32 tensor of shape ()."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -199,7 +265,7 @@ class IntegerHandle:
 
 
 class FinishedHandle:
-    """Results that were there at once."""
+    """Results that are known already."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -353,7 +419,3 @@ def rows_by_rank(tensor: torch.Tensor, given: Sequence[torch.Tensor], process_se
     if sum(counts) > rows:
         raise ValueError(f"splits send {sum(counts)} rows, but the tensor has {rows}")
     return counts
-
-
-def _unchanged(results: Tensors) -> Tensors:
-    return results

@@ -14,14 +14,14 @@ import torch
 
 from hvd_cluster.engine.process_sets import global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import check_adasum
+from hvd_cluster.engine.submission import check_adasum, submit, wait_all
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.buckets import plan_buckets
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.gradient_layout import fingerprint
 from hvd_cluster.torch.parameters import names_of_last_group
-from hvd_cluster.torch.submission import submit, synchronize_all
+from hvd_cluster.torch.submission import checked
 from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
@@ -149,7 +149,7 @@ class DeltaOptimizer(Wrapper):
                 submit(
                     Kind.ALLREDUCE,
                     # Over nothing where all is frozen: it need not be so on the other ranks, which would wait.
-                    [packed[parameter].tensor for parameter in bucket if parameter in packed]
+                    checked(packed[parameter].tensor for parameter in bucket if parameter in packed)
                     or [torch.empty(0, device="cpu")],
                     process_set=global_process_set,
                     name=f"DistributedDelta.{self._names[bucket[0]]}",
@@ -160,7 +160,7 @@ class DeltaOptimizer(Wrapper):
                     labels=[f"allreduce.{name}" for name in names],
                 )
             )
-        synchronize_all(handles)
+        wait_all(handles)
         return [wire.unpack(packed[parameter], self._compression) for parameter in parameters]
 
     def _buckets(self) -> list[list[torch.Tensor]]:

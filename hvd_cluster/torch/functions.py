@@ -12,10 +12,9 @@ from torch.nn.parameter import is_lazy
 from hvd_cluster.engine import objects
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import REDUCED_DTYPES, describe, element_dtype
-from hvd_cluster.engine.submission import running_engine
+from hvd_cluster.engine.submission import running_engine, wait_all
 from hvd_cluster.torch import wire
-from hvd_cluster.torch.ops import broadcast_async_
-from hvd_cluster.torch.submission import synchronize_all
+from hvd_cluster.torch.collectives.broadcast import submit_broadcast
 
 
 def broadcast_parameters(
@@ -43,10 +42,10 @@ def broadcast_parameters(
     # whose conjugation or negation torch has not computed yet.
     copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
     handles = [
-        broadcast_async_(_as_sendable(copy), root_rank, f"parameters.{name}", process_set)
+        submit_broadcast(_as_sendable(copy), root_rank, f"parameters.{name}", process_set, in_place=True)
         for (name, _), (_, copy) in zip(tensors, copies, strict=True)
     ]
-    synchronize_all(handles)
+    wait_all(handles)
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr():
             tensor.data.copy_(copy)
@@ -95,10 +94,10 @@ def broadcast_optimizer_state(
         ]
     sent = [tensor.contiguous() for tensor in tensors]
     handles = [
-        broadcast_async_(_as_sendable(tensor), root_rank, f"optimizer_state.{i}", process_set)
+        submit_broadcast(_as_sendable(tensor), root_rank, f"optimizer_state.{i}", process_set, in_place=True)
         for i, tensor in enumerate(sent)
     ]
-    synchronize_all(handles)
+    wait_all(handles)
     if not is_root:
         state_dict = _with_tensors(skeleton, sent)
         optimizer.load_state_dict(state_dict)

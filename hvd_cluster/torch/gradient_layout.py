@@ -15,8 +15,7 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import member_index, num_members
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.engine.submission import member_index, num_members, submit
 
 # Columns of the head, and rows of the table below it.
 _PRESENT, _FINGERPRINT, _NUMBER, _LAST = range(4)
@@ -114,7 +113,7 @@ def agree_on_layout(
         finish=lambda results: results[0],
         is_waited_for=True,
     )
-    result: list[list[int]] = synchronize(handle).tolist()
+    result: list[list[int]] = handle.wait().tolist()
     head, table = result[0], [row[_HEAD:] for row in result[1:]]
     if head[_FINGERPRINT] != head[_PRESENT] * names_fingerprint:
         raise ValueError(

@@ -1,111 +1,23 @@
-"""From a torch call to a request of the engine: names, checks, and the table of open handles."""
+"""Checks of torch tensors, and the table behind the integer handles of the public functions."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.request import (
-    OPEN_KINDS,
-    REDUCED_DTYPES,
-    Handle,
-    Kind,
-    ReduceOp,
-    Request,
-    Signature,
-    describe,
-    dtype_name,
-    recorded_event,
-)
-from hvd_cluster.engine.submission import process_set_id, running_engine
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.engine.request import REDUCED_DTYPES, Handle
 
 _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
 _lock = threading.Lock()
 
-_PREFIXES = {kind: kind.value for kind in Kind}
-
-
-def submit(
-    kind: Kind,
-    tensors: Sequence[torch.Tensor],
-    *,
-    process_set: ProcessSet,
-    name: str | None,
-    in_place: bool = False,
-    op: ReduceOp = ReduceOp.SUM,
-    root: int = -1,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    wire: torch.dtype | None = None,
-    members: int = -1,
-    splits: tuple[int, ...] = (),
-    finish: Callable[[list[torch.Tensor]], Any],
-    is_waited_for: bool = False,
-    labels: Sequence[str] = (),
-    unnamed: str = "noname",
-) -> int:
-    """Hand tensors to the engine.
-
-    Args:
-        kind: the collective.
-        tensors: one, or those of a group; dense and contiguous.
-        process_set: whose ranks take part.
-        name: what the ranks are matched by; None takes the next number of this kind of operation.
-        in_place: write the results into ``tensors``.
-        op: the reduction.
-        root: the global rank that a broadcast starts from.
-        prescale: factor before the reduction.
-        postscale: factor after it.
-        wire: element type in which floating-point tensors travel and are added; allreduce only.
-        members: a number that says which tensors are in a group, where their shapes and types do not.
-        splits: rows for each rank; alltoall only.
-        finish: makes the value of the handle out of the results.
-        is_waited_for: the caller waits for the handle next, so no other thread needs to make progress.
-        labels: what the timeline calls the tensors, where the request's name does not say it.
-        unnamed: the family that an operation without a name is numbered in.
-
-    Returns:
-        A handle for :func:`synchronize` and :func:`poll`.
-
-    Raises:
-        ValueError: a tensor cannot be sent, or a request of this name is under way.
-        HorovodInternalError: ``init()`` has not been called, or the world has ended.
-    """
-    engine = running_engine()
-    set_id = process_set_id(process_set)
-    data = [_checked(tensor) for tensor in tensors]
-    if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
-        raise ValueError("the tensors of a group have to be on one device, and are on several")
-    is_open = kind in OPEN_KINDS
-    metas = tuple([describe(tensor, any_first_dimension=is_open) for tensor in data])
-    signature = Signature(kind, metas, op, root, float(prescale), float(postscale), wire=_name(wire), members=members)
-    prefix = _PREFIXES[kind]
-    handle = Handle(engine.progress)
-    request = Request(
-        f"{prefix}.{unnamed if name is None else name}",
-        set_id,
-        signature,
-        data,
-        data if in_place else [],
-        finish,
-        handle,
-        splits,
-        ready_event=recorded_event(data),
-        labels=labels,
-        is_unnamed=name is None,
-    )
-    return keep(engine.submit(request, is_waited_for=is_waited_for))
-
 
 def keep(handle: Handle) -> int:
-    """The public number of ``handle``."""
+    """The integer that stands for ``handle`` in public functions."""
     with _lock:
         number = next(_next_handle)
         _handles[number] = handle
@@ -145,31 +57,23 @@ def synchronize(handle: int) -> Any:
     return result
 
 
-def synchronize_all(handles: Iterable[int]) -> None:
-    """Wait for all, also behind one that failed: their tensors are in use until then.
-
-    Raises:
-        HorovodInternalError: the first error.
-    """
-    error: HorovodInternalError | None = None
-    for handle in handles:
-        try:
-            synchronize(handle)
-        except HorovodInternalError as failure:
-            error = error or failure
-    if error is not None:
-        raise error
-
-
-def keep_finished(value: Any) -> int:
+def finished(value: Any) -> Handle:
     """The handle of an operation that had nothing to do."""
     handle = Handle()
     handle.succeed(value)
-    return keep(handle)
+    return handle
 
 
-def _name(wire: torch.dtype | None) -> str:
-    return "" if wire is None else dtype_name(wire)
+def checked(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The data of ``tensors``, outside autograd.
+
+    Raises:
+        ValueError: one of them cannot be sent, or they are on several devices.
+    """
+    data = [_checked(tensor) for tensor in tensors]
+    if len(data) > 1 and len({tensor.device for tensor in data}) > 1:
+        raise ValueError("the tensors of a group must be on one device, and are on several")
+    return data
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from hvd_cluster.engine.reduction_config import ReductionConfig
 from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import submit
 from hvd_cluster.errors import HorovodInternalError, RanksDisagreeError
 from hvd_cluster.torch import wire
 from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.torch.submission import checked
 
 
 class GradientVersion(NamedTuple):
@@ -97,7 +97,7 @@ class Transfers:
         packed = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
         handle = submit(
             Kind.ALLREDUCE,
-            [each.tensor for each in packed] or [torch.empty(0, device="cpu")],
+            checked(each.tensor for each in packed) or [torch.empty(0, device="cpu")],
             process_set=config.process_set,
             name=name,
             in_place=True,
@@ -110,8 +110,7 @@ class Transfers:
             labels=labels,
         )
         versions = [GradientVersion.of(parameter) for parameter in parameters]
-        wait = partial(synchronize, handle)
-        self._sent.append(_Sent(name, wait, parameters, versions, packed, compression, is_wanted))
+        self._sent.append(_Sent(name, handle.wait, parameters, versions, packed, compression, is_wanted))
 
     def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
         """Gather the sparse gradient of a parameter; without one this rank has no entries."""

@@ -313,7 +313,7 @@ def test_an_exception_of_a_signal_handler_reaches_the_waiter_and_leaves_the_worl
 def test_an_exception_of_a_finish_callback_is_that_of_its_own_handle_alone(num_ranks: int) -> None:
     def fn() -> list[Any]:
         import hvd_cluster.torch as hvd
-        from hvd_cluster.torch.submission import submit
+        from hvd_cluster.engine.submission import submit
 
         hvd.init()
 
@@ -326,7 +326,7 @@ def test_an_exception_of_a_finish_callback_is_that_of_its_own_handle_alone(num_r
         for kind in (Kind.ALLREDUCE, Kind.ALLGATHER):
             try:
                 handle = submit(kind, [torch.ones(1)], process_set=hvd.global_process_set, name="x", finish=finish)
-                found.append(hvd.synchronize(handle))
+                found.append(handle.wait())
             except LookupError as error:
                 found.append(str(error))
         found.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())

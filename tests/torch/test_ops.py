@@ -888,14 +888,14 @@ def test_a_sparse_average_of_integers_keeps_their_type_and_truncates_as_a_dense_
 
 def test_sparse_values_that_cannot_be_reduced_are_refused_and_leave_nothing_open(two: Any) -> None:
     def fn(hvd: Any) -> Any:
-        from hvd_cluster.torch import submission
+        from hvd_cluster.engine import basics
 
         where = torch.tensor([[hvd.rank()]])
         with pytest.raises(ValueError, match="bool tensors cannot be averaged"):
             hvd.sparse_allreduce_async(torch.sparse_coo_tensor(where, [True], (2,)), name="values")
         with pytest.raises(ValueError, match=r"Tensor type torch\.complex64 is not supported"):
             hvd.sparse_allreduce_async(torch.sparse_coo_tensor(where, [1j], (2,)), name="values")
-        num_open = len(submission._handles)
+        num_open = len(basics.engine()._submissions.pending())
         any_ = hvd.sparse_allreduce_async(torch.sparse_coo_tensor(where, [True], (2,)), op=hvd.Sum, name="values")()
         return num_open, any_.to_dense().tolist()
 

@@ -10,11 +10,10 @@ from typing import Any
 import keras
 import torch
 
-import hvd_cluster.torch as hvd
 from hvd_cluster.engine.basics import is_alone
-from hvd_cluster.engine.grouping import split_into_requests
 from hvd_cluster.engine.reduction_config import ReductionConfig
-from hvd_cluster.engine.submission import next_number, takes_part
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import Collective, next_number, takes_part
 
 
 @dataclass
@@ -91,21 +90,16 @@ class Reduction(ABC):
 
     def reduce_torch(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
         """Reduce torch tensors, and wait for them."""
-        plan = split_into_requests([tensor.numel() * tensor.element_size() for tensor in tensors], groups)
-        # Numbers of their own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
-        number = next_number(self.config.process_set, "keras")
-        handles = [
-            hvd.grouped_allreduce_async(
-                [tensors[index] for index in part],
-                name=f"keras.{number}.{place}",
-                op=self.config.op,
-                prescale_factor=1.0 / self.config.predivide_factor,
-                postscale_factor=self.config.predivide_factor,
-                process_set=self.config.process_set,
-            )
-            for place, part in enumerate(plan)
-        ]
-        results: dict[int, torch.Tensor] = {}
-        for part, handle in zip(plan, handles, strict=True):
-            results.update(zip(part, hvd.synchronize(handle), strict=True))
-        return [results[index] for index in range(len(tensors))]
+        config = self.config
+        # A family of its own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
+        number = next_number(config.process_set, "keras")
+        collective = Collective(
+            kind=Kind.ALLREDUCE,
+            process_set=config.process_set,
+            name=f"keras.{number}",
+            op=config.op,
+            prescale=1.0 / config.predivide_factor,
+            postscale=config.predivide_factor,
+        )
+        results: list[torch.Tensor] = collective.begin_parts(tensors, groups=groups).wait()
+        return results

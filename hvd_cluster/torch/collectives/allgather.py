@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import member_index
-from hvd_cluster.errors import HorovodInternalError
+from hvd_cluster.engine.request import Handle, Kind
+from hvd_cluster.engine.submission import member_index, submit
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
-from hvd_cluster.torch.submission import keep_finished, submit, synchronize
+from hvd_cluster.torch.submission import checked, finished, keep
 
 
 def allgather(
@@ -40,7 +38,7 @@ def allgather(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """:func:`allgather` that returns a handle at once. No gradient."""
-    return _submit_allgather([tensor], name, process_set, as_list=False)
+    return keep(_submit_allgather([tensor], name, process_set, as_list=False))
 
 
 def grouped_allgather(
@@ -55,7 +53,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`grouped_allgather` that returns one handle at once. No gradient."""
-    return _submit_allgather(tensors, name, process_set, as_list=True)
+    return keep(_submit_allgather(tensors, name, process_set, as_list=True))
 
 
 def _submit_allgather(
@@ -64,17 +62,13 @@ def _submit_allgather(
     process_set: ProcessSet,
     as_list: bool,
     is_waited_for: bool = False,
-) -> int:
+) -> Handle:
     tensors = list(tensors)
     if not tensors:
-        return keep_finished([])
-    for tensor in tensors:
-        if getattr(tensor, "ndim", None) == 0:  # submit() refuses what is not a tensor
-            label = "a tensor" if name is None else f"tensor {name!r}"
-            raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLGATHER a rank-zero tensor. ({label})")
+        return finished([])
     return submit(
         Kind.ALLGATHER,
-        tensors,
+        checked(tensors),
         process_set=process_set,
         name=name,
         finish=lambda results: results if as_list else results[0],
@@ -89,7 +83,7 @@ class _Allgather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
         ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
-        return tuple(synchronize(_submit_allgather(tensors, name, process_set, as_list=True, is_waited_for=True)))
+        return tuple(_submit_allgather(tensors, name, process_set, as_list=True, is_waited_for=True).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

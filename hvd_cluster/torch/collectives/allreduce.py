@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import check_reduction, reduce_op
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp
+from hvd_cluster.engine.submission import reduce_op, submit
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
-from hvd_cluster.torch.submission import keep_finished, submit, synchronize
+from hvd_cluster.torch.submission import checked, finished, keep
 
 
 def allreduce(
@@ -60,7 +60,7 @@ def allreduce_async(
 ) -> int:
     """:func:`allreduce` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
     op = reduce_op(average, op)
-    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set)
+    return keep(_submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set))
 
 
 def allreduce_(
@@ -75,7 +75,7 @@ def allreduce_(
     """:func:`allreduce` in place; returns ``tensor``."""
     op = reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
-    synchronize(_submit_allreduce([tensor], *arguments, in_place=True, is_waited_for=True))
+    _submit_allreduce([tensor], *arguments, in_place=True, is_waited_for=True).wait()
     return tensor
 
 
@@ -90,7 +90,7 @@ def allreduce_async_(
 ) -> int:
     """:func:`allreduce_async` in place: ``tensor`` holds the result once :func:`synchronize` has returned it."""
     op = reduce_op(average, op)
-    return _submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+    return keep(_submit_allreduce([tensor], name, op, prescale_factor, postscale_factor, process_set, in_place=True))
 
 
 def grouped_allreduce(
@@ -120,7 +120,7 @@ def grouped_allreduce_async(
 ) -> int:
     """:func:`grouped_allreduce` that returns one handle at once; :func:`synchronize` gives the list."""
     op = reduce_op(average, op)
-    return _submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, as_list=True)
+    return keep(_submit_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, as_list=True))
 
 
 def grouped_allreduce_(
@@ -135,9 +135,8 @@ def grouped_allreduce_(
     """:func:`grouped_allreduce` in place; returns ``tensors`` as a list."""
     op = reduce_op(average, op)
     arguments = (name, op, prescale_factor, postscale_factor, process_set)
-    result: list[torch.Tensor] = synchronize(
-        _submit_allreduce(tensors, *arguments, in_place=True, as_list=True, is_waited_for=True)
-    )
+    handle = _submit_allreduce(tensors, *arguments, in_place=True, as_list=True, is_waited_for=True)
+    result: list[torch.Tensor] = handle.wait()
     return result
 
 
@@ -152,9 +151,8 @@ def grouped_allreduce_async_(
 ) -> int:
     """:func:`grouped_allreduce_async` in place."""
     op = reduce_op(average, op)
-    return _submit_allreduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True, as_list=True
-    )
+    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    return keep(_submit_allreduce(tensors, *arguments, in_place=True, as_list=True))
 
 
 _Arguments = tuple[str | None, ReduceOp, float, float, ProcessSet]
@@ -184,11 +182,10 @@ def _submit_allreduce(
     as_list: bool = False,
     is_waited_for: bool = False,
     wire: torch.dtype | None = None,
-) -> int:
+) -> Handle:
     originals = list(tensors)
     if not originals:
-        return keep_finished([])
-    check_reduction(originals, op, prescale, postscale, process_set)
+        return finished([])
     if in_place:
         value = originals if as_list else originals[0]
         finish: Callable[[list[torch.Tensor]], Any] = lambda _: value  # noqa: E731 - one of three
@@ -198,7 +195,7 @@ def _submit_allreduce(
         finish = _first
     return submit(
         Kind.ALLREDUCE,
-        originals,
+        checked(originals),
         process_set=process_set,
         name=name,
         in_place=in_place,
@@ -233,7 +230,7 @@ class _Allreduce(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = (op, prescale, postscale, process_set, wire)
         arguments = (name, op, prescale, postscale, process_set)
-        return tuple(synchronize(_submit_allreduce(tensors, *arguments, as_list=True, is_waited_for=True, wire=wire)))
+        return tuple(_submit_allreduce(tensors, *arguments, as_list=True, is_waited_for=True, wire=wire).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import rows_by_rank
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.engine.request import Handle, Kind
+from hvd_cluster.engine.submission import rows_by_rank, submit
+from hvd_cluster.torch.submission import checked, keep
 
 
 def alltoall(
@@ -47,7 +47,8 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`alltoall` that returns a handle at once. No gradient."""
-    return _submit(tensor, _checked_splits(tensor, splits, process_set), name, process_set, splits is not None)
+    rows = _checked_splits(tensor, splits, process_set)
+    return keep(_submit(tensor, rows, name, process_set, splits is not None))
 
 
 def _submit(
@@ -57,10 +58,10 @@ def _submit(
     process_set: ProcessSet,
     with_received: bool,
     is_waited_for: bool = False,
-) -> int:
+) -> Handle:
     return submit(
         Kind.ALLTOALL,
-        [tensor],
+        checked([tensor]),
         process_set=process_set,
         name=name,
         splits=splits,
@@ -83,7 +84,7 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: tuple[int, ...], name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = synchronize(_submit(tensor, splits, name, process_set, True, is_waited_for=True))
+        output, received = _submit(tensor, splits, name, process_set, True, is_waited_for=True).wait()
         ctx.rows, ctx.received, ctx.process_set = tensor.shape[0], received, process_set
         ctx.mark_non_differentiable(received)
         return output, received

@@ -6,8 +6,7 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import running_engine
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.engine.submission import running_engine, submit
 
 
 def join(device: int = -1) -> int:
@@ -30,5 +29,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank has come here. Operations submitted before are not waited for."""
-    handle = submit(Kind.BARRIER, [], process_set=process_set, name=None, finish=lambda _: None, is_waited_for=True)
-    synchronize(handle)
+    submit(Kind.BARRIER, [], process_set=process_set, is_waited_for=True).wait()

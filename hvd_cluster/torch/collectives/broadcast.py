@@ -9,10 +9,10 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind
-from hvd_cluster.engine.submission import check_root
+from hvd_cluster.engine.request import Handle, Kind
+from hvd_cluster.engine.submission import submit
 from hvd_cluster.torch.collectives.allreduce import allreduce
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.torch.submission import checked, keep
 
 
 def broadcast(
@@ -40,14 +40,14 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`broadcast` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
-    return _submit_broadcast(tensor, root_rank, name, process_set, in_place=False)
+    return keep(submit_broadcast(tensor, root_rank, name, process_set, in_place=False))
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """:func:`broadcast` in place; returns ``tensor``."""
-    synchronize(_submit_broadcast(tensor, root_rank, name, process_set, in_place=True, is_waited_for=True))
+    submit_broadcast(tensor, root_rank, name, process_set, in_place=True, is_waited_for=True).wait()
     return tensor
 
 
@@ -55,21 +55,21 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`broadcast_async` in place."""
-    return _submit_broadcast(tensor, root_rank, name, process_set, in_place=True)
+    return keep(submit_broadcast(tensor, root_rank, name, process_set, in_place=True))
 
 
-def _submit_broadcast(
+def submit_broadcast(
     tensor: torch.Tensor,
     root_rank: int,
     name: str | None,
     process_set: ProcessSet,
     in_place: bool,
     is_waited_for: bool = False,
-) -> int:
-    check_root(root_rank, process_set)
+) -> Handle:
+    """Submit a broadcast; the handle gives the tensor."""
     return submit(
         Kind.BROADCAST,
-        [tensor],
+        checked([tensor]),
         process_set=process_set,
         name=name,
         in_place=in_place,
@@ -85,8 +85,8 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        handle = _submit_broadcast(tensor, root_rank, name, process_set, in_place=False, is_waited_for=True)
-        result: torch.Tensor = synchronize(handle)
+        handle = submit_broadcast(tensor, root_rank, name, process_set, in_place=False, is_waited_for=True)
+        result: torch.Tensor = handle.wait()
         return result
 
     @staticmethod

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Kind, ReduceOp
-from hvd_cluster.engine.submission import check_reduction, num_members
-from hvd_cluster.errors import HorovodInternalError, UnsupportedReductionError
+from hvd_cluster.engine.request import Handle, Kind, ReduceOp
+from hvd_cluster.engine.submission import num_members, submit
+from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.compression import Compression, Compressor
-from hvd_cluster.torch.submission import keep_finished, submit, synchronize
+from hvd_cluster.torch.submission import checked, finished, keep
 
 
 def reducescatter(
@@ -62,7 +61,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`reducescatter` that returns a handle at once. No gradient."""
-    return _submit([tensor], name, _checked_op(op), prescale_factor, postscale_factor, process_set, as_list=False)
+    arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
+    return keep(_submit([tensor], *arguments, as_list=False))
 
 
 def grouped_reducescatter(
@@ -93,7 +93,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`grouped_reducescatter` that returns one handle at once. No gradient."""
-    return _submit(tensors, name, _checked_op(op), prescale_factor, postscale_factor, process_set, as_list=True)
+    arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
+    return keep(_submit(tensors, *arguments, as_list=True))
 
 
 def _checked_op(op: ReduceOp) -> ReduceOp:
@@ -113,16 +114,13 @@ def _submit(
     process_set: ProcessSet,
     as_list: bool,
     is_waited_for: bool = False,
-) -> int:
+) -> Handle:
     tensors = list(tensors)
     if not tensors:
-        return keep_finished([])
-    if any(getattr(tensor, "ndim", None) == 0 for tensor in tensors):
-        raise HorovodInternalError(f"Rank {basics.rank()} tried to REDUCESCATTER a rank-zero tensor.")
-    check_reduction(tensors, op, prescale, postscale, process_set)
+        return finished([])
     return submit(
         Kind.REDUCESCATTER,
-        tensors,
+        checked(tensors),
         process_set=process_set,
         name=name,
         op=op,
@@ -147,7 +145,7 @@ class _Reducescatter(torch.autograd.Function):
         ctx.process_set = process_set
         ctx.factor = prescale * postscale * (num_members(process_set) if op == ReduceOp.SUM else 1)
         arguments = (name, op, prescale, postscale, process_set)
-        return tuple(synchronize(_submit(tensors, *arguments, as_list=True, is_waited_for=True)))
+        return tuple(_submit(tensors, *arguments, as_list=True, is_waited_for=True).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

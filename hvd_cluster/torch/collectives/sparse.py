@@ -10,9 +10,8 @@ import torch
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.scaling import copy_scaled
-from hvd_cluster.engine.submission import check_reduction, num_members
-from hvd_cluster.errors import HorovodInternalError
-from hvd_cluster.torch.submission import submit, synchronize
+from hvd_cluster.engine.submission import check_reduction, num_members, submit
+from hvd_cluster.torch.submission import checked
 
 
 def sparse_allreduce_async(
@@ -45,26 +44,17 @@ def sparse_allreduce_async(
     # One request for both: where the values cannot be sent, the indices are not left on their way.
     handle = submit(
         Kind.ALLGATHER,
-        entries,
+        checked(entries),
         process_set=process_set,
         name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
         unnamed="sparse.noname",
-        finish=lambda results: results,
         labels=[] if name is None else [f"allgather.{name}.indices", f"allgather.{name}.values"],
     )
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1
 
-    failures: list[HorovodInternalError] = []
-
     @functools.cache
     def result() -> torch.Tensor:
-        if failures:  # the handle is released, but a second call must raise again
-            raise failures[0]
-        try:
-            indices, values = synchronize(handle)
-        except HorovodInternalError as error:
-            failures.append(error)
-            raise
+        indices, values = handle.wait()
         copy_scaled(values, values, divisor=divisor)
         return torch.sparse_coo_tensor(
             indices.t(), values, tensor.shape, dtype=values.dtype, device=values.device, check_invariants=False
