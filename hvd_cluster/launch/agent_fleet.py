@@ -36,15 +36,15 @@ class FleetHost:
     host_key: str
     interfaces: Mapping[str, str]
     master_port: int
-    #: Where its workers find the rendezvous.
+    #: The address at which its workers reach the key-value store.
     rendezvous: str
-    #: Where the other hosts reach it.
+    #: The address at which the other hosts reach it.
     address: str
-    #: The interface of that address, where others than this host take part.
+    #: The interface of that address, if there are other hosts.
     interface: str = ""
-    #: None for this host.
+    #: The connection to its agent; None for this host.
     remote: RemoteHost | None = None
-    #: This connection to it has been part of a probe.
+    #: Whether this connection has been part of a probe.
     is_probed: bool = False
 
 
@@ -91,15 +91,6 @@ class AgentFleet(Fleet):
         return self._hosts[name].host_key
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
-        """A worker's place as its own host sees the job.
-
-        Args:
-            placement: its indices.
-            name: its host.
-            first: the host of rank 0.
-            job_id: the job.
-            generation: the world's number in an elastic job.
-        """
         first_entry = self._hosts[first]
         return placement.topology(
             rendezvous=self.rendezvous(name),
@@ -110,7 +101,6 @@ class AgentFleet(Fleet):
         )
 
     def rendezvous(self, name: str) -> str:
-        """Where workers of that host find the job's store."""
         entry = self._hosts[name]
         address = self._seen_from_elsewhere(entry, entry.rendezvous)
         try:
@@ -119,26 +109,20 @@ class AgentFleet(Fleet):
             raise LaunchError(f"the launcher cannot open a port at {address}: {error}") from error
 
     def _seen_from_elsewhere(self, entry: FleetHost, address: str) -> str:
-        """``address``, unless it is this host's loopback and there are other hosts by now."""
+        """``address``, or one that other hosts reach if it is this host's loopback and there are other hosts by now."""
         if entry.remote is not None or address != LOOPBACK or entry.interface:
             return address
         remotes = [host.remote for host in list(self._hosts.values()) if host.remote is not None]
         return next((remote.launcher_address for remote in remotes if remote.launcher_address), address)
 
     def interface(self, name: str) -> str:
-        """The interface by which the others reach that host; empty where there are no others."""
         return self._hosts[name].interface
 
     def environment(self, name: str, task: Task) -> dict[str, str]:
-        """The variables by which a worker on that host takes the interface that the others reach."""
+        """The variables that make a worker on that host use the interface that the others reach."""
         return found_interface_variables(self.interface(name), inherited(), task.env)
 
     def probe(self) -> dict[str, str]:
-        """Find for each machine the address at which the others reach it.
-
-        Returns:
-            For each host that has none, who reached it where.
-        """
         living = [entry for entry in self._hosts.values() if entry.remote is None or not entry.remote.gone]
         lost = self._find_addresses(living)
         for entry in living:
@@ -161,7 +145,7 @@ class AgentFleet(Fleet):
                     )
                     lacking[name] = f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"
                     continue
-                # The way to the launcher is the likeliest way to everybody.
+                # The address on the route to the launcher is most likely reached by the others too.
                 addresses = [a for a in (entry.address,) if a in wanted.values()]
                 addresses += [a for a in wanted.values() if a != entry.address]
                 if entry.remote is None:
@@ -194,7 +178,7 @@ class AgentFleet(Fleet):
         def ask(entry: FleetHost) -> None:
             mine = tuple(claim for claim in claims if entry.host.name in reachability.probers(names, claim.name))
             there = entry.remote
-            answer = reachability.probe(mine, self.secret) if there is None else there.call(mine, _PROBE_TIMEOUT_S)
+            answer = reachability.probe(mine, self.secret) if there is None else there.probe(mine, _PROBE_TIMEOUT_S)
             reached[entry.host.name] = answer
 
         threads = [threading.Thread(target=ask, args=(entry,), name="hvd-probe", daemon=True) for entry in sites]

@@ -1,12 +1,11 @@
-"""Ties the life of this process to that of its parent. Also a program: set the tie, then become another program.
+"""Makes this process die with its parent. Also a program that does so and then runs another program::
 
     python -I -S die_with_parent.py PARENT_PID COMMAND ARGUMENT...
 
-The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, not when its process does. Whoever starts a
-such a process must therefore fork in a thread that lives as long as the child:
-:class:`hvd_cluster.launch.child.ChildProcess` forks in the very thread that waits for the child. The tie survives exec,
-but no fork: children of the child are not tied. It is set here, after exec, because Python code between fork and exec
-may deadlock where other threads hold locks.
+The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, not when its process does. Therefore such a
+process must be forked by a thread that lives as long as the child: in :class:`hvd_cluster.launch.child.ChildProcess` it
+is the thread that waits for the child. The setting survives exec but not fork: children of the child do not have it. It
+is set here, after exec, because Python code between fork and exec may deadlock if other threads hold locks.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int, *, notices_its_end: bool = False) -> None:
-    """Have the kernel kill this process when the thread that forked it ends; die now if that has happened already.
+    """Make the kernel kill this process when the thread that forked it ends; if it has already ended, die now.
+
+    On systems other than Linux this has no effect; there the closed channel to the driver ends the process.
 
     Args:
-        parent_pid: the process that is to have forked it.
-        notices_its_end: this process notices it by other means too, so that there may be a third one between the two.
-
-    Where the system has no such call (it is Linux's), only the closing of the driver's channel tells of its end.
+        parent_pid: the process that should have forked this one.
+        notices_its_end: this process also notices the parent's end by other means, so a third process may be between
+            them.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -44,10 +44,10 @@ def _lives(pid: int) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Become ``arguments[1:]``, tied to the process ``arguments[0]``."""
+    """Run ``arguments[1:]`` as a program that dies with the process ``arguments[0]``."""
     command = arguments[1:]
     die_with_parent(int(arguments[0]))
-    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):  # exec would hand that on
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):  # exec would pass that on
         signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)

@@ -1,7 +1,7 @@
-"""The environment that a worker starts with: the rules that all launchers share.
+"""The environment that a worker starts with: the rules of all launchers.
 
-What the user sets wins: a variable given to the launcher beats everything, an argument such as ``nics`` beats what the
-launcher finds by itself, and a thread count or NCCL_SOCKET_IFNAME that is in the environment already stays.
+The user's settings have priority: a variable given to the launcher overrides everything, an argument such as ``nics``
+overrides what the launcher finds by itself, and a thread count or NCCL_SOCKET_IFNAME in the environment is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
 
 logger = logging.getLogger(__name__)
 
-#: Variables that say something about the launcher's own host, shell or login.
+#: Variables that describe the launcher's own host, shell or login.
 _OF_THIS_HOST = frozenset(
     [
         *("_", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "USER"),
@@ -31,14 +31,14 @@ _OF_THIS_HOST_PREFIXES = ("BASH_FUNC_", "DBUS_", "SSH_", "XDG_")
 def worker_environment(
     topology: Topology, env: Mapping[str, str | None], *, as_horovod: bool | None = None
 ) -> dict[str, str]:
-    """This process's environment, with the worker's place on top and ``env`` on top of that (None removes).
+    """This process's environment plus the worker's topology plus ``env`` (None removes a variable).
 
-    Where this process is itself a worker of a job, nothing of its own place gets into the new one's.
+    If this process is itself a worker of a job, its own topology is not inherited.
 
     Args:
-        topology: the worker's place.
-        env: the user's additions.
-        as_horovod: whether ``import horovod`` resolves in the worker; None does as this process does.
+        topology: the worker's topology.
+        env: the user's variables.
+        as_horovod: whether ``import horovod`` works in the worker; None means as in this process.
     """
     variables = {name: value for name, value in inherited().items() if not is_of_one_job(name)}
     variables.update(thread_variables(variables, topology.local_size))
@@ -49,16 +49,16 @@ def worker_environment(
             variables.pop(name, None)
         else:
             variables[name] = value
-    # Last: on another host ``env`` brings the launcher's PYTHONPATH, which need not lead to the package there.
+    # Last, because on another host ``env`` has the launcher's PYTHONPATH, which may not contain the package there.
     variables.update(python_path(variables.get("PYTHONPATH", "")))
     variables.update(_startup_path(variables.get("PYTHONPATH", "")))
     return {**variables, **carry(variables, wanted=as_horovod)}
 
 
 def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:
-    """The variables by which workers take a network interface of ``nics``; none for None.
+    """The variables that make workers use a network interface of ``nics``; none for None.
 
-    Gloo takes the first one, NCCL any of them.
+    Gloo uses the first interface, NCCL any of them.
     """
     names = interface_names(nics)
     if len(names) > 1:
@@ -69,11 +69,11 @@ def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:
 def found_interface_variables(
     interface: str, environ: Mapping[str, str], env: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The variables for an interface that the launcher has found by itself: they give way to the user's own.
+    """The variables for an interface that the launcher has found; they do not override the user's own.
 
     Args:
-        interface: its name; empty where none was found.
-        environ: the environment that workers inherit, whose NCCL_SOCKET_IFNAME stays.
+        interface: its name; empty if none was found.
+        environ: the environment that workers inherit, whose NCCL_SOCKET_IFNAME is kept.
         env: the user's variables for the workers.
     """
     kept = {*env, *(["NCCL_SOCKET_IFNAME"] if environ.get("NCCL_SOCKET_IFNAME") else [])}
@@ -81,7 +81,7 @@ def found_interface_variables(
 
 
 def thread_variables(environ: Mapping[str, str], local_size: int) -> dict[str, str]:
-    """The number of threads of a worker's numeric libraries: an equal share of the CPUs, unless ``environ`` has one.
+    """The number of threads of a worker's numeric libraries: an equal share of the CPUs unless ``environ`` sets it.
 
     Args:
         environ: the environment that the worker would get otherwise.
@@ -93,7 +93,7 @@ def thread_variables(environ: Mapping[str, str], local_size: int) -> dict[str, s
 
 
 def exportable(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the launcher's environment goes to workers on other hosts. Pure."""
+    """The part of the launcher's environment that goes to workers on other hosts. Pure."""
     return {
         name: value
         for name, value in environ.items()
@@ -102,20 +102,20 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an agent needs that starts in a bare environment: the way to this package, and to what it imports.
+    """What an agent needs to import this package when it starts in an empty environment.
 
     Args:
-        environ: the launcher's.
+        environ: the launcher's environment.
     """
     present = environ.get("PYTHONPATH", "")
     return {**({"PYTHONPATH": present} if present else {}), **python_path(present)}
 
 
 def python_path(present: str) -> dict[str, str]:
-    """Lets a process import this very package where it is not installed: from a checkout, or from a zip on Spark.
+    """Make this package importable where it is not installed: from a checkout, or from a zip file on Spark.
 
     Args:
-        present: the PYTHONPATH that it would get otherwise.
+        present: the PYTHONPATH that the process would get otherwise.
     """
     root = str(Path(__file__).parents[2])
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} or root in present.split(os.pathsep):
@@ -124,19 +124,19 @@ def python_path(present: str) -> dict[str, str]:
 
 
 def answer_for_horovod() -> None:
-    """Let ``import horovod`` resolve in this process, which others may have launched, and in its children."""
+    """Make ``import horovod`` work in this process, which others may have launched, and in its child processes."""
     import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
 
     export(carry(inherited(), wanted=True))
 
 
 def _startup_path(present: str) -> dict[str, str]:
-    """Lets Python run ``startup/sitecustomize.py`` when it starts in a worker or in a child process of one.
+    """Make Python run ``startup/sitecustomize.py`` when it starts in a worker or one of its child processes.
 
-    It comes last: a sitecustomize of the user's on the path is the one that runs.
+    The directory comes last, so that a sitecustomize of the user's has priority.
 
     Args:
-        present: the PYTHONPATH that it would get otherwise.
+        present: the PYTHONPATH that the process would get otherwise.
     """
     folder = str(Path(__file__).with_name("startup"))
     others = [entry for entry in present.split(os.pathsep) if entry and entry != folder]

@@ -1,4 +1,4 @@
-"""Whose file is it: the user's, this package's, or an installed library's?"""
+"""Whether a file belongs to the user, to this package, or to an installed library."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PACKAGE_FOLDER = str(Path(__file__).parents[1]) + os.sep
 
 
 def is_own_package(file: str) -> bool:
-    """Part of this package."""
+    """Whether the file is part of this package."""
     return file.startswith(_PACKAGE_FOLDER)
 
 
 def is_user_code(file: str) -> bool:
-    """Neither ours, nor the interpreter's, nor installed: a script, a notebook cell, a module in a checkout."""
+    """Whether the file is the user's: a script, a notebook cell, or a module that is not installed."""
     return not is_own_package(file) and not file.startswith(("<frozen ", *_library_folders()))
 
 

@@ -1,4 +1,4 @@
-"""``hvd_cluster.run``: a function on several workers, here or on other hosts, with the arguments of ``horovod.run``."""
+"""``hvd_cluster.run``: runs a function on workers on this or other hosts, with the arguments of ``horovod.run``."""
 
 from __future__ import annotations
 
@@ -60,42 +60,45 @@ def run(
     """Run ``func(*args, **kwargs)`` once on each of ``num_proc`` workers.
 
     Args:
-        func: any picklable function, also one of a notebook or a script; it calls ``hvd.init()`` itself.
+        func: any picklable function, also one from a notebook or a script; it calls ``hvd.init()`` itself.
         args: its positional arguments, the same on every rank.
         kwargs: its keyword arguments.
-        num_proc: number of workers, 1 by default. ``np`` is its deprecated name.
-        min_num_proc: the job is elastic: it goes on with that many workers. It needs ``host_discovery_script``, or two
-            hosts or more in ``hosts`` or ``hostfile``. ``min_np`` is its deprecated name.
-        max_num_proc: an elastic job uses no more workers. ``max_np`` is its deprecated name.
-        slots: slots of hosts for which the hostfile or the discovery script states none.
-        reset_limit: how often the workers of an elastic job may change.
+        num_proc: number of workers; 1 by default. ``np`` is its deprecated name.
+        min_num_proc: makes the job elastic: it continues with at least this many workers. Needs
+            ``host_discovery_script``, or at least two hosts in ``hosts`` or ``hostfile``. ``min_np`` is its deprecated
+            name.
+        max_num_proc: the maximum number of workers of an elastic job. ``max_np`` is its deprecated name.
+        slots: slots of hosts for which the hostfile or the discovery script has no number.
+        reset_limit: how many times the workers of an elastic job may change.
         cooldown_range: shortest and longest time, in seconds, for which a failed host is not used.
-        hosts: hosts and their slots, ``"a:2,b:4"``; this host by default.
-        hostfile: a file with lines like ``host slots=4``.
-        host_discovery_script: a program that prints hosts and their slots; the job is elastic.
-        start_timeout: seconds until every host and worker must have reported; ``HOROVOD_START_TIMEOUT`` or 30.
+        hosts: hosts and their slots, such as ``"a:2,b:4"``; by default this host.
+        hostfile: a file with lines such as ``host slots=4``.
+        host_discovery_script: a program that prints hosts and their slots; makes the job elastic.
+        start_timeout: seconds for every host and worker to report; by default ``HOROVOD_START_TIMEOUT``, else 30.
         ssh_port: the port of ssh on the other hosts.
         ssh_identity_file: the private key for ssh.
-        disable_cache: accepted; it is about Horovod's cache of checks of remote hosts, and nothing is cached.
-        output_filename: a folder that gets each worker's output, in ``rank.<rank>/stdout`` and ``.../stderr``.
-        verbose: 0 keeps the workers' output off this process's; 2 shows every line of it, however many a rank writes.
-        use_gloo, use_mpi: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
-        mpi_args: accepted; there is no MPI to pass it to.
-        network_interface: ``network_interfaces`` as one text; deprecated.
-        network_interfaces: names of the interfaces to use; ``HOROVOD_GLOO_IFACE``, or those by which the hosts
-            reach each other.
-        executable: the workers' Python; this one by default.
-        env: variables for the workers, on top of what they have anyway; None removes one.
-        elastic_timeout: seconds that an elastic job waits for enough slots; ``HOROVOD_ELASTIC_TIMEOUT`` or 600.
-        prefix_output_with_timestamp: each line of the workers' output that is shown begins with its time.
+        disable_cache: accepted; hvd_cluster does not cache Horovod's checks of remote hosts.
+        output_filename: a directory for each worker's output: ``rank.<rank>/stdout`` and ``rank.<rank>/stderr``.
+        verbose: 0 does not show the workers' output; 2 shows every line, also if a rank writes very many.
+        use_gloo, use_mpi: accepted for compatibility, but not both; hvd_cluster does not use MPI.
+        mpi_args: accepted without effect.
+        network_interface: deprecated; ``network_interfaces`` as one text.
+        network_interfaces: names of the interfaces to use; by default ``HOROVOD_GLOO_IFACE``, else those through which
+            the hosts reach each other.
+        executable: the workers' Python; by default this one.
+        env: additional variables for the workers; None removes a variable.
+        elastic_timeout: seconds that an elastic job waits for enough slots; by default ``HOROVOD_ELASTIC_TIMEOUT``,
+            else 600.
+        prefix_output_with_timestamp: print the time before each line of the workers' output.
 
     Returns:
-        What ``func`` returned, by rank; of an elastic job, that of the workers that finished, by their last rank.
+        The return values of ``func`` by rank; in an elastic job, those of the workers that finished, by their last
+        rank.
 
     Raises:
-        ValueError: the arguments contradict each other, ``num_proc`` is less than 1, or the slots are too few.
+        ValueError: arguments contradict each other, ``num_proc`` is less than 1, or there are too few slots.
         LaunchError: a host cannot be reached, or the workers cannot be started.
-        WorkerFailedError: a worker raised or died; the text begins with the user's own traceback.
+        WorkerFailedError: a worker raised an exception or died; the message starts with the user's own traceback.
     """
     del disable_cache
     num_proc = renamed("np", np, "num_proc", num_proc)
@@ -106,12 +109,12 @@ def run(
     )
     wrong = num_proc_problems(num_proc) + controller_problems(use_gloo, use_mpi)
     if sum(source is not None for source in (hosts, hostfile, host_discovery_script)) > 1:
-        wrong.append("hosts, hostfile and host_discovery_script exclude each other: give one of them")
+        wrong.append("hosts, hostfile and host_discovery_script exclude each other: pass only one of them")
     if wrong:
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)
     if mpi_args:
-        logger.warning("mpi_args has no effect: MPI is not used")
+        logger.warning("mpi_args has no effect: hvd_cluster does not use MPI")
     settings = Settings.from_env(start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)
     interfaces = interfaces or interface_names(settings.gloo_interface)
     if hosts is not None:
@@ -142,7 +145,7 @@ def run(
         show = printer(
             None, None, with_timestamp=prefix_output_with_timestamp, verbose=1 if verbose is None else verbose
         )
-        on_line = show if output_filename is None else _also_kept(stack, show, output_filename, spec.num_proc)
+        on_line = show if output_filename is None else _shown_and_written(stack, show, output_filename, spec.num_proc)
         if isinstance(spec, JobSpec):
             return collect(run_job(spec, on_line=on_line))
         from hvd_cluster.launch.elastic.job import run_elastic
@@ -150,8 +153,8 @@ def run(
         return collect(run_elastic(spec, on_line=on_line))
 
 
-def _also_kept(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:
-    """What shows the workers' lines and keeps them in files, which ``stack`` closes."""
+def _shown_and_written(stack: contextlib.ExitStack, show: OnLine, folder: str, size: int) -> OnLine:
+    """An ``on_line`` that shows the workers' lines and also writes them to files, which ``stack`` closes."""
     files = stack.enter_context(contextlib.closing(RankFiles(folder, size)))
 
     def on_line(rank: int, stream: str, line: str) -> None:

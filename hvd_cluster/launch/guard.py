@@ -14,9 +14,9 @@ import threading
 
 logger = logging.getLogger(__name__)
 
-#: Given as text, because this package may lie in a zip file. "+7" holds the group 7, "-7" releases it.
+#: A text, because this package may be in a zip file. "+7" holds the group 7, "-7" releases it.
 _PROGRAM = """\
-# guard of hvd_cluster: ends process groups whose launcher has died
+# guard of hvd_cluster: kills process groups whose launcher has died
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
@@ -36,7 +36,7 @@ _process: subprocess.Popen[str] | None = None
 
 
 def hold(group: int) -> None:
-    """From now on, end the process group ``group`` if this process dies."""
+    """Kill the process group ``group`` if this process dies."""
     global _process
     with _lock:
         _held.add(group)
@@ -50,10 +50,10 @@ def hold(group: int) -> None:
                     start_new_session=True,
                     text=True,
                 )
-            except OSError as error:  # the workers themselves still end with this process
-                logger.warning("no guard for what the workers start: %s", error)
+            except OSError as error:  # the workers themselves still die with this process
+                logger.warning("the guard for processes that workers start cannot be started: %s", error)
                 return
-        _tell(f"+{group}")
+        _send(f"+{group}")
 
 
 def release(group: int) -> None:
@@ -63,18 +63,18 @@ def release(group: int) -> None:
         _held.discard(group)
         if _process is None:
             return
-        _tell(f"-{group}")
+        _send(f"-{group}")
         if not _held:
-            _process.kill()  # it holds nothing: no need to wait until its interpreter is up and has read that
+            _process.kill()  # it holds nothing, so do not wait until it has read the line
             _process.communicate()
             _process = None
 
 
-def _tell(line: str) -> None:
+def _send(line: str) -> None:
     assert _process is not None
     assert _process.stdin is not None
     try:
         _process.stdin.write(line + "\n")
         _process.stdin.flush()
     except OSError as error:
-        logger.warning("the guard of what the workers start has gone: %s", error)
+        logger.warning("the guard for processes that workers start has died: %s", error)

@@ -1,4 +1,4 @@
-"""The hosts that a user names, with their slots, and the slots of a job on them."""
+"""The hosts that a user names, with their slots."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Where the workers of this host are, for each other.
+#: The address at which workers of one host reach each other.
 LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])):([1-9]\d*)")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One machine, as the user named it."""
+    """A machine, as the user named it."""
 
-    #: A name or an address, perhaps as ``user@name``; what ssh is given.
+    #: A name or an address, or ``user@name``; passed to ssh.
     name: str
-    #: How many workers it takes.
+    #: The number of workers that it takes.
     slots: int
 
     @property
@@ -30,7 +30,7 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """``"a:2,b:4"`` as hosts.
+    """Parse ``"a:2,b:4"``.
 
     Raises:
         ValueError: the text has another form.
@@ -44,15 +44,15 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> list[Host]:
-    """The lines of a hostfile: ``host slots=4`` as Open MPI has it, ``host:4`` as MPICH has it, or just ``host``.
+    """Parse a hostfile: ``host slots=4`` as in Open MPI, ``host:4`` as in MPICH, or just ``host``.
 
     Args:
-        text: what the file holds; everything behind a # is a comment.
+        text: the contents; everything after a # is a comment.
         name: names the file in errors.
-        slots: of a host for which the file states none.
+        slots: slots of a host for which the file has no number.
 
     Raises:
-        ValueError: a line has another form; all of those are named.
+        ValueError: lines have another form; the message lists all of them.
     """
     hosts: list[Host] = []
     wrong: list[str] = []
@@ -70,12 +70,16 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
     if wrong:
         raise ValueError(f"{name} has lines that are not like 'host slots=4' or 'host:4': {'; '.join(wrong)}")
     if not hosts:
-        raise ValueError(f"{name} names no host")
+        raise ValueError(f"{name} has no hosts")
     return merged(hosts)
 
 
 def read_hostfile(path: str, slots: int | None = None) -> list[Host]:
-    """The hosts of a file; ``slots`` are those of a host for which it states none, 1 by default.
+    """The hosts of a hostfile.
+
+    Args:
+        path: the file.
+        slots: slots of a host for which the file has no number; 1 by default.
 
     Raises:
         ValueError: the file cannot be read, or ``slots`` is less than 1.
@@ -90,7 +94,7 @@ def read_hostfile(path: str, slots: int | None = None) -> list[Host]:
 
 
 def merged(hosts: Sequence[Host]) -> list[Host]:
-    """Each host once, in the order of their first mention, with the sum of its slots."""
+    """Each host once, in the order of first mention, with the sum of its slots."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots
@@ -98,10 +102,10 @@ def merged(hosts: Sequence[Host]) -> list[Host]:
 
 
 def fill(hosts: Sequence[Host], num_proc: int) -> list[Host]:
-    """The first ``num_proc`` slots, host after host: hosts with no worker left out.
+    """The first ``num_proc`` slots, host by host, without hosts that get no worker.
 
     Raises:
-        ValueError: too few slots, or no workers.
+        ValueError: there are too few slots, or ``num_proc`` is less than 1.
     """
     if num_proc < 1:
         raise ValueError(f"-np must be at least 1, not {num_proc}")
@@ -117,13 +121,13 @@ def fill(hosts: Sequence[Host], num_proc: int) -> list[Host]:
 
 
 def is_local(name: str) -> bool:
-    """Whether ``name`` means the host that this process is on: one of its names, or one of its addresses.
+    """Whether ``name`` is a name or an address of the host that this process runs on.
 
-    A name that nobody knows here is none of this host's: ssh may know it.
+    A name that cannot be resolved here is not this host's: ssh may know it.
     """
     host = name.rpartition("@")[2].strip("[]")
     if "@" in name:
-        return False  # another user's place, even if it is on this host: ssh goes there
+        return False  # another user, even if on this host: use ssh
     if host in local_names():
         return True
     try:
@@ -134,13 +138,13 @@ def is_local(name: str) -> bool:
 
 
 def local_names() -> set[str]:
-    """Names by which people mean the host that they are on."""
+    """Common names of the host that this process runs on."""
     name = socket.gethostname()
     return {"localhost", LOOPBACK, "::1", name, name.partition(".")[0]}
 
 
 def _is_own(family: int, address: str) -> bool:
-    """The kernel lets a socket be bound to the host's own addresses only."""
+    """Whether the address belongs to this host; the kernel binds sockets to the host's own addresses only."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))

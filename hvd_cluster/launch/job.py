@@ -1,4 +1,4 @@
-"""A job whose number of workers is fixed, over one host or many: all start, and the first failure ends all."""
+"""Runs a job with a fixed number of workers, on one or more hosts; the first failure ends all workers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class JobSpec:
     hosts: tuple[Host, ...]
     num_proc: int
     ssh: SshOptions = field(default_factory=SshOptions)
-    #: Names of the network interfaces to use; none leaves the choice to a probe.
+    #: Names of the network interfaces to use; if empty, a probe decides.
     interfaces: tuple[str, ...] = ()
-    #: Seconds within which workers that run a function must report; a command reports nothing.
+    #: Seconds for workers that run a function to report; a command does not report.
     start_timeout_s: float = 30.0
 
 
@@ -49,13 +49,13 @@ def run_job(
 ) -> list[Outcome]:
     """Run the task once on each of the first ``num_proc`` slots.
 
-    Whatever happens, also an interrupt, no process of the job is left on any host when this returns or raises.
+    No process of the job remains on any host when this returns or raises, also after an interrupt.
 
     Args:
         spec: what and where.
-        on_line: gets the workers' lines.
-        on_event: gets the workers' progress reports.
-        on_failure: called once, when the first failure is noticed.
+        on_line: called with the workers' lines.
+        on_event: called with the workers' progress reports.
+        on_failure: called once, with the first failure.
 
     Returns:
         How each worker ended.
@@ -66,7 +66,7 @@ def run_job(
     """
     hosts = fill(spec.hosts, spec.num_proc)
     job_id = uuid.uuid4().hex[:12]
-    # Commands say nothing but their exit code: the others get the time to end by the same mistake, and show it.
+    # Commands report only an exit code: the others get time to fail of the same mistake and show it.
     grace_s = COMMAND_GRACE_S if spec.task.command is not None else FAILURE_GRACE_S
     group = WorkerGroup[Worker](failure_grace_s=grace_s, on_failure=on_failure)
     with SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env) as fleet:
@@ -97,5 +97,5 @@ def run_job(
 
 
 def on_this_host(num_proc: int) -> tuple[Host, ...]:
-    """The host of this process with ``num_proc`` slots."""
+    """This host with ``num_proc`` slots."""
     return (Host("localhost", num_proc),)

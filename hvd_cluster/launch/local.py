@@ -44,31 +44,34 @@ def run(
     on_event: OnEvent | None = None,
     verbose: int = 1,
 ) -> list[Any]:
-    """Run ``fn(*args, **kwargs)`` in ``num_proc`` new processes of this host, one world of them.
+    """Run ``fn(*args, **kwargs)`` in ``num_proc`` new processes on this host.
 
     Args:
-        fn: any function that cloudpickle takes; one of a script, a notebook or a closure is fine.
+        fn: any function that cloudpickle can pickle, also one from a script or a notebook, or a closure.
         args: its positional arguments, the same on every rank.
         kwargs: its keyword arguments.
-        num_proc: how many workers.
-        env: variables on top of this process's environment; None removes one.
-        executable: the Python of the workers; this process's by default.
-        start_timeout: seconds within which all workers must report; ``Settings.start_timeout_s`` by default.
-        stdout: where the workers' lines go, with ``[rank]<stdout>:`` in front; this process's stdout by default.
-        stderr: likewise.
-        prefix_output_with_timestamp: put the time before each line.
-        on_event: gets the rank and the fields of each :func:`hvd_cluster.launch.progress.report`, from another thread.
-        verbose: 0 drops the workers' lines, unless ``stdout`` or ``stderr`` says where they go. A failure shows the
-            last of them all the same.
+        num_proc: number of workers.
+        env: additional variables for the workers; None removes a variable.
+        executable: the workers' Python; by default this process's.
+        start_timeout: seconds for all workers to report; by default ``Settings.start_timeout_s``.
+        stdout: a stream for the workers' lines, each prefixed with ``[rank]<stdout>:``; by default this process's
+            stdout.
+        stderr: the same for stderr.
+        prefix_output_with_timestamp: print the time before each line.
+        on_event: called, from another thread, with the rank and the fields of each
+            :func:`hvd_cluster.launch.progress.report`.
+        verbose: 0 drops the workers' lines unless ``stdout`` or ``stderr`` is given. A failure always shows the last
+            lines.
 
     Returns:
-        What ``fn`` returned, by rank.
+        The return values of ``fn``, by rank.
 
     Raises:
         ValueError: ``num_proc`` is less than 1.
         LaunchError: the call cannot be pickled, or the workers cannot be started.
         StartTimeoutError: not all workers reported in time.
-        WorkerFailedError: a worker raised, exited or was killed; the text begins with the user's traceback.
+        WorkerFailedError: a worker raised an exception, exited or was killed; the message starts with the user's
+            traceback.
     """
     executor = Executor(
         num_proc,
@@ -88,12 +91,12 @@ def run(
 
 
 class Executor:
-    """The same workers for several calls: they keep what they imported and initialised from call to call.
+    """Runs several calls on the same workers, which keep what they imported and initialised.
 
-    A context manager. The workers start at the first :meth:`run`, or at :meth:`start`. A call that raises leaves them;
-    when one of them has died, or hangs after another one's failure, all are replaced at the next call.
+    A context manager. The workers start at the first :meth:`run`, or at :meth:`start`. They survive a call that raises
+    an exception. If a worker has died, or hangs after another one's failure, all are replaced before the next call.
 
-    The arguments are those of :func:`run`. One thread at a time may use it.
+    The arguments are those of :func:`run`. Not thread-safe.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class Executor:
         self._group: WorkerGroup[WorkerProcess] | None = None
 
     def start(self) -> None:
-        """Start the workers and wait until they have reported; nothing happens if they run.
+        """Start the workers and wait until they have reported; no effect if they are running.
 
         Raises:
             StartTimeoutError: not all workers reported in time.
@@ -138,7 +141,7 @@ class Executor:
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Run ``fn(*args, **kwargs)`` on every worker; returns and raises as :func:`run` does."""
+        """Run ``fn(*args, **kwargs)`` on every worker; returns and raises as :func:`run`."""
         call = pack(fn, args, kwargs)
         with self._lock:
             self.start()
@@ -147,7 +150,7 @@ class Executor:
                 for worker in self._group.workers:
                     worker.submit(call)
                 outcomes = self._group.reports()
-            except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
+            except BaseException:  # an interrupt: no caller waits for what the workers are doing now
                 self._drop()
                 raise
             if not self._group.all_live:
@@ -166,7 +169,7 @@ class Executor:
                 self._drop()
 
     def _drop(self) -> None:
-        """Stop the workers, whatever they do."""
+        """Stop the workers, even if they are busy."""
         running, self._running, self._group = self._running, None, None
         if running is not None:
             running.close()
@@ -180,9 +183,9 @@ class Executor:
 
     @contextmanager
     def workers(self, call: bytes | None) -> Iterator[WorkerGroup[WorkerProcess]]:
-        """A world of workers that have reported in, with a secret, a store and a job id of its own.
+        """A group of workers that have reported, with their own secret, key-value store and job id.
 
-        They are gone, whatever happened, when the context ends.
+        When the context ends, the workers have ended too.
 
         Args:
             call: the one call that each of them runs; None to submit calls later.

@@ -1,4 +1,4 @@
-"""A worker's output: bytes from a pipe in, whole lines with the rank in front out."""
+"""Splits a worker's output into lines, and prints them with the rank as a prefix."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ logger = logging.getLogger(__name__)
 #: Called with a rank, "stdout" or "stderr", and a line without its newline; from several threads at once.
 OnLine = Callable[[int, str, str], None]
 
-#: A longer line is cut into pieces of this size, so that output without newlines cannot fill the memory.
+#: A longer line is cut into parts of this size, so that output without newlines cannot fill the memory.
 MAX_LINE_BYTES = 64 * 1024
-#: Lines of a worker that its driver's own output shows, if nobody asks for more.
+#: Lines of a worker that the driver's output shows by default.
 MAX_SHOWN_LINES = 10_000
-#: Of text for a pipe that may refuse it; its buffer, which keeps what is refused, has 4 KiB.
-_PIECE_CHARS = 1000
-#: Lines of a worker that its failure report shows.
+#: Characters written at once to a non-blocking pipe. The stream's buffer of 4 KiB keeps what the pipe does not accept.
+_CHUNK_CHARS = 1000
+#: Lines of a worker's output in its failure report.
 TAIL_LINES = 30
 
 
 class LineSplitter:
-    """Cuts one stream of bytes into lines of text.
+    """Splits a stream of bytes into lines of text.
 
-    Bytes that are no UTF-8 become U+FFFD. Of a line that rewrites itself with carriage returns (a progress bar), only
-    what a terminal would show at its end is kept.
+    Bytes that are not UTF-8 become U+FFFD. Of a line that is rewritten with carriage returns (a progress bar), only the
+    last version is kept, as on a terminal.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class LineSplitter:
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [_decode(line) for line in whole]
         if len(rest) > MAX_LINE_BYTES:
-            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]  # what a progress bar has already overwritten goes first
+            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]  # drop what a progress bar has already overwritten
         while len(rest) > MAX_LINE_BYTES:
             lines.append(_decode(rest[:MAX_LINE_BYTES]))
             rest = rest[MAX_LINE_BYTES:]
@@ -61,13 +61,13 @@ def _decode(line: bytes) -> str:
 
 
 class Tail:
-    """The last lines of one worker, both streams in the order of their arrival."""
+    """The last lines of one worker, both streams in order of arrival."""
 
     def __init__(self, num_lines: int = TAIL_LINES) -> None:
         self._lines: deque[str] = deque(maxlen=num_lines)
 
     def add(self, line: str) -> None:
-        """Remember ``line``, cut to a length that a report can bear."""
+        """Remember ``line``, cut to a length suitable for a report."""
         self._lines.append(line[:1000])
 
     def text(self) -> str:
@@ -76,20 +76,20 @@ class Tail:
 
 
 def prefixed(rank: int, stream: str, line: str, at: float | None = None) -> str:
-    """``[3]<stdout>:line``, with the local time in front if ``at`` (seconds since the epoch) is given."""
+    """``[3]<stdout>:line``, preceded by the local time if ``at`` (seconds since the epoch) is given."""
     stamp = "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(at))
     return f"{stamp}[{rank}]<{stream}>:{line}"
 
 
 class LinePrinter:
-    """Writes the workers' lines to two streams of the driver. Any number of threads may call it.
+    """Writes the workers' lines to two streams of the driver. Thread-safe.
 
     Args:
-        stdout: where lines of the workers' stdout go; None for the driver's own, looked up at each line (notebooks
-            replace it from cell to cell).
-        stderr: likewise.
-        with_timestamp: put the time in front of each line.
-        max_lines: lines per rank after which the rest is dropped, with a note; None for no bound.
+        stdout: the stream for lines of the workers' stdout; None for the driver's own, looked up at each line because
+            notebooks replace it in every cell.
+        stderr: the same for stderr.
+        with_timestamp: print the time before each line.
+        max_lines: lines per rank after which the rest is dropped, with a note; None for no limit.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class LinePrinter:
         if target is None or self._broken:
             return
         try:
-            if not _is_impatient(target):
+            if not _is_nonblocking(target):
                 _put(target, text)
                 target.flush()
                 return
-            _flush_patiently(target)
-            for start in range(0, len(text), _PIECE_CHARS):
-                _put(target, text[start : start + _PIECE_CHARS])
-                _flush_patiently(target)
-        except (OSError, ValueError) as error:  # the reader has gone, or the stream is closed: the job matters more
+            _flush_nonblocking(target)
+            for start in range(0, len(text), _CHUNK_CHARS):
+                _put(target, text[start : start + _CHUNK_CHARS])
+                _flush_nonblocking(target)
+        except (OSError, ValueError) as error:  # the reader is gone or the stream is closed; the job continues
             self._broken = True
             logger.warning("the workers' output can no longer be written: %s", error)
 
@@ -143,18 +143,18 @@ def _put(target: TextIO, text: str) -> None:
         target.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def _is_impatient(target: TextIO) -> bool:
-    """A pipe that refuses what it cannot take at once: whoever shares it has set O_NONBLOCK."""
+def _is_nonblocking(target: TextIO) -> bool:
+    """Whether the stream is a pipe with O_NONBLOCK, which another process that shares it may have set."""
     try:
         return not os.get_blocking(target.fileno())
-    except (OSError, ValueError, AttributeError):  # no file at all
+    except (OSError, ValueError, AttributeError):  # not a file
         return False
 
 
-def _flush_patiently(target: TextIO) -> None:
+def _flush_nonblocking(target: TextIO) -> None:
     while True:
         try:
-            target.flush()  # what the pipe refuses stays in the buffer
+            target.flush()  # what the pipe does not accept stays in the buffer
             return
         except BlockingIOError:
             room = select.poll()
@@ -163,9 +163,9 @@ def _flush_patiently(target: TextIO) -> None:
 
 
 def printer(stdout: TextIO | None, stderr: TextIO | None, *, with_timestamp: bool, verbose: int) -> OnLine:
-    """What a launcher does with its workers' lines: ``verbose=0`` drops them, unless a stream says where they go.
+    """What a launcher does with its workers' lines: ``verbose=0`` drops them unless a stream is given.
 
-    Of each rank so many lines are shown as a person may want to see; ``verbose=2``, and streams, get them all.
+    A limited number of lines per rank is shown; ``verbose=2`` and streams get all of them.
     """
     shown_here = stdout is None and stderr is None
     if verbose == 0 and shown_here:
@@ -179,11 +179,11 @@ def drop_line(rank: int, stream: str, line: str) -> None:
 
 
 class RankFiles:
-    """Keeps each worker's output in ``folder/rank.<rank>/stdout`` and ``.../stderr`` as well.
+    """Writes each worker's output to ``folder/rank.<rank>/stdout`` and ``folder/rank.<rank>/stderr``.
 
     Args:
-        folder: where; made if it is not there.
-        size: number of ranks; an elastic job may have more later, whose files are made when they first write.
+        folder: the directory; created if it does not exist.
+        size: number of ranks; files of further ranks of an elastic job are created when they first write.
     """
 
     def __init__(self, folder: str | Path, size: int) -> None:
@@ -202,12 +202,12 @@ class RankFiles:
         return file
 
     def path(self, rank: int, stream: str) -> Path:
-        """Where that output goes."""
+        """The file for that output."""
         return self._folder / f"rank.{rank:0{self._digits}d}" / stream
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line."""
-        with self._lock:  # a rank of an elastic job may have two workers for a moment
+        with self._lock:  # a rank of an elastic job may briefly have two workers
             file = self._files.get((rank, stream)) or self._open(rank, stream)
             file.write(line + "\n")
 

@@ -1,7 +1,7 @@
-"""How one worker ended, and what the driver makes of all of them.
+"""How one worker ended, and what the driver makes of all outcomes.
 
-An :class:`Outcome` crosses from the worker to the driver; :func:`collect` turns the outcomes of a job into its results
-or into one :class:`~hvd_cluster.errors.WorkerFailedError` that tells the failure which *caused* the others.
+The worker sends an :class:`Outcome` to the driver. :func:`collect` turns the outcomes of a job into its results, or
+into one :class:`~hvd_cluster.errors.WorkerFailedError` for the failure that *caused* the others.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from hvd_cluster.launch.pickling import Dumps, References, dumps, loads
 
 logger = logging.getLogger(__name__)
 
-#: What the network libraries say on a rank whose peer has gone; such an error is an echo of the peer's failure.
+#: Texts of errors that the network libraries raise on a rank whose peer has died.
 _PEER_LOST_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
 
-#: Failed collectives that are a failure of the program's own, and not news of another rank's.
+#: Failed collectives that are errors of the program itself, not consequences of another rank's failure.
 _CAUSES = (RanksDisagreeError, JoinUnsupportedError)
-#: How Python's last line calls the others.
+#: The names of the other errors in the last line of Python's output.
 _PEER_LOST_ERRORS = frozenset({HorovodInternalError.__name__, WorldEndedError.__name__})
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception as text that every process can read, and as the object where it could be pickled."""
+    """An exception as text that every process can read, and as an object if it could be pickled."""
 
     #: The qualified name of its class, without ``builtins``.
     type_name: str
     message: str
-    #: As Python prints it, from the user's first own frame on.
+    #: The traceback as Python prints it, starting at the first frame of the user's code.
     traceback_text: str
-    #: The exception, pickled; None if it cannot be.
+    #: The pickled exception; None if it cannot be pickled.
     pickled: bytes | None = None
     #: The worker only noticed that another one had ended the world.
     is_secondary: bool = False
-    #: What ``pickled`` refers to.
+    #: Objects that ``pickled`` refers to.
     references: References = ()
 
     @classmethod
     def of(cls, error: BaseException, dumps: Dumps = dumps) -> ErrorReport:
-        """Describe ``error``, whatever state it is in; ``dumps`` pickles it."""
+        """Describe ``error``, which may be broken; ``dumps`` pickles it."""
         pickled: bytes | None = None
         references: References = ()
         try:
@@ -70,7 +70,7 @@ class ErrorReport:
         return cls(_name_of(type(error)), message, _traceback_text(error), pickled, is_secondary, references)
 
     def exception(self) -> BaseException | None:
-        """The exception itself, or None where its class or its arguments do not survive the journey."""
+        """The exception; None if it cannot be rebuilt in this process."""
         if self.pickled is None:
             return None
         try:
@@ -87,42 +87,42 @@ class Outcome:
 
     rank: int
     host: str
-    #: What the function returned, pickled; None unless it returned.
+    #: The pickled return value; None unless the function returned.
     value: bytes | None = None
     #: What the function raised, if it did.
     error: ErrorReport | None = None
-    #: Exit code of the process where that tells more than ``error``; negative is the number of a signal.
+    #: Exit code of the process if it says more than ``error``; a negative number is a signal.
     exit_code: int | None = None
-    #: ``time.time()`` on the worker's host when the function ended, or here when the process was found dead.
+    #: ``time.time()`` on the worker's host when the function ended, or on this host when the process was found dead.
     finished_at: float = 0.0
     #: The last lines of the worker's output.
     output_tail: str = ""
-    #: The launcher ended this worker because of another one, or because the user asked.
+    #: The launcher stopped this worker because of another one, or because the user asked.
     stopped: bool = False
-    #: How it ended, as the end of a sentence about the rank, where the launcher sees no exit code; else empty.
+    #: How it ended, as the end of a sentence about the rank, if the launcher sees no exit code; otherwise empty.
     ending_text: str = ""
-    #: What ``value`` refers to.
+    #: Objects that ``value`` refers to.
     references: References = ()
 
     @property
     def ok(self) -> bool:
-        """The function returned, and its result has arrived."""
+        """Whether the function returned and its result has arrived."""
         return self.error is None and self.value is not None
 
     @property
     def is_secondary(self) -> bool:
-        """Not a cause: the launcher stopped this worker, or it noticed that a peer had gone."""
+        """Whether this results from another failure: the launcher stopped the worker, or it noticed a peer's death."""
         if self.ok or self.stopped:
             return True
         if self.error is None:
-            # A command: all that is known of its error is what Python wrote last.
+            # Of a command's error only Python's last line of output is known.
             last = self.output_tail.rpartition("\n")[2]
             return self.exit_code == 1 and last.partition(":")[0].rpartition(".")[2] in _PEER_LOST_ERRORS
         return self.error.is_secondary or any(text in self.error.message for text in _PEER_LOST_TEXTS)
 
     @property
     def is_own_fault(self) -> bool:
-        """The program raised or exited with an error; it was not ended by a signal, nor lost with its host."""
+        """Whether the program raised or exited with an error, and was not killed by a signal or lost with its host."""
         return (self.exit_code or 0) > 0 or (self.error is not None and not self.ending_text)
 
     def ending(self) -> str:
@@ -137,7 +137,7 @@ class Outcome:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """The fate of a process, as the end of a sentence: "exited with code 3", "was killed by signal 9 (SIGKILL...)"."""
+    """How a process ended, as the end of a sentence: "exited with code 3", "was killed by signal 9 (SIGKILL...)"."""
     if exit_code is None:
         return "ended without an exit code"
     if exit_code == 0:
@@ -153,10 +153,10 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def first_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The failure that came first, or None if all is well.
+    """The failure that came first, or None.
 
-    A rank that merely noticed the end of another one loses against every real cause, whatever the clocks say: news of a
-    death may reach a survivor's collective before it reaches the launcher.
+    A rank that only noticed the end of another one comes after every real cause, whatever the clocks say: the news of a
+    death may reach another rank's collective before it reaches the launcher.
     """
     failures = [outcome for outcome in outcomes if not outcome.ok]
     return min(failures, key=lambda outcome: (outcome.stopped, outcome.is_secondary, outcome.finished_at), default=None)
@@ -166,8 +166,8 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
     """The return values in the order of the ranks.
 
     Raises:
-        WorkerFailedError: a worker failed. The text begins with the user's own traceback; ``__cause__`` is the user's
-            exception where it could be brought over.
+        WorkerFailedError: a worker failed. The message starts with the user's own traceback; ``__cause__`` is the
+            user's exception if it could be rebuilt here.
         LaunchError: a result arrived but cannot be unpickled here.
     """
     failed = first_failure(outcomes)
@@ -179,7 +179,7 @@ def collect(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def failure_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """The whole story of a failed job: traceback, rank and host, how the others ended, the last output."""
+    """The report of a failed job: traceback, rank and host, how the others ended, the last output."""
     parts: list[str] = []
     if failed.error is not None:
         parts.append(failed.error.traceback_text.rstrip("\n"))
@@ -191,7 +191,7 @@ def failure_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
 
 
 def _others_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """A sentence like "Of the others, rank 1 finished; ranks 2, 3 raised ValueError." behind a space; may be empty."""
+    """A sentence such as " Of the others, rank 1 finished; ranks 2, 3 raised ValueError."; may be empty."""
     by_ending: dict[str, list[int]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
         if outcome.rank != failed.rank:
@@ -204,7 +204,7 @@ def _others_text(failed: Outcome, outcomes: Sequence[Outcome]) -> str:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5": a job may have hundreds of ranks."""
+    """[0, 1, 2, 5] as "0-2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:
@@ -232,36 +232,38 @@ def _name_of(cls: type) -> str:
 def _traceback_text(error: BaseException) -> str:
     story = traceback.TracebackException.from_exception(error)
     for link in _chain(story, set()):
-        link.stack = traceback.StackSummary.from_list(_telling_frames(link.stack, link is story and _on_purpose(error)))
+        link.stack = traceback.StackSummary.from_list(
+            _relevant_frames(link.stack, link is story and _is_own_error(error))
+        )
     return "".join(story.format())
 
 
-def _on_purpose(error: BaseException) -> bool:
-    """One of our own errors: where in this package it was raised tells the user nothing, its text tells all."""
+def _is_own_error(error: BaseException) -> bool:
+    """Whether this is one of our own errors: the frames of this package in which it was raised do not help the user."""
     return type(error).__module__ == errors.__name__
 
 
 def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterator[traceback.TracebackException]:
-    """``story`` and every exception that it came from."""
+    """``story`` and every exception that caused it."""
     if story is None or id(story) in seen:
         return
     seen.add(id(story))
     yield story
     yield from _chain(story.__cause__, seen)
     yield from _chain(story.__context__, seen)
-    for member in getattr(story, "exceptions", None) or ():  # of an ExceptionGroup, from Python 3.11 on
+    for member in getattr(story, "exceptions", None) or ():  # of an ExceptionGroup, since Python 3.11
         yield from _chain(member, seen)
 
 
-def _telling_frames(frames: Sequence[traceback.FrameSummary], on_purpose: bool) -> list[traceback.FrameSummary]:
-    """The frames from the user's first own file on; where there is none, from the first that is not ours.
+def _relevant_frames(frames: Sequence[traceback.FrameSummary], is_own_error: bool) -> list[traceback.FrameSummary]:
+    """The frames from the user's first one on; if there is none, from the first one outside of this package.
 
     Args:
         frames: outermost first.
-        on_purpose: leave out what lies below the user's last own file.
+        is_own_error: leave out the frames below the user's last one.
     """
     own = [index for index, frame in enumerate(frames) if is_user_code(frame.filename)]
     others = [index for index, frame in enumerate(frames) if not is_own_package(frame.filename)]
-    if on_purpose:
+    if is_own_error:
         return list(frames[own[0] : own[-1] + 1]) if own else []
     return list(frames[next(iter(own or others), 0) :])

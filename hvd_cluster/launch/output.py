@@ -1,4 +1,4 @@
-"""Reads the output of a program, or of this very process, from pipes: bytes in, whole lines out."""
+"""Reads the output of a program, or of this process, from pipes, and splits it into lines."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _CATCH_UP = b"c"
 
 
 def flush_prints() -> None:
-    """Flush what takes the user's prints, if it can be."""
+    """Flush the user's stdout and stderr, if possible."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the user has closed it, or put an object of any kind in its place
+        with contextlib.suppress(Exception):  # the user has closed or replaced it
             stream.flush()
 
 
 class OutputReader:
-    """A thread that passes on what comes out of some pipes, line by line, until it is told that no more will come.
+    """A thread that passes on the output from pipes, line by line, until :meth:`end`.
 
     Args:
         pipes: name of the stream -> descriptor of its reading end, which the reader closes at the end.
-        on_lines: gets the name of a stream and some of its lines, from the thread; must not raise.
+        on_lines: called, from the thread, with the name of a stream and some of its lines; must not raise.
         name: of the thread.
     """
 
@@ -43,19 +43,19 @@ class OutputReader:
         self._thread.start()
 
     def catch_up(self) -> Callable[[], None]:
-        """A function that returns when everything that has been written by now has been passed on.
+        """Return a function that returns when everything written so far has been passed on.
 
-        This itself does not block, but must not be called after :meth:`end`.
+        This call itself does not block. It must not be called after :meth:`end`.
         """
         os.write(self._control, _CATCH_UP)
         return self._caught_up.get
 
     def end(self) -> None:
-        """Read what is there, and no more: what escaped from a program may hold its streams open longer."""
+        """Read what is available, then stop: processes that have escaped from a program may keep its streams open."""
         os.close(self._control)
 
     def join(self) -> None:
-        """Wait until everything has been passed on, after :meth:`end`."""
+        """After :meth:`end`, wait until everything has been passed on."""
         self._thread.join()
 
     def _read(self) -> None:
@@ -64,12 +64,12 @@ class OutputReader:
             selector.register(self._control_reader, selectors.EVENT_READ)
             for name, pipe in self._pipes.items():
                 selector.register(pipe, selectors.EVENT_READ, name)
-            over = False
-            while not over:
+            is_over = False
+            while not is_over:
                 ready = [key for key, _ in selector.select()]
                 asked = any(key.data is None for key in ready)
                 requests = os.read(self._control_reader, _READ_BYTES) if asked else None
-                over = requests == b""
+                is_over = requests == b""
                 everything = requests is not None
                 for key in list(selector.get_map().values()) if everything else ready:
                     if key.data is not None and not self._drain(key.fd, key.data, splitters[key.data], everything):
@@ -82,7 +82,7 @@ class OutputReader:
             os.close(descriptor)
 
     def _drain(self, descriptor: int, stream: str, splitter: LineSplitter, everything: bool) -> bool:
-        """Read once, or all that is there; False at the end of the stream."""
+        """Read once, or everything that is available; False at the end of the stream."""
         while True:
             try:
                 data = os.read(descriptor, _READ_BYTES)

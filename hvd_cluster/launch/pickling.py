@@ -1,4 +1,4 @@
-"""How values become bytes on their way to workers and back."""
+"""Pickles values for the way to workers and back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import cloudpickle
 
-#: Objects that only the cluster's own pickler may carry, such as Ray's ObjectRefs; they travel beside the bytes.
+#: Objects that only the cluster's own pickler can transport, such as Ray's ObjectRefs; they are sent next to the bytes.
 References = tuple[Any, ...]
-#: Value -> its bytes, and what they refer to by number.
+#: Value -> its bytes, and the objects to which they refer by number.
 Dumps = Callable[[Any], tuple[bytes, References]]
 
 
@@ -23,7 +23,7 @@ def dumps(value: Any) -> tuple[bytes, References]:
 
 
 def loads(data: bytes, references: References = ()) -> Any:
-    """Unpickle what any :data:`Dumps` returned. Trusts the bytes: check who sent them first.
+    """Unpickle what any :data:`Dumps` returned. Unpickling can run code: check who sent the bytes first.
 
     Raises:
         ImportError: a module, or a name in it, is missing here; ``name`` is the module.
@@ -32,7 +32,7 @@ def loads(data: bytes, references: References = ()) -> Any:
 
 
 def modules_in(data: bytes) -> set[str]:
-    """Modules of this process that unpickling ``data`` may import; strings that only look like one are among them."""
+    """Loaded modules that unpickling ``data`` may import; may include strings that only look like module names."""
     texts = (text for _, text, _ in pickletools.genops(data) if isinstance(text, str))
     return {text for text in texts if text in sys.modules}
 

@@ -1,4 +1,4 @@
-"""A port for a server that somebody else will start: torch.distributed's own rendezvous on rank 0."""
+"""Reserves a port for a server that another process starts: torch.distributed's own rendezvous on rank 0."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 
 class ReservedPort:
-    """A free port of this host, kept from everybody who asks the system for *any* port, until it is closed.
+    """A free port of this host that the system gives to no other process that asks for *any* port, until it is closed.
 
-    A bound socket that does not listen, with SO_REUSEADDR: Linux lets a server that sets SO_REUSEADDR too (torch's
-    TCPStore does) bind the same port and listen, but gives it to nobody else.
+    It is a bound socket that does not listen, with SO_REUSEADDR. Linux lets a server with SO_REUSEADDR (such as torch's
+    TCPStore) bind the same port and listen, and no other socket.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -19,7 +19,7 @@ class ReservedPort:
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
     def __enter__(self) -> ReservedPort:

@@ -1,4 +1,4 @@
-"""One worker of this host, as a child of this process."""
+"""One worker on this host, as a child of this process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 #: Called with a rank and the fields of one of its progress reports.
 OnEvent = Callable[[int, dict[str, Any]], None]
 
-_HANDSHAKE_TIMEOUT_S = 3600.0  # how long a worker may take to start is for the group to decide
+_HANDSHAKE_TIMEOUT_S = 3600.0  # the worker group has its own time limit for the start
 
 
 class StopCall(BaseException):
-    """An ``on_event`` raises this to stop all workers; the call then raises it in its caller's thread."""
+    """Raised by an ``on_event`` to stop all workers; the call then raises it in its caller's thread."""
 
 
 def ignore_event(rank: int, event: dict[str, Any]) -> None:
@@ -47,16 +47,16 @@ class WorkerProcess:
     the processes that it has started.
 
     Args:
-        topology: its place in the world, its secret included.
-        call: what :func:`hvd_cluster.launch.call.pack` returned: the process runs it and exits. None: it waits for
-            :meth:`submit`, as often as you like, until :meth:`finish`.
+        topology: its topology, including the secret.
+        call: what :func:`hvd_cluster.launch.call.pack` returned: the process runs it and exits. If None, it waits for
+            :meth:`submit`, any number of times, until :meth:`finish`.
         env: variables on top of this process's environment and the topology; None removes one.
-        executable: the Python to run; this one by default.
-        as_horovod: let the worker answer for ``import horovod``; None does as this process does. A launcher whose
-            processes start on other machines passes on what holds in the driver.
-        cwd: its working directory; this process's by default.
-        on_line: gets every line of its output, from another thread.
-        on_event: gets its progress reports, from another thread.
+        executable: the worker's Python; by default this process's.
+        as_horovod: make ``import horovod`` work in the worker; None means as in this process. Launchers that start
+            processes on other machines pass on the driver's value.
+        cwd: its working directory; by default this process's.
+        on_line: called, from another thread, with every line of its output.
+        on_event: called, from another thread, with its progress reports.
         on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
 
     Raises:
@@ -78,7 +78,7 @@ class WorkerProcess:
     ) -> None:
         self.topology = topology
         self.rank = topology.rank
-        #: The interpreter runs and waits for orders.
+        #: The interpreter is running and waits for requests.
         self.ready = False
         #: The outcome of the last call; None while it runs.
         self.reported: Outcome | None = None
@@ -89,7 +89,7 @@ class WorkerProcess:
         self._on_event = on_event
         self._on_change = on_change
         self._changed = threading.Condition()
-        self._orders: list[bytes] = []
+        self._requests: list[bytes] = []
         self._channel: Channel | None = None
         self._stopping = False
         self._same_python = executable is None
@@ -109,7 +109,7 @@ class WorkerProcess:
         self._thread.start()
         try:
             self._child.start()
-        except Exception:  # whatever it is: the conversation's thread must not wait for a child that never was
+        except Exception:  # of any kind; the channel's thread must not wait for a child that does not exist
             self._disconnect()
             raise
         finally:
@@ -120,7 +120,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id, which is also its group's."""
+        """The process id, which is also the process group's."""
         return self._child.pid
 
     @property
@@ -129,16 +129,16 @@ class WorkerProcess:
         return self._child.tail.text()
 
     def submit(self, call: bytes) -> None:
-        """Run a packed call once those before it are done."""
+        """Run a packed call when the previous ones are done."""
         self.reported = None
         self._send(pickle.dumps(RunRequest(call, list(sys.path) if self._same_python else None)))
 
     def finish(self) -> None:
-        """Let the process exit when the calls so far are done."""
+        """Let the process exit when the submitted calls are done."""
         self._send(END)
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Wait for the process's end: it is reaped, its group is gone, its output has been passed on.
+        """Wait until the process is reaped, its group is gone, and its output has been passed on.
 
         Returns:
             Its outcome, or None if it still runs after ``timeout_s`` seconds.
@@ -151,22 +151,22 @@ class WorkerProcess:
         return self.outcome
 
     def terminate(self) -> None:
-        """Ask the process and its group to end; a call that still runs counts as stopped by the launcher."""
+        """Send SIGTERM to the process group; a call that still runs counts as stopped by the launcher."""
         self._stopping = True
         self._child.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the process and its group at once."""
+        """Send SIGKILL to the process group."""
         self._stopping = True
         self._child.signal(signal.SIGKILL)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """SIGTERM to the group, ``grace_s`` seconds of patience, then SIGKILL. Returns when it has ended."""
+        """Send SIGTERM to the group and, after ``grace_s`` seconds, SIGKILL. Returns when the process has ended."""
         self.terminate()
         try:
             if self.wait(grace_s) is None:
                 self.kill()
-        except BaseException:  # an interrupt while waiting: no process may stay behind
+        except BaseException:  # an interrupt while waiting: no process may remain
             self.kill()
             raise
         self.wait()
@@ -174,36 +174,36 @@ class WorkerProcess:
     def _send(self, message: bytes) -> None:
         with self._changed:
             if self._channel is None:
-                self._orders.append(message)
+                self._requests.append(message)
                 return
         with contextlib.suppress(OSError):  # it has died; _exited says how
             self._channel.send(message)
 
     def _serve(self) -> None:
-        """Runs in a thread of its own until the worker closes its end."""
+        """Receive messages until the worker closes its end; runs in a thread of its own."""
         try:
             channel = Channel.accept(self._socket, self.topology.secret, _HANDSHAKE_TIMEOUT_S)
             with self._changed:
-                for order in self._orders:
-                    channel.send(order)
+                for request in self._requests:
+                    channel.send(request)
                 self._channel = channel
             while True:
-                self._hear(pickle.loads(channel.recv()))
+                self._handle(pickle.loads(channel.recv()))
         except AuthenticationError as error:
             if self.ready:
-                logger.error("rank %d sent a message without the job's signature, and is stopped: %s", self.rank, error)
+                logger.error("rank %d sent a message without the job's signature and is stopped: %s", self.rank, error)
                 self.kill()
         except (EOFError, OSError):
             pass  # it has ended; _exited says how
 
-    def _hear(self, message: Ready | ProgressEvent | Outcome) -> None:
+    def _handle(self, message: Ready | ProgressEvent | Outcome) -> None:
         if isinstance(message, ProgressEvent):
             try:
                 self._on_event(self.rank, message.fields)
             except StopCall as stop:
                 self.stop_call = stop
                 self._notify()
-            except Exception:  # a caller's broken callback must not cost the job
+            except Exception:  # a broken callback must not fail the job
                 logger.exception("a progress report of rank %d could not be passed on", self.rank)
             return
         if isinstance(message, Ready):
@@ -219,7 +219,7 @@ class WorkerProcess:
         self._notify()
 
     def _disconnect(self) -> None:
-        """End the conversation; what the worker sent before is still heard."""
+        """Close the channel; messages that the worker has already sent are still handled."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()

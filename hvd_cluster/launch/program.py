@@ -1,4 +1,4 @@
-"""One worker that is a program of the user's: its exit code is its outcome."""
+"""A worker that runs a program of the user; its exit code is its outcome."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.topology import Topology
 
-_NOTHING = pickle.dumps(None)  # the value of a command that ended well
+_NONE = pickle.dumps(None)  # the value of a command that succeeded
 
 
 class ProgramProcess:
     """A command as a worker of this host; see :class:`hvd_cluster.launch.worker_group.Worker`.
 
     Args:
-        topology: its place in the world, its secret included.
+        topology: its topology, including the secret.
         command: program and arguments.
         env: variables on top of this process's environment and the topology; None removes one.
-        as_horovod: let ``import horovod`` resolve in it; None does as this process does.
-        on_line: gets every line of its output, from another thread.
+        as_horovod: make ``import horovod`` work in it; None means as in this process.
+        on_line: called, from another thread, with every line of its output.
         on_change: called, from another thread, when it has ended.
 
     Raises:
@@ -87,7 +87,7 @@ class ProgramProcess:
         self.outcome = Outcome(
             self.rank,
             self._topology.host,
-            value=None if exit_code else _NOTHING,
+            value=None if exit_code else _NONE,
             exit_code=exit_code,
             finished_at=time.time(),
             output_tail=self.output_tail,

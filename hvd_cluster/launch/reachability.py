@@ -21,15 +21,15 @@ from hvd_cluster.rendezvous.listening import ANY
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a connection may take: an address that leads nowhere holds the start up for so long.
+#: Seconds that a connection may take; an address that does not respond delays the start by this much.
 CONNECT_TIMEOUT_S = 2.0
-#: Seconds that the proof may take which follows.
+#: Seconds that the authentication may take.
 PROBE_TIMEOUT_S = 5.0
-#: How many of the other hosts call each one: with that many probers the rest will reach it too.
+#: How many of the other hosts probe each host; if all of them reach it, the rest will too.
 NUM_PROBERS = 8
 _MAX_PROBES = 64
 _NO_ADDRESS = "no IPv4 address, and IPv4 is needed"
-#: Seconds until one who was pushed out calls again.
+#: Seconds until a probe that was disconnected is repeated.
 _RETRY_S = 0.1
 
 
@@ -53,18 +53,18 @@ def listen_for_probes(secret: bytes, name: str, addresses: Sequence[str] = (ANY,
 
 @dataclass(frozen=True)
 class HostAddresses:
-    """Where a host says that it can be reached."""
+    """The addresses that a host may be reached at."""
 
     #: Unique name of the host in the job.
     name: str
-    #: Addresses, best first.
+    #: The addresses, best first.
     addresses: tuple[str, ...]
-    #: Port of its :class:`ProbeListener`.
+    #: The port of its listener for probes.
     port: int
 
 
 def probe(claims: Sequence[HostAddresses], secret: bytes) -> dict[str, tuple[str, ...]]:
-    """Call every claimed address from here; returns those that answered, by name of the host."""
+    """Connect to every address from this host. Returns the addresses that answered, by host name."""
     pairs = [(claim, address) for claim in claims for address in claim.addresses]
     if not pairs:
         return {}
@@ -84,16 +84,16 @@ def _answers(claim: HostAddresses, address: str, secret: bytes) -> bool:
                 channel = Channel.connect(sock, secret, PROBE_TIMEOUT_S)
                 channel.settimeout(PROBE_TIMEOUT_S)
                 return channel.recv() == claim.name.encode()
-        except (OSError, EOFError) as error:  # AuthenticationError is an OSError: a stranger
+        except (OSError, EOFError) as error:  # AuthenticationError is an OSError: not a host of the job
             logger.debug("%s does not answer at %s: %s", claim.name, address, error)
-            # Who was pushed out by a crowd calls again.
+            # Try again if the listener dropped this connection because it had too many.
             if not isinstance(error, HungUpError) or time.monotonic() >= deadline_s:
                 return False
         time.sleep(_RETRY_S)
 
 
 def probers(names: Sequence[str], name: str) -> list[str]:
-    """The hosts that should call ``name``: the next ones in the circle. Pure."""
+    """The hosts that should probe ``name``: the next ones in the circle. Pure."""
     start = names.index(name)
     return [names[(start + step) % len(names)] for step in range(1, min(len(names) - 1, NUM_PROBERS) + 1)]
 
@@ -101,65 +101,65 @@ def probers(names: Sequence[str], name: str) -> list[str]:
 def choose_addresses(
     claims: Sequence[HostAddresses], reached: Mapping[str, Mapping[str, tuple[str, ...]]], known: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The first address of each host at which every one of its probers reached it. Pure.
+    """The first address of each host at which all of its probers reached it. Pure.
 
-    A host that is cut off reaches nobody either, so by that rule nobody would be left: as long as some host has no
-    address, the one with the fewest connections is left out, and the others are looked at again without it.
+    A host that is cut off reaches no other host either, so by that rule alone no host would remain. As long as some
+    host has no address, the one with the fewest connections is removed and the others are checked again without it.
 
     Args:
         claims: one per host.
-        reached: witness -> host -> the addresses at which the host answered; a witness that says nothing at all has
-            gone, and does not count.
-        known: hosts that stay where as much speaks against another one.
+        reached: prober -> host -> the addresses at which the host answered. A prober without any result is gone and
+            does not count.
+        known: hosts that are preferred to stay if another one has equally few connections.
 
     Returns:
-        The addresses by host; and for each host that was left out, who reached it where.
+        The addresses by host; and for each removed host, which hosts reached it at which addresses.
     """
     names = [claim.name for claim in claims]
     left = {claim.name: claim for claim in claims}
     gone: dict[str, str] = {}
     while True:
-        callers = {
-            name: [caller for caller in probers(names, name) if caller in left and reached.get(caller)] for name in left
+        probing = {
+            name: [prober for prober in probers(names, name) if prober in left and reached.get(prober)] for name in left
         }
-        chosen, lost = _addresses(list(left.values()), callers, reached)
+        chosen, lost = _addresses(list(left.values()), probing, reached)
         if not lost:
             return chosen, gone
-        links = [(caller, name) for name in left for caller in callers[name] if reached[caller].get(name)]
+        links = [(prober, name) for name in left for prober in probing[name] if reached[prober].get(name)]
         worst = min(left, key=lambda name: (sum(name in link for link in links), name in known, name in chosen))
-        misses = [name for name in left if worst in callers[name] and not reached[worst].get(name)]
-        story = lost.get(worst) or _story(left[worst], callers[worst], reached)
-        gone[worst] = story + (f"; it does not reach {', '.join(misses)}" if misses else "")
+        misses = [name for name in left if worst in probing[name] and not reached[worst].get(name)]
+        report = lost.get(worst) or _report(left[worst], probing[worst], reached)
+        gone[worst] = report + (f"; it does not reach {', '.join(misses)}" if misses else "")
         del left[worst]
 
 
 def _addresses(
     claims: Sequence[HostAddresses],
-    callers_of: Mapping[str, Sequence[str]],
+    probers_of: Mapping[str, Sequence[str]],
     reached: Mapping[str, Mapping[str, tuple[str, ...]]],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The first address at which all callers of a host reached it; the stories of those that have none."""
+    """The first address at which all probers of a host reached it; and the reports about hosts without one."""
     chosen: dict[str, str] = {}
     lost: dict[str, str] = {}
     for claim in claims:
-        callers = callers_of[claim.name]
-        good = [a for a in claim.addresses if all(a in reached[caller].get(claim.name, ()) for caller in callers)]
+        probing = probers_of[claim.name]
+        good = [a for a in claim.addresses if all(a in reached[prober].get(claim.name, ()) for prober in probing)]
         if good:
             chosen[claim.name] = good[0]
         else:
-            lost[claim.name] = _story(claim, callers, reached)
+            lost[claim.name] = _report(claim, probing, reached)
     return chosen, lost
 
 
-def _story(claim: HostAddresses, callers: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> str:
-    who = [f"{caller} at {', '.join(reached[caller].get(claim.name, ())) or 'none'}" for caller in callers]
-    return f"{claim.name} has {', '.join(claim.addresses) or _NO_ADDRESS}; reached by {'; '.join(who) or 'nobody'}"
+def _report(claim: HostAddresses, probing: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> str:
+    who = [f"{prober} at {', '.join(reached[prober].get(claim.name, ())) or 'none'}" for prober in probing]
+    return f"{claim.name} has {', '.join(claim.addresses) or _NO_ADDRESS}; reached by {'; '.join(who) or 'no host'}"
 
 
 def unreachable(lost: Mapping[str, str]) -> LaunchError:
-    """The error about hosts that :func:`choose` found no address for."""
+    """The error for hosts without an address that the others reach."""
     return LaunchError(
-        "no address of these hosts is reached by all others, so the workers could not talk to each other:\n  "
+        "these hosts have no address that all other hosts reach, so the workers could not communicate:\n  "
         + "\n  ".join(lost.values())
-        + "\nOpen the ports between the hosts, or name the interfaces to use with --network-interfaces."
+        + "\nOpen the ports between the hosts, or set the interfaces to use with --network-interfaces."
     )

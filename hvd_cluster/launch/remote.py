@@ -1,4 +1,4 @@
-"""Another host, seen through the agent there, and the workers that the agent runs for us."""
+"""Another host as the launcher sees it, and the workers that the agent runs there."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ class RemoteWorker:
         return self._tail.text()
 
     def terminate(self) -> None:
-        """SIGTERM to the process and its group."""
+        """Send SIGTERM to the process group."""
         self._host.send(SignalWorker(self._key, kill=False))
 
     def kill(self) -> None:
-        """SIGKILL to the process and its group."""
+        """Send SIGKILL to the process group."""
         self._host.send(SignalWorker(self._key, kill=True))
 
     def wait(self) -> Outcome | None:
-        """Wait until it has ended, or its host has vanished."""
+        """Wait until it has ended, or its host is lost."""
         self._ended.wait()
         return self.outcome
 
-    def hear(self, message: OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
-        """Take what the agent says about this worker."""
+    def handle(self, message: OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
+        """Handle a message of the agent about this worker."""
         try:
             if isinstance(message, OutputLine):
                 self._tail.add(message.text)
@@ -91,8 +91,8 @@ class RemoteWorker:
             if isinstance(message, ProgressEvent):
                 self._on_event(self.rank, message.fields)
                 return
-        except Exception:  # a caller's broken sink must not cost the job
-            logger.exception("what rank %d said could not be passed on", self.rank)
+        except Exception:  # a broken callback must not fail the job
+            logger.exception("a message of rank %d could not be passed on", self.rank)
             return
         if isinstance(message, StartFailed):
             self.lose(f"could not be started on {self._host_name}: {message.why}")
@@ -100,11 +100,11 @@ class RemoteWorker:
         self.ready = message.ready
         self.reported = message.reported and replace(message.reported, output_tail=self.output_tail)
         if message.outcome is not None:
-            self._assign_(replace(message.outcome, output_tail=self.output_tail))
+            self._set_outcome(replace(message.outcome, output_tail=self.output_tail))
         self._on_change()
 
     def lose(self, why: str) -> None:
-        """It will never be heard of again."""
+        """Nothing more will be received from it."""
         text = f"rank {self.rank} {why}"
         outcome = Outcome(
             self.rank,
@@ -114,11 +114,11 @@ class RemoteWorker:
             output_tail=self.output_tail,
             ending_text=why,
         )
-        if self._assign_(outcome):
+        if self._set_outcome(outcome):
             self._on_change()
 
-    def _assign_(self, outcome: Outcome) -> bool:
-        """It has ended so; False where it is known how it ended: what comes first counts."""
+    def _set_outcome(self, outcome: Outcome) -> bool:
+        """Set its outcome; returns False if it already has one, because the first one counts."""
         with self._lock:
             if self.outcome is not None:
                 return False
@@ -128,35 +128,35 @@ class RemoteWorker:
 
 
 class RemoteHost:
-    """One other host whose agent has called back, or will.
+    """Another host whose agent has connected or will connect.
 
     Args:
         host: as the launcher names it.
-        on_change: called, from another thread, when the agent has reported in, or has gone.
+        on_change: called, from another thread, when the agent has connected or is gone.
     """
 
     def __init__(self, host: Host, on_change: Callable[[], None]) -> None:
         self.host = host
-        #: What the agent said of its host; None before it did.
+        #: The agent's handshake; None before it has connected.
         self.handshake: AgentHandshake | None = None
         #: The launcher's address that the agent reached.
         self.launcher_address = ""
         #: Why the host cannot be used (any more); empty while it can.
         self.gone = ""
-        #: It has gone, and its workers' ends are known.
+        #: It is gone, and the outcomes of its workers are known.
         self.is_over = False
         self._on_change = on_change
         self._lock = threading.Lock()
         self._workers: dict[int, RemoteWorker] = {}
         self._changed = threading.Condition()
-        self._calls = itertools.count()
-        # Answers to call() by its number, None until one has come; those that come too late are not kept.
+        self._probes = itertools.count()
+        # Results of probe() by its number, None until one has arrived; late ones are dropped.
         self._reached: dict[int, Mapping[str, tuple[str, ...]] | None] = {}
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
 
     def attach(self, handshake: AgentHandshake, channel: Channel) -> None:
-        """The agent has called back."""
+        """The agent has connected."""
         self.launcher_address = channel.local_host
         channel.set_receive_buffer(RECEIVE_BUFFER_BYTES)
         self._channel = channel
@@ -166,13 +166,13 @@ class RemoteHost:
         self._notify()
 
     def refuse(self, why: str) -> None:
-        """The agent that has called back is of no use."""
+        """The agent that has connected cannot be used."""
         self._lose(why)
 
-    def call(self, claims: tuple[HostAddresses, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
-        """Let the agent call other hosts; the addresses at which they answered, by name. Nothing if it has gone."""
+    def probe(self, claims: tuple[HostAddresses, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
+        """Make the agent probe other hosts. Returns the addresses that answered by host; nothing if it is gone."""
         with self._changed:
-            number = next(self._calls)
+            number = next(self._probes)
             self._reached[number] = None
         self.send(Probe(claims, number))
         with self._changed:
@@ -190,7 +190,7 @@ class RemoteHost:
         on_line: OnLine,
         on_event: OnEvent,
     ) -> RemoteWorker:
-        """Start a worker there; it is lost at once where the host has gone."""
+        """Start a worker there; its outcome is a failure if the host is gone."""
         worker = RemoteWorker(self, key, topology, on_line, on_event, on_change)
         with self._lock:
             gone = self.gone
@@ -199,24 +199,24 @@ class RemoteHost:
         if gone:
             worker.lose(f"could not be started: {gone}")
         else:
-            # The channel is signed, not encrypted, and the agent knows the secret.
+            # The channel is authenticated but not encrypted, and the agent has the secret.
             self.send(StartWorker(key, task, replace(topology, secret=b""), env))
         return worker
 
     def send(self, message: object) -> None:
-        """Tell the agent something; nothing happens where it has gone."""
+        """Send the agent a message; no effect if it is gone."""
         with contextlib.suppress(OSError):
             if self._channel is not None:
                 self._channel.send(pickle.dumps(message))
 
     def request_end(self) -> None:
-        """Tell the agent to end, and with it what still runs there."""
+        """Ask the agent to stop all workers and exit."""
         with contextlib.suppress(OSError):
             if self._channel is not None:
                 self._channel.send(END)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the agent's end until ``deadline_s`` (``time.monotonic``), then end the connection."""
+        """Wait for the agent's end until ``deadline_s`` (``time.monotonic``), then close the connection."""
         if self._reader is not None:
             self._reader.join(max(0.0, deadline_s - time.monotonic()))
         if self._channel is not None:
@@ -226,30 +226,30 @@ class RemoteHost:
 
     def _read(self, channel: Channel) -> None:
         why = "the connection to its agent ended"
-        taken = ReceiveWindow()
+        window = ReceiveWindow()
         try:
             while True:
                 message = channel.recv()
-                self._hear(heard := pickle.loads(message))
-                if isinstance(heard, OutputLine) and (num_bytes := taken.add(len(message))):
+                self._handle(received := pickle.loads(message))
+                if isinstance(received, OutputLine) and (num_bytes := window.add(len(message))):
                     self.send(Acknowledged(num_bytes))
         except AuthenticationError as error:
             why = f"its agent sent a message without the job's signature: {error}"
         except EOFError:
             pass
         except OSError as error:
-            why = f"it does not answer any more: {error.strerror or error}"
-        except Exception as error:  # of any kind, from unpickling: without this thread the job would wait for ever
-            logger.exception("what the agent of %s says cannot be understood", self.host.name)
-            why = f"what its agent says cannot be understood: {type(error).__name__}: {error}"
-        channel.close()  # the host may come back with another one, any number of times
+            why = f"it no longer answers: {error.strerror or error}"
+        except Exception as error:  # unpickling may raise anything; without this thread the job would wait forever
+            logger.exception("a message of the agent of %s cannot be unpickled", self.host.name)
+            why = f"a message of its agent cannot be unpickled: {type(error).__name__}: {error}"
+        channel.close()  # the host may return with another connection, any number of times
         self._lose(f"lost its host {self.host.name}: {self._explain(why)}")
 
     def _explain(self, why: str) -> str:
-        """What is known beyond ``why`` the connection is no more."""
+        """Add what is known about the end of the connection to ``why``."""
         return why
 
-    def _hear(self, message: ProbeResult | OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
+    def _handle(self, message: ProbeResult | OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
         if isinstance(message, ProbeResult):
             with self._changed:
                 if message.number in self._reached:
@@ -259,8 +259,8 @@ class RemoteHost:
         with self._lock:
             worker = self._workers.get(_key_of(message))
         if worker is not None:
-            worker.hear(message)
-            if worker.outcome is not None:  # nothing follows: an elastic job has any number of them
+            worker.handle(message)
+            if worker.outcome is not None:  # nothing follows, and an elastic job has any number of workers
                 with self._lock:
                     self._workers.pop(_key_of(message), None)
 

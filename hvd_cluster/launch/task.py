@@ -1,4 +1,4 @@
-"""What the workers of a job are to do: the user's command, or a packed call. Frozen, so that it can travel to hosts."""
+"""What the workers of a job run: the user's command or a packed call. Frozen, so that it can be sent to hosts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hvd_cluster.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One of ``command`` and ``call``."""
+    """Either ``command`` or ``call``."""
 
     #: Program and arguments.
     command: tuple[str, ...] | None = None
     #: What :func:`hvd_cluster.launch.call.pack` returned.
     call: bytes | None = None
-    #: Variables on top of the environment of the process that starts the worker; None removes one.
+    #: Variables on top of the environment of the process that starts the worker; None removes a variable.
     env: Mapping[str, str | None] = field(default_factory=dict)
-    #: The Python that runs ``call``; None for the one that starts the worker.
+    #: The Python that runs ``call``; None for that of the process that starts the worker.
     executable: str | None = None
-    #: Let ``import horovod`` resolve in the worker; None does as the process does that starts it.
+    #: Make ``import horovod`` work in the worker; None means as in the process that starts it.
     as_horovod: bool | None = None
 
     def __post_init__(self) -> None:
@@ -44,12 +44,12 @@ def start_worker(
     """Start one worker of ``task`` on this host.
 
     Args:
-        task: what it does.
-        topology: its place.
-        env: variables of this very worker, on top of the task's.
+        task: what it runs.
+        topology: its topology.
+        env: variables of this worker, on top of the task's.
         on_change: called, from another thread, whenever its ``ready``, ``reported`` or ``outcome`` has changed.
-        on_line: gets its output.
-        on_event: gets its progress reports; a command makes none.
+        on_line: called with the lines of its output.
+        on_event: called with its progress reports; a command makes none.
 
     Raises:
         OSError: the program cannot be started.

@@ -1,4 +1,4 @@
-"""Holds back tracebacks of commands until it is known whether they end their ranks: one mistake is then shown once."""
+"""Delays tracebacks of commands until it is known whether they end their ranks, so that one mistake is shown once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections.abc import Collection
 
 from hvd_cluster.launch.logs import OnLine
 
-#: Seconds that a rank gets to exit after a traceback; then it is output like any other.
+#: Seconds that a rank gets to exit after a traceback; then the traceback is shown like other output.
 HOLD_S = 3.0
-#: How a traceback begins; that of a script with a syntax error has no headline.
+#: The first line of a traceback; a syntax error in a script has no headline.
 _HEADLINE = re.compile(r'\s*(\+ Exception WorkerGroup )?Traceback \(most recent call last\):$|  File ".*", line \d+$')
 
 
 class Tracebacks:
-    """Passes lines on, and holds what a rank writes to stderr from the headline of a traceback on.
-
-    Any number of threads may call it.
+    """Passes lines on, but holds what a rank writes to stderr from the headline of a traceback on. Thread-safe.
 
     Args:
-        on_line: gets the lines that are not, or no longer, held.
+        on_line: called with the lines that are not, or no longer, held.
         hold_s: seconds after which a rank's lines are passed on.
     """
 
@@ -32,7 +30,7 @@ class Tracebacks:
         self._lock = threading.RLock()
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Take one line of a rank."""
+        """Handle one line of a rank."""
         with self._lock:
             if stream == "stderr" and rank in self._held:
                 self._held[rank].append(line)
@@ -45,17 +43,17 @@ class Tracebacks:
                 self._on_line(rank, stream, line)
 
     def release(self, rank: int) -> None:
-        """Pass on what is held of ``rank``."""
+        """Pass on the held lines of ``rank``."""
         for line in self._take(rank):
             self._on_line(rank, "stderr", line)
 
     def close(self) -> None:
-        """Pass on everything that is held."""
+        """Pass on all held lines."""
         for rank in sorted(self._held):
             self.release(rank)
 
     def take(self, ranks: Collection[int]) -> list[tuple[list[int], str]]:
-        """What is held of some ranks, by text: the ranks that wrote it, in order, and the text. It is then released."""
+        """Remove the held lines of some ranks. Returns each text once, with the ranks that wrote it in order."""
         groups: dict[str, list[int]] = {}
         for rank in ranks:
             if lines := self._take(rank):

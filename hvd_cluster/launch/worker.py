@@ -1,8 +1,8 @@
-"""Everything that happens in a worker's own process: ``python -m hvd_cluster.launch.worker FD PARENT_PID``.
+"""The worker's process: ``python -m hvd_cluster.launch.worker FD PARENT_PID``.
 
-It finds its place in the environment and the driver at the other end of an inherited socket. From there come orders,
-each of them one call; back go "ready", progress events, and one Outcome per order. When the driver is gone, so is this
-process.
+Its topology comes from the environment, and the driver is at the other end of an inherited socket. The driver sends
+requests, each with one call; the worker sends "ready", progress events, and one Outcome per request. If the driver is
+gone, this process exits.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _HANDSHAKE_TIMEOUT_S = 120.0  # the driver may be busy starting many workers
 
 
 def main() -> int:
-    """Serve the driver until it has no more orders."""
+    """Serve the driver until it has no more requests."""
     descriptor, parent_pid = map(int, sys.argv[1:])
     del sys.argv[1:]  # the user's function may parse its own
-    # An ``executable`` may be a script that has Python as its child; the channel's end tells of the driver's then.
+    # An ``executable`` may be a script with Python as its child; then the closed channel signals the driver's end.
     die_with_parent(parent_pid, notices_its_end=True)
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
@@ -45,13 +45,13 @@ def main() -> int:
     channel = Channel.connect(socket.socket(fileno=descriptor), topology.secret, _HANDSHAKE_TIMEOUT_S)
     channel.send(pickle.dumps(Ready(os.getpid())))
     progress.attach(lambda fields: channel.send(pickle.dumps(ProgressEvent(topology.rank, fields))))
-    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, orders), name="hvd-orders", daemon=True).start()
-    while (message := orders.get()) != END:
-        order: RunRequest = pickle.loads(message)
-        if order.sys_path is not None:
-            sys.path[:] = dict.fromkeys([*order.sys_path, *sys.path])
-        outcome = perform(order.call, topology)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, requests), name="hvd-requests", daemon=True).start()
+    while (message := requests.get()) != END:
+        request: RunRequest = pickle.loads(message)
+        if request.sys_path is not None:
+            sys.path[:] = dict.fromkeys([*request.sys_path, *sys.path])
+        outcome = perform(request.call, topology)
         flush_prints()
         channel.send(pickle.dumps(outcome))
     return 0
@@ -64,13 +64,13 @@ def perform(
     keep: Callable[[Any], None] | None = None,
     dumps: Dumps = dumps,
 ) -> Outcome:
-    """Run a packed call here and say how it ended. Nothing that the function raises gets out.
+    """Run a packed call here and return its outcome. Nothing that the function raises leaves this function.
 
     Args:
         call: what to run.
-        topology: whose outcome it is.
+        topology: of the worker.
         more: further positional arguments.
-        keep: gets the result, which then stays in this process; None is returned in its place.
+        keep: called with the result, which then stays in this process; None is returned in its place.
         dumps: pickles what the call returns or raises.
     """
     value: bytes | None = None
@@ -89,7 +89,7 @@ def perform(
             value, references = dumps(None)
         else:
             error = ErrorReport.of(request, dumps)
-    except BaseException as raised:  # noqa: BLE001 - also KeyboardInterrupt and the like: all of it is the driver's to judge
+    except BaseException as raised:  # noqa: BLE001 - also KeyboardInterrupt and the like: the driver decides
         error = ErrorReport.of(raised, dumps)
     return Outcome(
         topology.rank,
@@ -113,19 +113,19 @@ def _pickled_result(result: Any, rank: int, dumps: Dumps) -> tuple[bytes, Refere
 
 
 def _exit_code_of(request: SystemExit) -> int:
-    """What the interpreter would have made of it."""
+    """The exit code that the interpreter would use."""
     if request.code is None:
         return 0
     return request.code & 0xFF if isinstance(request.code, int) else 1
 
 
-def _listen(channel: Channel, orders: queue.SimpleQueue[bytes]) -> None:
-    """Runs in a thread of its own, so that the driver's end is noticed whatever the user's function is doing."""
+def _listen(channel: Channel, requests: queue.SimpleQueue[bytes]) -> None:
+    """Receive requests in a thread of its own, so that the driver's end is noticed while the user's function runs."""
     try:
         while True:
-            orders.put(channel.recv())
+            requests.put(channel.recv())
     except (EOFError, OSError, AuthenticationError):
-        # The driver keeps the channel open until this process has ended: whoever closed it, nobody waits for us.
+        # The driver keeps the channel open until this process has ended, so no process waits for it any more.
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The workers of one host, as one: they start together, and the first failure ends them all."""
+"""The workers of one host as a group: they start together, and the first failure ends them all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hvd_cluster.launch.outcome import Outcome, first_failure
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the other workers get, after a failure, to notice it themselves and say so.
+#: Seconds that the other workers get after a failure to notice and report it themselves.
 FAILURE_GRACE_S = 3.0
-#: Seconds that the others get, after a failure that looks like the echo of another one, to show the cause.
+#: Seconds for the actual cause to appear after a failure that looks like a consequence of another one.
 SECONDARY_GRACE_S = 3.0
 #: Seconds between SIGTERM and SIGKILL.
 STOP_GRACE_S = 5.0
@@ -43,11 +43,11 @@ W = TypeVar("W", bound=Worker)
 
 
 class WorkerGroup(Generic[W]):
-    """Workers that stand and fall together.
+    """Workers that start and end together.
 
     Args:
-        failure_grace_s: how long the others may go on after the first failure.
-        on_failure: called once, with the first failure, when it is noticed.
+        failure_grace_s: how long the other workers may continue after the first failure.
+        on_failure: called once, with the first failure.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class WorkerGroup(Generic[W]):
         self._changed = threading.Condition()
 
     def start(self, starters: Iterable[Callable[[Callable[[], None]], W]]) -> None:
-        """Start the workers; each starter is called with what must be called when its worker has changed.
+        """Start the workers; each starter is called with a function that must be called when its worker has changed.
 
         Raises:
-            LaunchError: a program cannot be started; those that were started before it are stopped.
+            LaunchError: a program cannot be started; workers that were already started are stopped.
         """
 
         def start(starter: Callable[[Callable[[], None]], W]) -> None:
             self.workers.append(starter(self._notify))
 
         try:
-            # In threads, because an interrupt strikes the main one: no worker may be running that is not in the list.
+            # In threads, because only the main thread is interrupted: every running worker must be in the list.
             with ThreadPoolExecutor(max_workers=8, thread_name_prefix="hvd-start") as pool:
                 list(pool.map(start, starters))
             self.workers.sort(key=lambda worker: worker.rank)
@@ -78,10 +78,10 @@ class WorkerGroup(Generic[W]):
             raise LaunchError(f"a worker cannot be started: {error}") from error
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every worker has reported in, or one has ended (whose outcome then says why).
+        """Wait until every worker is ready, or one has ended (its outcome says why).
 
         Raises:
-            StartTimeoutError: some did not in time; all are stopped.
+            StartTimeoutError: some workers were not ready in time; all are stopped.
         """
         with self._changed:
             self._changed.wait_for(
@@ -91,10 +91,10 @@ class WorkerGroup(Generic[W]):
         late = [worker for worker in self.workers if not worker.ready]
         if late and not any(worker.outcome for worker in self.workers):
             self.stop()
-            raise StartTimeoutError(_late_text(late, len(self.workers), timeout_s))
+            raise StartTimeoutError(_timeout_text(late, len(self.workers), timeout_s))
 
     def reports(self) -> list[Outcome]:
-        """The outcome of the present call on every rank; the workers stay, unless one died or hangs after a failure.
+        """The outcomes of the present call on all ranks. Workers live on, unless one died or hangs after a failure.
 
         Raises:
             StopCall: an ``on_event`` raised it.
@@ -103,20 +103,20 @@ class WorkerGroup(Generic[W]):
         return self._outcomes()
 
     def report_of(self, worker: W) -> Outcome:
-        """The outcome of the present call on one worker, where the others have none."""
+        """The outcome of the present call on one worker, if the others do not take part in it."""
         self._wait_until(lambda: bool(worker.reported or worker.outcome), None)
         outcome = worker.reported or worker.outcome
         assert outcome is not None
         return outcome
 
     def ends(self) -> list[Outcome]:
-        """The outcome of every worker, when all have ended."""
+        """The outcomes of all workers, when all have ended."""
         reports = self.reports()
         self.let_exit(EXIT_GRACE_S if all(report.ok for report in reports) else self._failure_grace_s)
         return [worker.outcome for worker in self.workers if worker.outcome is not None]
 
     def let_exit(self, grace_s: float = EXIT_GRACE_S) -> None:
-        """Wait until all have ended of themselves; stop those that have not after ``grace_s`` seconds."""
+        """Wait until all have exited by themselves; stop those that have not after ``grace_s`` seconds."""
         if not self._wait_until(lambda: self.all_ended, time.monotonic() + grace_s):
             hanging = [worker.rank for worker in self._living()]
             logger.warning("ranks %s did not exit within %g s after their last call: stopping them", hanging, grace_s)
@@ -124,21 +124,21 @@ class WorkerGroup(Generic[W]):
 
     @property
     def all_ended(self) -> bool:
-        """No worker lives."""
+        """Whether all workers have ended."""
         return all(worker.outcome is not None for worker in self.workers)
 
     @property
     def all_live(self) -> bool:
-        """No worker has ended."""
+        """Whether no worker has ended."""
         return all(worker.outcome is None for worker in self.workers)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """SIGTERM to every worker that lives, ``grace_s`` seconds of patience, SIGKILL; returns when all have ended."""
+        """Send SIGTERM to every living worker, after ``grace_s`` seconds SIGKILL; returns when all have ended."""
         try:
             for worker in self._living():
                 worker.terminate()
             self._wait_until(lambda: self.all_ended, time.monotonic() + grace_s)
-        finally:  # also when a second interrupt ends the patience
+        finally:  # also if a second interrupt ends the wait
             for worker in self._living():
                 worker.kill()
         for worker in self.workers:
@@ -151,7 +151,7 @@ class WorkerGroup(Generic[W]):
         return [outcome for worker in self.workers if (outcome := worker.outcome or worker.reported)]
 
     def _wait_for_all(self) -> None:
-        """Wait for an outcome of every worker; after a failure only so long, then stop those that have none."""
+        """Wait for an outcome of every worker; after a failure only for a limited time, then stop the rest."""
 
         def complete() -> bool:
             return len(self._outcomes()) == len(self.workers)
@@ -168,7 +168,7 @@ class WorkerGroup(Generic[W]):
         self._wait_until(lambda: complete() or failed_or_stopped(), None)
         if (stop := stop_call()) is not None:
             raise stop
-        # A rank that noticed a death may end before the launcher hears of the death itself.
+        # A rank that noticed a death may end before the launcher notices the death itself.
         self._wait_until(lambda: complete() or has_cause(), time.monotonic() + SECONDARY_GRACE_S)
         failed = first_failure(self._outcomes())
         if failed is not None and self._on_failure is not None:
@@ -186,7 +186,7 @@ class WorkerGroup(Generic[W]):
             self._changed.notify_all()
 
 
-def _late_text(late: Sequence[Worker], size: int, timeout_s: float) -> str:
+def _timeout_text(late: Sequence[Worker], size: int, timeout_s: float) -> str:
     ranks = ", ".join(str(worker.rank) for worker in late)
     text = (
         f"{len(late)} of {size} workers did not start within {timeout_s:g} s: rank{'s'[: len(late) - 1]} {ranks}. "

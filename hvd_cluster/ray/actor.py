@@ -107,7 +107,7 @@ class ActorWorker:
         self._connection = connection
         self._handle = handle
         self._handshake_ref = handshake
-        self._assign_ = assign
+        self._assign = assign
         self._on_change = on_change
         self._only_call = only_call
         self._tail = Tail()
@@ -211,7 +211,7 @@ class ActorWorker:
 
     def _begin(self, handshake: ActorHandshake) -> Channel:
         """Settle the actor, and call it."""
-        assignment = self._assign_(handshake)
+        assignment = self._assign(handshake)
         self.rank = assignment.topology.rank
         self._get(self._handle.assign.remote(assignment))
         self._secret = assignment.topology.secret

@@ -96,7 +96,7 @@ class HorovodBackend(Backend):
                     job_id=job_id,
                     launcher="hvd_cluster",
                 ).placed([slot.host_key for slot in slots])
-                worker_group.execute_single(slot.index, _assign_, topology, devices, backend_config)
+                worker_group.execute_single(slot.index, _assign, topology, devices, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """The run is over, or its workers are replaced."""
@@ -132,7 +132,7 @@ def _stop_serving() -> None:
         _held.pop().close()
 
 
-def _assign_(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
+def _assign(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
     """In a worker: take its place."""
     if config.as_horovod:
         answer_for_horovod()

@@ -39,7 +39,7 @@ def test_a_host_that_is_named_twice_offers_the_sum_of_its_slots() -> None:
 def test_all_wrong_lines_of_a_hostfile_are_named() -> None:
     with pytest.raises(ValueError, match=r"line 1: 'a slots=x'; line 3: 'b:2 slots=2'"):
         parse_hostfile("a slots=x\nc\nb:2 slots=2\n")
-    with pytest.raises(ValueError, match="names no host"):
+    with pytest.raises(ValueError, match="has no hosts"):
         parse_hostfile("# nobody\n")
 
 

@@ -1,4 +1,4 @@
-"""What ``--check-build`` shows: the frameworks, controllers and operations that would work here, now."""
+"""The report of ``--check-build``: the frameworks, controllers and operations that work here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.version import __version__
 
-#: Name for people -> the framework's module, and ours for it.
+#: Displayed name -> the framework's module, and our module for it.
 _FRAMEWORKS = {
     "TensorFlow": ("tensorflow", "hvd_cluster.tensorflow"),
     "PyTorch": ("torch", "hvd_cluster.torch"),
@@ -23,7 +23,7 @@ def check_build(verbose: bool = False) -> str:  # noqa: ARG001 - Horovod's signa
 
 
 def build_report() -> str:
-    """The text, in the form that programs which parse Horovod's know."""
+    """The report, in the format that programs which parse Horovod's report expect."""
     frameworks = {name: all(map(_exists, modules)) for name, modules in _FRAMEWORKS.items()}
     controllers = {"MPI": False, "Gloo": _torch_has("Gloo")}
     operations = {"NCCL": _torch_has("NCCL"), "DDL": False, "CCL": False, "MPI": False, "Gloo": _torch_has("Gloo")}
@@ -47,7 +47,7 @@ def _exists(module: str) -> bool:
 
 
 def _torch_has(backend: str) -> bool:
-    """Whether this build of torch holds the process group; importing torch takes seconds, so it happens only here."""
+    """Whether this build of torch has the process group. Importing torch takes seconds, so it happens only here."""
     try:
         import torch
     except ImportError:

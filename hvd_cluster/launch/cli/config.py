@@ -1,4 +1,4 @@
-"""``--config-file``: a YAML file that gives values to flags that the command line leaves open."""
+"""``--config-file``: a YAML file with values for flags that are not on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hvd_cluster.launch.cli.knobs import KNOBS, OBSOLETE
 
-#: section -> key -> name of the parsed value.
+#: Section -> key -> name of the parsed value.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "params": {
         key: key for key in ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity", "hierarchical_allreduce")
@@ -33,7 +33,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "library_options": {"gloo_timeout_seconds": "gloo_timeout_seconds"},
     "logging": {"level": "log_level", "with_timestamp": "log_with_timestamp"},
 }
-#: section -> key -> the flag that says the same, and has no effect.
+#: Section -> key -> the flag with the same meaning, which has no effect.
 _OBSOLETE_KEYS: Mapping[str, Mapping[str, str]] = {
     "params": {"hierarchical_allgather": "--hierarchical-allgather", "torus_allreduce": "--torus-allreduce"},
     "library_options": {
@@ -45,10 +45,10 @@ _OBSOLETE_KEYS: Mapping[str, Mapping[str, str]] = {
 
 
 def apply_config(parsed: argparse.Namespace, path: str) -> None:
-    """Fill what is None in ``parsed`` from the file.
+    """Set the attributes of ``parsed`` that are None from the file.
 
     Raises:
-        ValueError: the file cannot be read, or says something that no flag can; all such places are named.
+        ValueError: the file cannot be read, or sets something that no flag can set; the message names all such entries.
     """
     import yaml
 
@@ -62,13 +62,18 @@ def apply_config(parsed: argparse.Namespace, path: str) -> None:
 
 
 def apply_entries(parsed: argparse.Namespace, content: Any, source: str) -> None:
-    """Fill what is None in ``parsed`` from the sections of a config file; ``source`` names it in errors.
+    """Set the attributes of ``parsed`` that are None from the sections of a config file.
+
+    Args:
+        parsed: the flags.
+        content: section -> key -> value.
+        source: names the file in errors.
 
     Raises:
-        ValueError: it says something that no flag can; all such places are named.
+        ValueError: an entry sets something that no flag can set; the message names all such entries.
     """
     if not isinstance(content, Mapping):
-        raise ValueError(f"{source} must hold sections like 'params:', not {type(content).__name__}")
+        raise ValueError(f"{source} must have sections such as 'params:', got {type(content).__name__}")
     wrong: list[str] = []
     for section, entries in content.items():
         if section == "controller":
@@ -77,11 +82,11 @@ def apply_entries(parsed: argparse.Namespace, content: Any, source: str) -> None
             elif entries != "gloo":
                 wrong.append(f"controller: {entries!r} is neither gloo nor mpi")
         elif section not in _KEYS:
-            wrong.append(f"{section}: is none of the sections controller, {', '.join(_KEYS)}")
+            wrong.append(f"{section}: is not one of the sections controller, {', '.join(_KEYS)}")
         elif entries is not None and not isinstance(entries, dict):
-            wrong.append(f"{section}: must hold keys, {', '.join(_KEYS[section])}, not {entries!r}")
+            wrong.append(f"{section}: must have keys ({', '.join(_KEYS[section])}), got {entries!r}")
         else:
-            entries = entries or {}  # of `timeline:` alone every line is a comment
+            entries = entries or {}  # `timeline:` without entries
             for key, value in entries.items():
                 wrong += _apply(parsed, section, str(key), value)
     if wrong:
@@ -98,17 +103,17 @@ def _apply(parsed: argparse.Namespace, section: str, key: str, value: Any) -> li
         return []
     dest = _KEYS[section].get(key)
     if dest is None:
-        return [f"{section}.{key} is none of {', '.join(_KEYS[section])}"]
+        return [f"{section}.{key} is not one of {', '.join(_KEYS[section])}"]
     knob = next((knob for knob in KNOBS if knob.dest == dest), None)
     kind = bool if knob is None else knob.kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        return [f"{section}.{key}={value!r} is no {'true or false' if kind is bool else kind.__name__}"]
+        return [f"{section}.{key}={value!r} must be {'true or false' if kind is bool else f'of type {kind.__name__}'}"]
     if knob is not None and knob.choices:
         value = str(value).lower()
         if value not in knob.choices:
-            return [f"{section}.{key}={value!r} is none of {', '.join(knob.choices)}"]
+            return [f"{section}.{key}={value!r} is not one of {', '.join(knob.choices)}"]
     if getattr(parsed, dest) is None:
         setattr(parsed, dest, value)
     return []

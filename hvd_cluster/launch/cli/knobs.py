@@ -1,4 +1,4 @@
-"""The flags that become a variable of the workers, and those that make no sense any more: two tables."""
+"""The flags that set a variable of the workers, and Horovod's flags that have no effect."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Knob:
     variable: str
     kind: type[int] | type[float] | type[str]
     help: str
-    #: One unit of the flag in units of the variable.
+    #: What one unit of the flag is in the variable's unit.
     scale: int = 1
-    #: The largest value that makes sense.
-    most: float = float("inf")
+    #: The maximum.
+    max_value: float = float("inf")
     choices: Sequence[str] | None = None
 
     @property
     def dest(self) -> str:
-        """The name of the parsed value, which is Horovod's."""
+        """The name of the parsed value, as in Horovod."""
         return self.flag.removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A pair of flags that turn something on and off."""
+    """A pair of flags that switch something on and off."""
 
     #: The name of the parsed value.
     dest: str
@@ -39,24 +39,24 @@ class Switch:
     off: str
     variable: str
     help: str
-    #: What the variable holds when the switch is on, and when it is off.
+    #: The variable's value if the switch is on, and if it is off.
     values: tuple[str, str] = ("1", "0")
 
 
 KNOBS: Sequence[Knob] = (
     Knob("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", int, "size of a fused buffer in MiB; 0: no fusion", MIB),
-    Knob("--cycle-time-ms", "HOROVOD_CYCLE_TIME", float, "milliseconds that small requests wait for company"),
+    Knob("--cycle-time-ms", "HOROVOD_CYCLE_TIME", float, "milliseconds for which small requests wait to be fused"),
     Knob("--cache-capacity", "HOROVOD_CACHE_CAPACITY", int, "number of remembered requests; 0: no cache"),
-    Knob("--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", str, "CSV file for what autotuning tried"),
-    Knob("--autotune-warmup-samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int, "samples to discard at first"),
+    Knob("--autotune-log-file", "HOROVOD_AUTOTUNE_LOG", str, "CSV file with what autotuning tried"),
+    Knob("--autotune-warmup-samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int, "samples to discard at the start"),
     Knob("--autotune-steps-per-sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int, "steps of one sample"),
-    Knob("--autotune-bayes-opt-max-samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int, "samples in all"),
+    Knob("--autotune-bayes-opt-max-samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int, "total number of samples"),
     Knob(
         "--autotune-gaussian-process-noise",
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         float,
         "noise that is assumed in the samples, 0 to 1",
-        most=1,
+        max_value=1,
     ),
     Knob("--timeline-filename", "HOROVOD_TIMELINE", str, "write a timeline of the collectives, for Perfetto"),
     Knob(
@@ -72,7 +72,7 @@ KNOBS: Sequence[Knob] = (
         "seconds until such a tensor ends the job; 0: never",
     ),
     Knob("--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", float, "seconds to connect, or for a collective"),
-    Knob("--log-level", "HOROVOD_LOG_LEVEL", str, "least level of the workers' messages", choices=LOG_LEVELS),
+    Knob("--log-level", "HOROVOD_LOG_LEVEL", str, "minimum level of the workers' messages", choices=LOG_LEVELS),
 )
 
 SWITCHES: Sequence[Switch] = (
@@ -104,32 +104,32 @@ SWITCHES: Sequence[Switch] = (
     ),
 )
 
-_NO_MPI = "MPI is not used, the workers meet through a rendezvous of our own; leave the flag out"
-#: Flags of Horovod that do nothing -> (how many values they take, what to do instead).
+_NO_MPI = "hvd_cluster does not use MPI; leave the flag out"
+#: Flags of Horovod that have no effect -> (number of values, what to do instead).
 OBSOLETE: Mapping[str, tuple[int, str]] = {
     "--mpi": (0, _NO_MPI),
     "--mpi-threads-disable": (0, _NO_MPI),
     "--no-mpi-threads-disable": (0, _NO_MPI),
     "--mpi-args": (1, _NO_MPI),
-    "--tcp": (0, "the CPU's collectives use TCP in any case; NCCL_IB_DISABLE=1 keeps NCCL off InfiniBand"),
-    "--jsrun": (0, "LSF's hosts are found without it and reached through ssh; leave the flag out"),
-    "--binding-args": (1, "bind the workers in the command itself, with taskset or numactl"),
-    "--num-nccl-streams": (1, "NCCL schedules by itself; its NCCL_MAX_NCHANNELS bounds what it uses of a GPU"),
-    "--thread-affinity": (1, "the engine's thread sleeps unless there is work; bind with taskset in the command"),
+    "--tcp": (0, "collectives on CPUs always use TCP; NCCL_IB_DISABLE=1 makes NCCL avoid InfiniBand"),
+    "--jsrun": (0, "LSF's hosts are found anyway and reached through ssh; leave the flag out"),
+    "--binding-args": (1, "bind the workers with taskset or numactl in the command"),
+    "--num-nccl-streams": (1, "NCCL schedules by itself; NCCL_MAX_NCHANNELS limits its use of a GPU"),
+    "--thread-affinity": (1, "the engine's thread sleeps without work; bind workers with taskset in the command"),
     "--hierarchical-allgather": (0, "ranks gather from each other directly; leave the flag out"),
     "--torus-allreduce": (0, "use --hierarchical-allreduce"),
     "--log-hide-timestamp": (0, "use --log-without-timestamp"),
     "--no-log-hide-timestamp": (0, "use --log-with-timestamp"),
 }
-#: Flags of Horovod whose promise holds whether they are given or not.
+#: Flags of Horovod whose effect hvd_cluster always has.
 KEPT_ANYWAY: Sequence[str] = ("--gloo", "--disable-cache", "--no-hierarchical-allgather", "--no-torus-allreduce")
 
 
 def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """The variables for what was given, so that it beats the environment even where it equals a default.
+    """The variables for the given flags, also for those that equal a default, so that they override the environment.
 
     Raises:
-        ValueError: values are out of range; the text names the flags.
+        ValueError: values are out of range; the message names the flags.
     """
     wrong: list[str] = []
     variables: dict[str, str] = {}
@@ -139,8 +139,8 @@ def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:
             continue
         if not isinstance(value, str) and not value >= 0:
             wrong.append(f"{knob.flag}={value} must be >= 0")
-        elif not isinstance(value, str) and value > knob.most:
-            wrong.append(f"{knob.flag}={value} must be <= {knob.most:g}")
+        elif not isinstance(value, str) and value > knob.max_value:
+            wrong.append(f"{knob.flag}={value} must be <= {knob.max_value:g}")
         else:
             variables[knob.variable] = value if isinstance(value, str) else str(value * knob.scale)
     for switch in SWITCHES:
@@ -157,7 +157,7 @@ def knob_environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _with_flags(text: str) -> str:
-    """A message about variables as one about the flags that set them."""
+    """Replace variables in a message by the flags that set them."""
     for knob in sorted(KNOBS, key=lambda knob: -len(knob.variable)):
         text = text.replace(f"{knob.variable}=", f"{knob.flag}=")
     return text.replace("cannot read these settings from the environment", "cannot use these flags")

@@ -1,4 +1,4 @@
-"""``hvdrun -np 2 python train.py``: the entry point, exit codes, and what the user reads when something fails."""
+"""``hvdrun -np 2 python train.py``: the entry point, the exit codes, and the report of a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.cli.build import check_build
 from hvd_cluster.launch.cli.config import apply_config
 from hvd_cluster.launch.cli.parser import build_parser
-from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
+from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.job import run_job
 from hvd_cluster.launch.logs import LinePrinter, RankFiles
@@ -32,7 +32,7 @@ _USAGE_ERROR = 2
 
 
 class _Stopped(BaseException):
-    """A signal asked the launcher to end. No Exception, so that nothing on the way takes it for a failure."""
+    """A signal asked the launcher to end. Not an Exception, so that no handler mistakes it for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -75,29 +75,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") -> argparse.Namespace:
-    """The flags and the command; exits with a message and code 2 where they are wrong."""
+    """The flags and the command; exits with a message and code 2 if they are invalid."""
     version = HOROVOD_VERSION if prog == "horovodrun" else __version__
     parser = build_parser(prog, version)
     parsed = parser.parse_args(arguments)
     if parsed.command[:1] == ["--"]:
         del parsed.command[0]
     if not parsed.check_build and not parsed.command:
-        parser.error("the command to run is missing: what should the workers do?")
+        parser.error("the command to run is missing")
     return parsed
 
 
-def execute(plan: Plan, parsed: argparse.Namespace) -> int:
-    """Run a plan, show its output, and return the exit code that :func:`main` returns for it.
+def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
+    """Run a plan, show its output, and return the exit code; see :func:`main`.
 
     Args:
-        plan: of ``make_plan``.
-        parsed: the flags, for where the output goes.
+        plan: from ``make_plan``.
+        parsed: the flags, which say where the output goes.
     """
     spec, folder = plan.spec, parsed.output_filename
-    most = (spec.max_num_proc or spec.num_proc) if isinstance(spec, ElasticSpec) else spec.num_proc
+    max_num_proc = (spec.max_num_proc or spec.num_proc) if isinstance(spec, ElasticSpec) else spec.num_proc
     with contextlib.ExitStack() as stack:
         printer = LinePrinter(with_timestamp=parsed.prefix_output_with_timestamp)
-        files = stack.enter_context(_rank_files(folder, most))
+        files = stack.enter_context(_rank_files(folder, max_num_proc))
         tracebacks = stack.enter_context(contextlib.closing(Tracebacks(printer)))
 
         def on_line(rank: int, stream: str, line: str) -> None:
@@ -119,13 +119,13 @@ def execute(plan: Plan, parsed: argparse.Namespace) -> int:
 
 
 def exit_code_of(failed: Outcome) -> int:
-    """The launcher's exit code for a worker's: the same, or 128 plus the number of the signal, as shells have it."""
-    code = failed.exit_code or 1  # none where its host was lost
+    """The launcher's exit code for a failed worker: the worker's own, or 128 plus the signal, as in shells."""
+    code = failed.exit_code or 1  # None if its host was lost
     return code if code > 0 else 128 - code
 
 
 def _log_failure(failed: Outcome) -> None:
-    logger.info("rank %d %s: the others are stopped", failed.rank, failed.ending())
+    logger.info("rank %d %s: stopping the other ranks", failed.rank, failed.ending())
 
 
 def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, tracebacks: Tracebacks) -> None:
@@ -134,8 +134,8 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
     Args:
         failed: the first failure.
         outcomes: of all ranks.
-        folder: where the ranks' whole output is, if it is anywhere.
-        tracebacks: what is held back of the ranks' output.
+        folder: the directory with the ranks' complete output, or None.
+        tracebacks: holds the tracebacks that were not shown yet.
     """
     others = [outcome.rank for outcome in outcomes if outcome is not failed]
     shown = tracebacks.take([failed.rank, *others])
@@ -143,7 +143,7 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
     parts = [
         f"[Rank {ranges(ranks)}]:\n{text}"
         for ranks, text in shown
-        # Ranks that were stopped, or that another one's end made fail, repeat no cause of their own.
+        # Ranks that were stopped, or failed because another rank did, have no cause of their own.
         if failed.rank in ranks or not secondary.issuperset(ranks)
     ]
     if any(failed.rank in ranks for ranks, _ in shown):
@@ -158,7 +158,7 @@ def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None
     )
     if output:
         parts.append(output)
-    where = f"\nIts whole output is under {folder}." if folder else ""
+    where = f"\nIts complete output is under {folder}." if folder else ""
     print("\n\n".join(parts) + where, file=sys.stderr, flush=True)
 
 
@@ -177,21 +177,21 @@ def _rank_files(folder: str | None, size: int) -> Iterator[RankFiles | None]:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and a closed terminal into an exception, so that the workers are stopped on the way out.
+    """Turn Ctrl-C, SIGTERM and SIGHUP into an exception, so that the workers are stopped on the way out.
 
-    A signal that this process was started to ignore stays ignored: SIGHUP under ``nohup``, SIGINT in the background
-    of a shell script.
+    A signal that this process was started to ignore stays ignored: SIGHUP under ``nohup``, SIGINT in the background of
+    a shell script.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise _Stopped(number)
 
-    heard = [
+    handled = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    previous = {number: signal.signal(number, stop) for number in heard}
+    previous = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:

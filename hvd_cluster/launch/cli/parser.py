@@ -1,4 +1,4 @@
-"""The flags of ``hvdrun``: their names, forms and parsed names are Horovod's."""
+"""The flags of ``hvdrun``; their names, forms and parsed names are Horovod's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_cluster.launch.cli.knobs import KEPT_ANYWAY, KNOBS, OBSOLETE, SWITCHES
 
 
 class _Obsolete(argparse.Action):
-    """Takes a flag that does nothing, and notes what to tell the user."""
+    """Accepts a flag that has no effect, and keeps a note for the user."""
 
     def __call__(
         self,
@@ -42,18 +42,23 @@ class _CommaList(argparse.Action):
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
-    """The parser; ``version`` is what ``--version`` prints. What was not given is None, so that a file may say it."""
+    """The parser. Flags that are not given are None, so that a config file can set them.
+
+    Args:
+        prog: the program's name.
+        version: what ``--version`` prints.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} -np N [options] command [argument ...]",
-        description="Run a command as N workers that form one world, on this host or on several. "
+        description="Run a command as N workers of one job, on this host or on several. "
         f"`{prog} timeline FILE` summarises a timeline.",
         allow_abbrev=False,
     )
     parser.set_defaults(notes=None)
     _add_basic(parser, version)
     _add_hosts(parser.add_argument_group("hosts"))
-    _add_elastic(parser.add_argument_group("elastic: the job may lose and gain workers"))
+    _add_elastic(parser.add_argument_group("elastic jobs, which may lose and gain workers"))
     engine = parser.add_argument_group("the engine")
     for knob in KNOBS:
         engine.add_argument(
@@ -84,26 +89,26 @@ def _add_basic(parser: argparse.ArgumentParser, version: str) -> None:
     add("-np", "--num-proc", dest="num_proc", type=int, metavar="N", help="number of workers")
     add("-cb", "--check-build", action="store_true", help="show what is built in and exit")
     add("--dry-run", action="store_true", help="show what would run where, and run nothing")
-    add("--verbose", action="store_true", help="tell what the launcher does")
-    add("--config-file", metavar="YAML", help="a file that sets flags; those on the command line win")
-    add("--start-timeout", type=float, metavar="S", help="seconds within which hosts and workers must answer")
+    add("--verbose", action="store_true", help="log what the launcher does")
+    add("--config-file", metavar="YAML", help="a file that sets flags; the command line overrides it")
+    add("--start-timeout", type=float, metavar="S", help="seconds for hosts and workers to respond")
     add(
         "--output-filename",
         metavar="DIR",
-        help="keep each worker's output in DIR/rank.<rank>/stdout and .../stderr too",
+        help="also write each worker's output to DIR/rank.<rank>/stdout and .../stderr",
     )
     add(
         *("-prefix-timestamp", "--prefix-output-with-timestamp"),
         dest="prefix_output_with_timestamp",
         action="store_true",
-        help="put the time before each line of output",
+        help="print the time before each line of output",
     )
-    add("--as-horovod", action="store_true", help="let `import horovod` resolve in the workers, as horovodrun does")
+    add("--as-horovod", action="store_true", help="make `import horovod` work in the workers, as horovodrun does")
 
 
 def _add_hosts(group: argparse._ArgumentGroup) -> None:
     where = group.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", help="hosts and their slots, as a:2,b:4; this host by default")
+    where.add_argument("-H", "--hosts", help="hosts and their slots, for example a:2,b:4; by default this host")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="a file with lines like: host slots=4")
     where.add_argument("--host-discovery-script", metavar="SCRIPT", help="prints host:slots per line; elastic")
     group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh on the other hosts")
@@ -113,29 +118,29 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         dest="nics",
         action=_CommaList,
         metavar="A,B",
-        help="network interfaces to use; by default those that the hosts reach each other by",
+        help="network interfaces to use; by default those through which the hosts reach each other",
     )
 
 
 def _add_elastic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with no fewer workers")
-    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="use no more workers")
+    add("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="the minimum number of workers")
+    add("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="the maximum number of workers")
     add(
         "--slots-per-host",
         "--slots",
         dest="slots",
         type=int,
         metavar="N",
-        help="slots of a host for which the hostfile or the script states none",
+        help="slots of a host for which the hostfile or the script has no number",
     )
     add("--elastic-timeout", type=float, metavar="S", help="seconds to wait for enough slots")
-    add("--reset-limit", type=int, metavar="N", help="how often the workers may change")
+    add("--reset-limit", type=int, metavar="N", help="how many times the workers may change")
     add(
         "--blacklist-cooldown-range",
         dest="cooldown_range",
         type=float,
         nargs=2,
         metavar=("MIN", "MAX"),
-        help="seconds after which a host that failed is used again; never by default",
+        help="seconds after which a failed host is used again; by default never",
     )

@@ -1,4 +1,4 @@
-"""From flags to what is to be run where."""
+"""Turns flags into a job: what runs where."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _FLAGS = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the command line asks for."""
+class LaunchPlan:
+    """The job that the command line describes."""
 
     #: The job.
     spec: JobSpec | ElasticSpec
@@ -48,19 +48,19 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horovod: bool) -> Plan:
+def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horovod: bool) -> LaunchPlan:
     """Check everything that can be checked before anything starts.
 
     Args:
-        parsed: the flags, those of a config file included.
+        parsed: the flags, including those of a config file.
         environ: the launcher's environment.
-        as_horovod: let ``import horovod`` resolve in the workers.
+        as_horovod: make ``import horovod`` work in the workers.
 
     Raises:
-        ValueError: what is asked for cannot be run.
+        ValueError: the job cannot run.
     """
     variables = knob_environment(parsed)
-    settings = Settings.from_env(environ)  # a variable that no worker could read is better refused here, once
+    settings = Settings.from_env(environ)  # reports unreadable variables once, here, instead of in every worker
     start_timeout_s = settings.start_timeout_s if parsed.start_timeout is None else parsed.start_timeout
     if not start_timeout_s > 0:
         raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
@@ -88,23 +88,23 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     elastic_timeout_s = settings.elastic_timeout_s if parsed.elastic_timeout is None else parsed.elastic_timeout
     spec = options.spec(task, elastic_timeout_s, start_timeout_s)
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):
-        notes.append("--network-interfaces has no effect: all workers are on this host, and meet over its loopback")
+        notes.append("--network-interfaces has no effect: all workers are on this host and use its loopback interface")
     if any(is_local(host.name) for host in spec.hosts) and shutil.which(parsed.command[0]) is None:
         raise ValueError(_not_a_program(parsed.command[0]))
-    return Plan(spec, tuple(notes))
+    return LaunchPlan(spec, tuple(notes))
 
 
 def _not_a_program(name: str) -> str:
-    """Why the first word of the command cannot be run; ``torchrun``'s users leave out ``python``."""
+    """Why the first word of the command cannot be run; users of ``torchrun`` leave out ``python``."""
     if not Path(name).is_file():
-        return f"there is no program {name!r} here that could be run"
+        return f"the program {name!r} does not exist on this host"
     if name.endswith(".py"):
-        return f"{name!r} is a Python script and no program: write python {name}"
-    return f"{name!r} is a file but no program: write what runs it before its name, or chmod +x it and write its path"
+        return f"{name!r} is a Python script, not a program: write python {name}"
+    return f"{name!r} is not executable: put its interpreter before its name, or run chmod +x and give its path"
 
 
 def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[str]) -> tuple[Host, ...] | None:
-    """The hosts that the user or a batch system names; None where nobody does."""
+    """The hosts from the flags or a batch system; None if there are none."""
     if parsed.host_discovery_script is not None:
         return None
     if parsed.hosts is not None:
@@ -116,22 +116,22 @@ def _hosts(parsed: argparse.Namespace, environ: Mapping[str, str], notes: list[s
         return None
     slots = sum(host.slots for host in allocation.hosts)
     if parsed.num_proc is not None and parsed.num_proc > slots and all(is_local(h.name) for h in allocation.hosts):
-        return None  # one node of a batch system, where the user asks for more workers than tasks
+        return None  # one node of a batch system, and the user wants more workers than tasks
     notes.append(
         f"{allocation.system} gave this job {', '.join(f'{host.name}:{host.slots}' for host in allocation.hosts)}; "
-        "-H or --hostfile would name other hosts"
+        "use -H or --hostfile for other hosts"
     )
     return tuple(allocation.hosts)
 
 
 def describe(spec: JobSpec | ElasticSpec) -> str:
-    """What ``--dry-run`` prints: the way to each host, each worker's place, its variables and its command."""
+    """The output of ``--dry-run``: the ssh command of each host; each worker's placement, variables and command."""
     command = shlex.join(spec.task.command or ())
     lines = [f"# {name}={value}" for name, value in sorted(spec.task.env.items())]
     if isinstance(spec, ElasticSpec):
-        most = spec.max_num_proc if spec.max_num_proc is not None else "as many as there are slots"
+        maximum = spec.max_num_proc if spec.max_num_proc is not None else "as many as there are slots"
         where = f"the hosts that {spec.discovery_script} prints" if spec.discovery_script else _listed(spec.hosts)
-        lines.append(f"# elastic: {spec.min_num_proc} to {most} workers, {spec.num_proc} at first, on {where}")
+        lines.append(f"# elastic: {spec.min_num_proc} to {maximum} workers, {spec.num_proc} at the start, on {where}")
         return "\n".join([*lines, command]) + "\n"
     names = [host.name for host in spec.hosts for _ in range(host.slots)]
     lines += [

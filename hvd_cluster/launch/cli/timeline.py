@@ -1,4 +1,4 @@
-"""``hvdrun timeline FILE``: a timeline as a table on the screen and a picture beside the file."""
+"""``hvdrun timeline FILE``: prints a timeline as a table and draws a picture of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str], *, prog: str = "hvdrun") -> int:
-    """Print the summary, write the picture, and return the exit code: 0, or 2 for a file that is no timeline."""
+    """Print the summary, write the picture, and return the exit code: 0, or 2 for a file that is not a timeline."""
     parser = argparse.ArgumentParser(
         prog=f"{prog} timeline",
         description="Summarise a timeline: time per phase, the slowest rank, communication during backward.",
     )
-    parser.add_argument("file", help="what HOROVOD_TIMELINE or --timeline-filename named")
-    parser.add_argument("--picture", metavar="PNG", help="where the picture goes; beside the file by default")
+    parser.add_argument("file", help="the file that HOROVOD_TIMELINE or --timeline-filename named")
+    parser.add_argument("--picture", metavar="PNG", help="file for the picture; by default next to FILE")
     parser.add_argument("--no-picture", action="store_true", help="write no picture")
     parsed = parser.parse_args(arguments)
     try:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str], *, prog: str = "hvdrun") -> int:
         print(f"{prog} timeline: {error}", file=sys.stderr)
         return _USAGE_ERROR
     if not found.spans:
-        print(f"{prog} timeline: {parsed.file} holds no operation yet", file=sys.stderr)
+        print(f"{prog} timeline: {parsed.file} has no operations yet", file=sys.stderr)
         return _USAGE_ERROR
     numbers = summary.summarize(found)
     print(summary.table(numbers))

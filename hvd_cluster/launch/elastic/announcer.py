@@ -1,4 +1,4 @@
-"""What the driver of an elastic job tells its workers: their places, and that the hosts have changed."""
+"""Messages from the driver of an elastic job to its workers: their ranks, and that the hosts have changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Announcer:
-    """Posts to the workers' boxes in the job's store.
+    """Posts to the workers' mailboxes in the job's key-value store.
 
     Args:
         client: a connection to the store.
@@ -25,34 +25,34 @@ class Announcer:
 
     def __init__(self, client: KeyValueClient) -> None:
         self._client = client
-        self._told: tuple[bool, bool] = (False, False)
+        self._notified: tuple[bool, bool] = (False, False)
         self._world_since = self._latest = 0.0
 
     def begin_world(self) -> None:
-        """The places that follow are those of a new world: no news was told of it yet."""
-        self._told = (False, False)
+        """Start a new world: the ranks that follow belong to it, and its members have no notifications yet."""
+        self._notified = (False, False)
         self._world_since = self._now()
 
-    def assign_rank(self, member: ElasticWorker, place: dict[str, Any]) -> None:
-        """Tell a worker its place in the world."""
-        self._post(place_box(member.name), {**place, "since": self._world_since})
+    def assign_rank(self, member: ElasticWorker, assignment: dict[str, Any]) -> None:
+        """Send a worker its rank in the world, and the other fields of its topology."""
+        self._post(place_box(member.name), {**assignment, "since": self._world_since})
 
     def dismiss(self, member: ElasticWorker) -> None:
-        """Tell a worker that has asked for a place to end."""
-        self._post(place_box(member.name), {"leave": f"{member.host} is needed no more"})
+        """Ask a worker that has requested a rank to exit."""
+        self._post(place_box(member.name), {"leave": f"{member.host} is no longer needed"})
 
     def notify_change(self, members: Iterable[ElasticWorker], adds: bool, removes: bool) -> None:
-        """Tell the world that workers are to be added or removed, where it was not told so before."""
-        if (adds, removes) in ((False, False), self._told):
+        """Notify the members that workers will be added or removed, unless they were notified of the same before."""
+        if (adds, removes) in ((False, False), self._notified):
             return
-        self._told = (adds, removes)
-        logger.info("telling the workers that %s", "workers are ready to join" if adds else "workers are to leave")
+        self._notified = (adds, removes)
+        logger.info("notifying the workers: %s", "new workers are ready" if adds else "some workers must leave")
         news = {"at": self._now(), "change": 2 * adds + removes}  # HostUpdateResult
         for member in members:
             self._post(news_box(member.name), news)
 
     def _now(self) -> float:
-        """A time that always rises: news that is not newer than a world is not about it."""
+        """A strictly increasing time: notifications that are not newer than a world do not concern it."""
         self._latest = max(time.time(), self._latest + 1e-3)
         return self._latest
 

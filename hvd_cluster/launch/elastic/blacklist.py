@@ -1,4 +1,4 @@
-"""Hosts that have failed, and when they may be used again. Pure: the clock is an argument."""
+"""Hosts that have failed, and when they may be used again. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 @dataclass
 class _Entry:
     num_failures: int
-    #: When it may be used again; None for never.
+    #: When the host may be used again; None for never.
     until_s: float | None
 
 
 class Blacklist:
-    """Keeps failed hosts out, for ever or for a time that doubles with each failure.
+    """Excludes failed hosts, forever or for a time that doubles with each failure.
 
     Args:
-        cooldown_range_s: shortest and longest time, in seconds; None for ever.
-        random: a number between 0 and 1, so that hosts that failed together do not all come back at once.
+        cooldown_range_s: shortest and longest time, in seconds; None for forever.
+        random: returns a number between 0 and 1, so that hosts that failed together are not all used again at once.
     """
 
     def __init__(self, cooldown_range_s: tuple[float, float] | None, random: Callable[[], float]) -> None:
@@ -27,9 +27,9 @@ class Blacklist:
         self._entries: dict[str, _Entry] = {}
 
     def add(self, host: str, now_s: float) -> float | None:
-        """``host`` has failed. Returns for how many seconds it is kept out; None for ever.
+        """Record a failure of ``host``. Returns for how many seconds it is excluded; None for forever.
 
-        Several failures while it is kept out anyway count as one: all its workers fail when a host fails.
+        Several failures while the host is excluded count as one: when a host fails, all its workers fail.
         """
         entry = self._entries.setdefault(host, _Entry(0, 0.0))
         if entry.until_s is not None and entry.until_s <= now_s:
@@ -38,7 +38,7 @@ class Blacklist:
         return None if entry.until_s is None else entry.until_s - now_s
 
     def holds(self, host: str, now_s: float) -> bool:
-        """Whether ``host`` is kept out."""
+        """Whether ``host`` is excluded."""
         entry = self._entries.get(host)
         return entry is not None and (entry.until_s is None or entry.until_s > now_s)
 

@@ -1,4 +1,4 @@
-"""Which hosts are there now?"""
+"""Finds the hosts that are available now."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _SCRIPT_TIMEOUT_S = 60.0
 
 
 class HostDiscovery(ABC):
-    """Finds the hosts of an elastic job, again and again."""
+    """Finds the hosts of an elastic job repeatedly."""
 
     @abstractmethod
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
         """Host -> number of slots, now.
 
         Raises:
-            OSError, ValueError: they cannot be found this time.
+            OSError, ValueError: the discovery has failed this time.
         """
 
-    def give_up(self) -> None:  # noqa: B027 - most have nothing to cut short
-        """The job ends: a look that another thread is at should come back soon, whatever it finds."""
+    def give_up(self) -> None:  # noqa: B027 - most have nothing to interrupt
+        """The job ends: a discovery that runs in another thread should return soon, with any result."""
 
 
 class FixedHosts(HostDiscovery):
-    """Hosts that the user has named."""
+    """The hosts that the user has named."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = {host.name: host.slots for host in hosts}
@@ -46,11 +46,11 @@ class FixedHosts(HostDiscovery):
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """What a program of the user's prints: ``host`` or ``host:slots``, one a line.
+    """Runs a program of the user that prints ``host`` or ``host:slots``, one per line.
 
     Args:
         discovery_script: the program with its arguments, for a shell.
-        default_slots: slots of a host for which it states none.
+        default_slots: slots of a host that is printed without a number.
     """
 
     def __init__(self, discovery_script: str, default_slots: int = 1) -> None:
@@ -64,7 +64,7 @@ class HostDiscoveryScript(HostDiscovery):
         with self._lock:
             if self._given_up:
                 raise ValueError("the job ends")
-            # A session of its own, so that what the script has started can be ended with it.
+            # In a new session, so that the processes that the script starts can be killed with it.
             process = self._running = subprocess.Popen(
                 ["/bin/sh", "-c", self._script],
                 stdin=subprocess.DEVNULL,
@@ -77,8 +77,8 @@ class HostDiscoveryScript(HostDiscovery):
             try:
                 output, errors = process.communicate(timeout=_SCRIPT_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
-                raise ValueError(f"{self._script} did not end within {_SCRIPT_TIMEOUT_S:g} s") from error
-            finally:  # after an interrupt too: it is not waited for
+                raise ValueError(f"{self._script} did not exit within {_SCRIPT_TIMEOUT_S:g} s") from error
+            finally:  # also after an interrupt
                 self._end()
         if process.returncode != 0:
             raise ValueError(f"{self._script} ended with exit code {process.returncode}: {errors.strip()[-500:]}")
@@ -89,7 +89,7 @@ class HostDiscoveryScript(HostDiscovery):
         self._end()
 
     def _end(self) -> None:
-        """End the script where it runs."""
+        """Kill the script if it is running."""
         with self._lock:
             process, self._running = self._running, None
             if process is not None and process.poll() is None:
@@ -98,7 +98,7 @@ class HostDiscoveryScript(HostDiscovery):
 
 
 def parse_found(text: str, default_slots: int) -> dict[str, int]:
-    """The lines of a discovery script as host -> slots, in their order; hosts with no slots are left out. Pure.
+    """Parse the output of a discovery script to host -> slots, in order; hosts without slots are left out. Pure.
 
     Raises:
         ValueError: a line has another form.

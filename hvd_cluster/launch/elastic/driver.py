@@ -1,4 +1,4 @@
-"""Carries out what the policy decides: starts, stops and tells workers, and makes worlds of them."""
+"""Applies what the policy decides: starts, stops and notifies workers, and forms worlds."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from hvd_cluster.topology import Topology, join_address
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks where nothing rings.
+#: Seconds between two turns if no event wakes the driver.
 _TICK_S = 0.25
-#: Seconds between two lines that say what the job waits for.
-_TELL_S = 10.0
+#: Seconds between two log lines that say what the job waits for.
+_LOG_INTERVAL_S = 10.0
 _READ_TIMEOUT_S = 3600.0
 
 
@@ -41,11 +41,11 @@ class ElasticDriver:
 
     Args:
         spec: what the user wants.
-        fleet: starts workers on hosts; its rendezvous is open.
-        on_line: gets the workers' lines.
-        on_event: gets their progress reports.
-        give_up: called with the end of each worker that failed; a text that says why ends the job, an empty one lets
-            it go on.
+        fleet: starts workers on hosts; its key-value store is open.
+        on_line: called with the workers' lines.
+        on_event: called with their progress reports.
+        give_up: called with the outcome of each worker that failed. It returns why the job should end, or an empty
+            string to continue.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ElasticDriver:
         self._short_since_s: float | None = time.monotonic()
         self._ready_since_s: float | None = None
         self._broken_since_s: float | None = None
-        self._told = ("", 0.0)
+        self._last_log = ("", 0.0)
         self._requests: list[dict[str, object]] = []
         address = join_address("127.0.0.1", fleet.server.port)
         self._client = KeyValueClient(address, fleet.secret)
@@ -93,18 +93,18 @@ class ElasticDriver:
         return self._wakeup
 
     def run(self, hosts: HostManager) -> list[Outcome]:
-        """Go on until the job is done, or cannot go on.
+        """Run until the job has finished or cannot continue.
 
         Returns:
-            How the members of the last world ended, or the one failure for which the job was given up.
+            The outcomes of the last world's members, or the one failure that ended the job.
 
         Raises:
-            LaunchError: too few workers for too long, or too many resets.
+            LaunchError: there were too few workers for too long, or too many resets.
         """
         while True:
             self._wakeup.wait(_TICK_S)
             self._wakeup.clear()
-            # Asked first: where a host is lost by now, the workers that it took along are reaped in the same turn.
+            # First, so that the workers of a host that is lost by now are reaped in the same turn.
             usable = hosts.usable()
             self._handle_requests()
             self._reap(hosts)
@@ -120,12 +120,12 @@ class ElasticDriver:
             self._apply(decision, usable)
 
     def stop(self) -> None:
-        """Let :meth:`run`, in another thread, raise LaunchError soon."""
+        """Make :meth:`run`, in another thread, raise LaunchError soon."""
         self._is_stopped = True
         self._wakeup.set()
 
     def close(self) -> None:
-        """End every worker, and stop listening."""
+        """Stop every worker, and stop listening."""
         for member in self._members.values():
             member.stop()
         for member in self._members.values():
@@ -142,7 +142,7 @@ class ElasticDriver:
     # --- what has happened -------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Runs in a thread of its own: what workers ask."""
+        """Receive requests of workers; runs in a thread of its own."""
         box = KeyValueMailbox(self._request_client, DRIVER_BOX)
         while True:
             try:
@@ -159,14 +159,14 @@ class ElasticDriver:
             request = self._requests.pop(0)
             member = by_name.get(str(request["worker"]))
             if member is None or member.is_leaving:
-                logger.info("a worker that is no longer one asked for a place: %s", request["worker"])
+                logger.info("ignoring the request of a worker that is not in the job any more: %s", request["worker"])
                 continue
             if member.request == str(request["request"]):
-                continue  # told twice, as a worker does whose connection breaks meanwhile
+                continue  # sent twice, as happens when a worker's connection breaks
             member.request, member.phase = str(request["request"]), Phase.WAITING
 
     def _reap(self, hosts: HostManager) -> None:
-        """Take note of workers that have ended."""
+        """Record the outcomes of workers that have ended."""
         for member in list(self._members.values()):
             member.kill_if_overdue()
             outcome = member.outcome
@@ -187,7 +187,7 @@ class ElasticDriver:
                 self._fatal_outcome = outcome
             if member in self._world:
                 self._lost.append(outcome)
-                # Whoever still tries to meet in this world is told at once that it is over.
+                # Workers that still try to connect in this world learn at once that it has ended.
                 self._fleet.server.close_keys(f"world/{self._generation}.")
 
     def _view(self, usable: Mapping[str, int], blacklisted: frozenset[str]) -> View:
@@ -236,7 +236,7 @@ class ElasticDriver:
         living = [member for member in self._world if member.key in self._members]
         self._announcer.notify_change(living, *decision.notify)
         if decision.text:
-            self._tell(decision.text)
+            self._log_wait(decision.text)
 
     def _start(self, host: str, usable: Mapping[str, int]) -> None:
         key = next(self._keys)
@@ -247,7 +247,7 @@ class ElasticDriver:
         labels = {member.display_rank for member in self._members.values()}
         label = next(number for number in itertools.count() if number not in labels)
         member = ElasticWorker(key, f"{self._job_id}.{key}", host, slot, label)
-        # The cores of the machine are shared among those that may come, not among those that are there already.
+        # The machine's cores are divided among the workers that may come, not only among those that run now.
         local_size = max(slot + 1, min(slots, self._spec.max_num_proc or slots))
         topology = Topology(
             rank=label,
@@ -298,10 +298,10 @@ class ElasticDriver:
         self._world = [members[placement.slot.index] for placement in placements]
         first = self._world[0].host
         for member, placement in zip(self._world, placements, strict=True):
-            place = fleet.topology(placement, member.host, first, self._job_id, self._generation)
-            answer = {**{name: getattr(place, name) for name in PLACE_FIELDS}, "newcomers": newcomers, "lost": lost}
+            topology = fleet.topology(placement, member.host, first, self._job_id, self._generation)
+            answer = {**{name: getattr(topology, name) for name in PLACE_FIELDS}, "newcomers": newcomers, "lost": lost}
             answer["interface"] = fleet.interface(member.host)
-            # A worker that has used its GPU already knows it by the index that it had then.
+            # A worker that already uses its GPU addresses it by its original index.
             answer["devices"] = ",".join(placement.visible_devices) if member.rank is None else ""
             member.rank, member.phase = placement.rank, Phase.RUNNING
             self._announcer.assign_rank(member, answer)
@@ -311,23 +311,23 @@ class ElasticDriver:
             "%s: generation %d has %d workers, %d of them new", step.value, self._generation, len(members), newcomers
         )
 
-    def _tell(self, text: str) -> None:
-        last, at_s = self._told
+    def _log_wait(self, text: str) -> None:
+        last, at_s = self._last_log
         now_s = time.monotonic()
-        if text != last or now_s - at_s > _TELL_S:
-            self._told = (text, now_s)
+        if text != last or now_s - at_s > _LOG_INTERVAL_S:
+            self._last_log = (text, now_s)
             logger.log(logging.INFO if text != last else logging.WARNING, "waiting: %s", text)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _results(self) -> list[Outcome]:
-        """The last world decides, or all workers where there was none; what failed before has been made good.
+        """The outcomes of the last world, or of all workers if there was none; earlier failures do not count.
 
-        A member that is lost with its host or by a signal does not undo what rank 0 has finished; an error of its own
-        fails the job.
+        A member that was lost with its host or by a signal does not invalidate what rank 0 has finished; its own error
+        does.
         """
         done = {outcome.rank for outcome in self._finished}
-        # Before the first world, one that has finished may have taken the place of one that failed.
+        # Before the first world, a worker that has finished may have replaced one that failed.
         failed = self._lost if self._generation >= 0 else [o for o in self._failed if o.rank not in done]
         wrong = [outcome for outcome in failed if 0 not in done or outcome.is_own_fault]
         for outcome in failed:
@@ -337,7 +337,7 @@ class ElasticDriver:
 
     def _give_up(self, decision: Decision) -> list[Outcome]:
         failed = first_failure(self._failed)
-        # Newcomers that are still starting have no part in how the last world ended.
+        # New workers that are still starting do not affect how the last world ended.
         is_lost = all(member.rank is None or member.is_leaving for member in self._members.values())
         if self._lost and is_lost:
             logger.error("%s", decision.text)

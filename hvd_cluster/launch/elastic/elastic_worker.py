@@ -9,7 +9,7 @@ from hvd_cluster.launch.elastic.policy import Phase, WorkerView
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
 
-#: Seconds that a worker that was told to leave gets for it.
+#: Seconds that a worker gets to exit after it was told to leave.
 LEAVE_GRACE_S = 30.0
 
 
@@ -18,10 +18,10 @@ class ElasticWorker:
 
     Args:
         key: its number in the job.
-        name: its name in the job's store.
+        name: its name in the job's key-value store.
         host: where it runs.
-        slot: its place there.
-        label: the rank under which its output appears before it has one.
+        slot: its slot on that host.
+        label: the rank that its output shows before it has one.
     """
 
     def __init__(self, key: int, name: str, host: str, slot: int, label: int) -> None:
@@ -31,24 +31,24 @@ class ElasticWorker:
         self.slot = slot
         self.label = label
         self.phase = Phase.STARTING
-        #: In the present world, or the last one that it was in.
+        #: In the present world, or in the last one that it was in.
         self.rank: int | None = None
-        #: The last one that it asked for a place with.
+        #: The id of its last request for a rank.
         self.request = ""
         self.worker: Worker | None = None
-        #: Its end is none that the job has to react to: it was told to go.
+        #: It was told to exit, so its end needs no reaction.
         self.is_leaving = False
         self._kill_at_s: float | None = None
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, under the last rank that it had."""
+        """How it ended, with its last rank."""
         outcome = self.worker.outcome if self.worker is not None else None
         return None if outcome is None else replace(outcome, rank=self.display_rank)
 
     @property
     def display_rank(self) -> int:
-        """What stands before its lines."""
+        """The rank that its output shows."""
         return self.label if self.rank is None else self.rank
 
     def view(self) -> WorkerView:
@@ -56,19 +56,19 @@ class ElasticWorker:
         return WorkerView(self.key, self.host, self.phase, self.rank)
 
     def stop(self) -> None:
-        """End it: SIGTERM now, SIGKILL after a while."""
+        """End it: SIGTERM now, SIGKILL after the grace period."""
         if self.worker is not None and not self.is_leaving:
             self.is_leaving = True
             self._kill_at_s = time.monotonic() + STOP_GRACE_S
             self.worker.terminate()
 
     def expect_exit(self) -> None:
-        """It was told to leave; end it if it does not."""
+        """It was told to leave; kill it if it has not exited after the grace period."""
         self.is_leaving = True
         self._kill_at_s = time.monotonic() + LEAVE_GRACE_S
 
     def kill_if_overdue(self) -> None:
-        """Kill it if its time is over."""
+        """Kill it if its grace period has expired."""
         if self._kill_at_s is not None and time.monotonic() > self._kill_at_s and self.worker is not None:
             self._kill_at_s = time.monotonic() + STOP_GRACE_S
             self.worker.kill()

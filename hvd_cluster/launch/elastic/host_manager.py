@@ -17,19 +17,19 @@ from hvd_cluster.launch.hosts import Host
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until a host is tried again that could not be reached: it may be on its way up.
+#: Seconds until a host that could not be reached is tried again; it may be starting.
 _RETRY_S = 10.0
 
 
 class HostManager:
-    """Looks for hosts in a thread of its own, and connects to them.
+    """Discovers hosts in a thread of its own, and connects to them.
 
     Args:
-        discovery: finds them.
+        discovery: finds the hosts.
         fleet: connects to them.
-        cooldown_range_s: how long a failed host is kept out; None for ever.
-        interval_s: seconds between two looks.
-        on_change: called, from the thread, when there may be something new.
+        cooldown_range_s: how long a failed host is excluded; None for forever.
+        interval_s: seconds between two discoveries.
+        on_change: called, from the thread, when the hosts may have changed.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class HostManager:
         self._thread = threading.Thread(target=self._look, name="hvd-discovery", daemon=True)
 
     def start(self) -> None:
-        """Look once, now, and then in the thread.
+        """Run the discovery once now, and then in the thread.
 
         Raises:
-            LaunchError: the first look fails: the script is wrong.
+            LaunchError: the first discovery fails, so the script is probably wrong.
         """
         try:
             found = self._discovery.find_available_hosts_and_slots()
@@ -65,7 +65,7 @@ class HostManager:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more; a look that is under way is cut short. The fleet connects to no host afterwards."""
+        """Stop the discovery, also one that is running. The fleet connects to no more hosts afterwards."""
         self._stopped.set()
         self._discovery.give_up()
         self._fleet.give_up()
@@ -73,7 +73,7 @@ class HostManager:
             self._thread.join()
 
     def usable(self) -> dict[str, int]:
-        """Host -> slots, those that were found first in front; none that is lost until it is reached again."""
+        """Host -> slots, in the order in which they were found; without lost hosts until they are reached again."""
         now_s = time.monotonic()
         with self._lock:
             kept = {host: n for host, n in self._hosts.items() if not self._blacklist.holds(host, now_s)}
@@ -81,13 +81,13 @@ class HostManager:
         return {host: slots for host, slots in kept.items() if not self._fleet.is_lost(host) and host not in unprobed}
 
     def blacklisted(self) -> frozenset[str]:
-        """Hosts that are kept out, whether they are still there or not."""
+        """The excluded hosts, whether they are still available or not."""
         now_s = time.monotonic()
         with self._lock:
             return frozenset(host for host in self._blacklist.hosts() if self._blacklist.holds(host, now_s))
 
     def fail(self, host: str) -> None:
-        """A worker of ``host`` has failed: keep the host out."""
+        """A worker on ``host`` has failed: exclude the host."""
         with self._lock:
             left_s = self._blacklist.add(host, time.monotonic())
         if left_s is None or left_s > 0:
@@ -98,7 +98,7 @@ class HostManager:
         while not self._stopped.wait(self._interval_s):
             try:
                 self._take(self._discovery.find_available_hosts_and_slots())
-            except Exception as error:  # noqa: BLE001 - of the user's own discovery; the next look may go well
+            except Exception as error:  # noqa: BLE001 - from the user's own discovery; the next one may succeed
                 if self._stopped.is_set():
                     return
                 logger.warning("the hosts could not be discovered this time: %s: %s", type(error).__name__, error)
@@ -113,13 +113,13 @@ class HostManager:
         with ThreadPoolExecutor(max_workers=16, thread_name_prefix="hvd-connect") as pool:
             try:
                 reasons = list(pool.map(self._fleet.add, to_connect))
-            except BaseException as error:  # raised again: an interrupt is not to wait for hosts that do not answer
-                # A defect is no reason to connect never more.
+            except BaseException as error:  # re-raised; an interrupt must not wait for hosts that do not answer
+                # After an ordinary error the fleet may still connect later.
                 if not isinstance(error, Exception):
                     self._fleet.give_up()
                 raise
         broken = {host.name: why for host, why in zip(to_connect, reasons, strict=True) if why}
-        # A host that is reached again is new too: no worker of the job is left there.
+        # A host that is reached again is also new: no worker of the job remains on it.
         new = {host.name for host in to_connect if host.name not in self._hosts} | self._fleet.unprobed()
         if new:
             broken |= {name: why for name, why in self._fleet.probe().items() if name in new}

@@ -1,4 +1,4 @@
-"""An elastic job from end to end."""
+"""Runs an elastic job from start to end."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hvd_cluster.rendezvous.secret import new_secret
 
 
 def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignore_event) -> list[Outcome]:
-    """Run the task on between ``min_num_proc`` and ``max_num_proc`` workers until they have finished.
+    """Run the task on ``min_num_proc`` to ``max_num_proc`` workers until they have finished.
 
-    Whatever happens, also an interrupt, no process of the job is left on any host when this returns or raises.
+    No process of the job remains on any host when this returns or raises, also after an interrupt.
 
     Args:
         spec: what and where.
-        on_line: gets the workers' lines.
-        on_event: gets the workers' progress reports.
+        on_line: called with the workers' lines.
+        on_event: called with the workers' progress reports.
 
     Returns:
-        How the members of the last world ended.
+        The outcomes of the last world's members.
 
     Raises:
         LaunchError: the hosts cannot be discovered, were too few for too long, or changed too often.
@@ -42,6 +42,6 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
         driver = ElasticDriver(spec, fleet, on_line, on_event)
         hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)
         stack.callback(hosts.close)
-        stack.callback(driver.close)  # first: whatever a look at the hosts waits for, the workers end now
+        stack.callback(driver.close)  # first, so that workers end even while a discovery blocks
         hosts.start()
         return driver.run(hosts)

@@ -1,13 +1,14 @@
-"""What an elastic job does next: hosts and workers in, a decision out. Pure.
+"""Decides what an elastic job does next: hosts and workers in, a decision out. Pure.
 
 The rules:
 
-- A worker's slot is on a usable host: one that discovery names and that is not blacklisted. Others are to go.
-- On a blacklisted host they are stopped, unless the state of the job would go with them.
-- New workers start first; those that train hear of them only when they are ready to join.
-- A world is broken when a member has ended or has left it. Then all other members leave it too, and a new one is made
-  of them and of the new workers that are ready. Members come first, so rank 0 has the state.
-- Fewer than ``min_num_proc``: wait, up to a limit.
+- A worker's slot must be on a usable host: one that discovery lists and that is not blacklisted. Other workers leave.
+- Workers on a blacklisted host are stopped, unless the state of the job would be lost with them.
+- New workers start first; workers that train are notified only when the new ones are ready to join.
+- A world is broken when a member has ended or has left it. Then all other members leave it too, and a new world is
+formed
+  from them and the new workers that are ready. Members come first, so rank 0 has the state.
+- With fewer than ``min_num_proc`` workers the job waits, up to a limit.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from enum import Enum
 
 #: Seconds for which a worker that is ready waits for others that are still starting.
 READY_WAIT_S = 10.0
-#: Seconds that workers get to start where slots suffice, whatever the timeout for too few: a busy machine may take long
-#: to import torch.
+#: Seconds that workers get to start if there are enough slots, even if the timeout for too few workers is shorter: a
+#: busy machine may take long to import torch.
 START_S = 60.0
 
 
 class Phase(Enum):
-    """Where a worker that lives is."""
+    """The state of a living worker."""
 
     STARTING = "starting"
-    #: It has asked for a place.
+    #: It has requested a rank.
     WAITING = "waiting"
     #: It is a member of the present world.
     RUNNING = "running"
 
 
 class Step(Enum):
-    """The kind of a decision, for people and for tests."""
+    """The kind of a decision, for logs and tests."""
 
     WAIT = "wait"
     NOTIFY = "notify"
@@ -47,22 +48,22 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker that lives and was not told to go."""
+    """A living worker that was not told to leave."""
 
     key: int
     host: str
     phase: Phase
-    #: Its rank in the present world, or in the one that it has left last; None if it was never in one.
+    #: Its rank in the present world, or in the last one that it was in; None if it was never in one.
     rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """All that a decision depends on."""
+    """Everything that a decision depends on."""
 
-    #: Usable hosts and their slots, those in use longest first.
+    #: Usable hosts and their slots; hosts that have been in use longest come first.
     hosts: Mapping[str, int]
-    #: Hosts that are kept out because they failed.
+    #: Hosts that are excluded because they failed.
     blacklisted: frozenset[str] = frozenset()
     workers: tuple[WorkerView, ...]
     num_proc: int
@@ -70,26 +71,26 @@ class View:
     max_num_proc: int | None = None
     #: Number of the present world; -1 before the first.
     generation: int = -1
-    #: Members of the present world when it was made.
+    #: Members of the present world when it was formed.
     size: int = 0
-    #: Members that have ended, other than by finishing.
+    #: Members that have ended without finishing.
     num_lost: int = 0
     #: A member has finished the job.
     is_finished: bool = False
     num_resets: int = 0
     reset_limit: int | None = None
-    #: How long the first of the new workers that are ready has waited, in seconds.
+    #: How long the first of the ready new workers has waited, in seconds.
     ready_for_s: float = 0.0
     #: How long the present world has been broken, in seconds.
     broken_for_s: float = 0.0
     #: How long the job has had too few workers, in seconds.
     short_for_s: float = 0.0
     timeout_s: float = 600.0
-    #: Seconds that a member gets to notice that its world is broken; one that hangs would hold up all others.
+    #: Seconds that a member gets to notice that its world is broken; one that hangs would block all others.
     leave_timeout_s: float = 300.0
-    #: New hosts may come.
+    #: New hosts may become available.
     may_come: bool = True
-    #: Blacklisted hosts may come back.
+    #: Blacklisted hosts may be used again.
     may_return: bool = False
 
 
@@ -98,15 +99,15 @@ class Decision:
     """What to do now."""
 
     step: Step
-    #: Hosts on which to start a worker, once for each mention.
+    #: Hosts on which to start a worker, one for each entry.
     start: tuple[str, ...] = ()
-    #: Workers to end.
+    #: Workers to stop.
     stop: tuple[int, ...] = ()
-    #: Workers that asked for a place and are told to leave.
+    #: Workers that requested a rank and are told to exit instead.
     leave: tuple[int, ...] = ()
-    #: The members of a new world in the order of their ranks.
+    #: The members of a new world, in the order of their ranks.
     world: tuple[int, ...] = ()
-    #: Tell the members that workers are (to be added, to be removed).
+    #: Whether to notify the members that workers will be (added, removed).
     notify: tuple[bool, bool] = (False, False)
     #: What the job waits for, or why it ends.
     text: str = ""
@@ -117,7 +118,7 @@ def decide(view: View) -> Decision:
     holders = [worker for worker in view.workers if worker.rank is not None]
     if view.is_finished:
         left = tuple(worker.key for worker in view.workers if worker.phase is Phase.WAITING)
-        # Before the first world there is nothing to join: programs that never call init() just end.
+        # Before the first world there is nothing to join: programs that never call init() just finish.
         new = [worker.key for worker in view.workers if worker.phase is Phase.STARTING]
         return Decision(step=Step.WAIT, leave=left, stop=tuple(new) if view.generation >= 0 else ())
     if view.generation >= 0 and not holders:
@@ -126,7 +127,7 @@ def decide(view: View) -> Decision:
             text="No hosts from previous set remaining, unable to broadcast state: all workers that held the state of "
             "the job have ended. Start it again from your last checkpoint.",
         )
-    wanted, unwanted = _sorted_out(view, holders)
+    wanted, unwanted = _wanted_and_unwanted(view, holders)
     stop = _to_stop(view, unwanted)
     leave = tuple(w.key for w in unwanted if w.phase is Phase.WAITING and w.key not in stop)
     start = _to_start(view, wanted)
@@ -139,10 +140,10 @@ def decide(view: View) -> Decision:
     return _intact(view, wanted, members, unwanted, start, stop, leave)
 
 
-def _sorted_out(view: View, holders: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
-    """The workers that may stay where they are, and those that are to go; those of low rank stay first.
+def _wanted_and_unwanted(view: View, holders: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
+    """The workers that may stay, and those that must leave; workers with low ranks stay first.
 
-    The last ones that hold the state may stay on hosts that have failed.
+    The last workers that hold the state may stay on hosts that have failed.
     """
     spared = {w.key for w in holders} if all(w.host in view.blacklisted for w in holders) else set()
     taken: Counter[str] = Counter()
@@ -161,7 +162,7 @@ def _seniority(worker: WorkerView) -> tuple[bool, int, int]:
 
 
 def _to_stop(view: View, unwanted: list[WorkerView]) -> tuple[int, ...]:
-    """Workers that may not even finish their step: those of failed hosts, and new ones that are not needed."""
+    """Workers that may not even finish their step: those on failed hosts, and new ones that are not needed."""
     return tuple(w.key for w in unwanted if w.host in view.blacklisted or w.rank is None)
 
 
@@ -199,7 +200,7 @@ def _next_world(
     going = [worker for worker in holders if worker.key in stop]
     training = [worker for worker in holders if worker.phase is not Phase.WAITING and worker not in going]
     if training:
-        # They notice at their next collective. Whoever is not wanted leaves then.
+        # They notice at their next collective. Workers that are not wanted leave then.
         ranks = ", ".join(str(worker.rank) for worker in training)
         if view.broken_for_s > view.leave_timeout_s and len(training) < len(holders):
             hung = tuple(worker.key for worker in training)
@@ -231,7 +232,7 @@ def _next_world(
 def _short(
     view: View, num_ready: int, needed: int, start: tuple[str, ...], stop: tuple[int, ...], leave: tuple[int, ...]
 ) -> Decision:
-    """Too few workers: wait for more, but not for ever, and not at all where none can come."""
+    """Too few workers: wait for more, with a time limit, or fail at once if none can come."""
     slots = sum(view.hosts.values())
     are_starting = slots >= needed and any(worker.phase is Phase.STARTING for worker in view.workers)
     if view.short_for_s > (max(view.timeout_s, START_S) if are_starting else view.timeout_s):
@@ -240,7 +241,7 @@ def _short(
             stop=stop,
             text="Timed out waiting for minimum number of slots to become available. Please check that you have enough "
             f"resources to run at least {needed} Horovod processes. ({num_ready} workers are ready, {slots} slots are "
-            f"usable, {_names(view.blacklisted)} kept out, after {view.timeout_s:g} s; --elastic-timeout sets how long "
+            f"usable, {_names(view.blacklisted)} excluded, after {view.timeout_s:g} s; --elastic-timeout sets how long "
             "to wait.)",
         )
     no_more = bool(view.blacklisted) and not view.may_return and not (view.may_come and view.hosts)
@@ -248,8 +249,8 @@ def _short(
         return Decision(
             step=Step.RAISE,
             stop=stop,
-            text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} kept out for "
-            "good after a failure. --blacklist-cooldown-range lets failed hosts come back.",
+            text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} excluded "
+            "permanently after a failure. --blacklist-cooldown-range lets failed hosts come back.",
         )
     text = f"{needed} workers needed, {num_ready} ready, {slots} slots usable"
     return Decision(step=Step.WAIT, start=start, stop=stop, leave=leave, text=text)
@@ -268,7 +269,7 @@ def _intact(
     stop: tuple[int, ...],
     leave: tuple[int, ...],
 ) -> Decision:
-    """The world trains: see whether its members should come back for a change."""
+    """The world is training: decide whether its members should leave it for a change."""
     ready = [w for w in wanted if w.rank is None and w.phase is Phase.WAITING]
     others_come = bool(start) or any(w.phase is Phase.STARTING for w in wanted)
     adds = bool(ready) and (not others_come or view.ready_for_s >= READY_WAIT_S) and not _resets_are_used_up(view)

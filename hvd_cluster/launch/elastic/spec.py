@@ -1,4 +1,4 @@
-"""What a user wants of an elastic job, checked."""
+"""The checked description of an elastic job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
 
-#: Bounds of the cool-down, in seconds.
+#: Limits of the cooldown, in seconds.
 _COOLDOWN_BOUNDS_S = (1.0, 3600.0)
 
 
@@ -19,23 +19,23 @@ class ElasticSpec:
     """An elastic job: what to run, on which hosts, between which numbers of workers."""
 
     task: Task
-    #: Workers to begin with.
+    #: Workers at the start.
     num_proc: int
-    #: With fewer the job waits.
+    #: With fewer workers the job waits.
     min_num_proc: int
-    #: More are not used; None for as many as there are slots.
+    #: The maximum number of workers; None for as many as there are slots.
     max_num_proc: int | None = None
-    #: The hosts, where they do not change.
+    #: The hosts, if they do not change.
     hosts: tuple[Host, ...] = ()
-    #: A program that prints the hosts, one "name:slots" a line; empty where ``hosts`` says it.
+    #: A program that prints the hosts, one "name:slots" per line; empty if ``hosts`` lists them.
     discovery_script: str = ""
-    #: The launcher finds the hosts itself, and those that were lost come back under other names.
+    #: The launcher discovers the hosts itself, and lost hosts return under other names.
     is_discovered: bool = False
-    #: Slots of a host for which the script states none.
+    #: Slots of a host that the script prints without a number.
     slots: int = 1
-    #: How often the workers may change; None for no bound.
+    #: How many times the workers may change; None for no limit.
     reset_limit: int | None = None
-    #: Shortest and longest time, in seconds, for which a failed host is not used; None for ever.
+    #: Shortest and longest time, in seconds, for which a failed host is not used; None for forever.
     cooldown_range_s: tuple[float, float] | None = None
     #: Seconds to wait for ``min_num_proc`` slots.
     elastic_timeout_s: float = 600.0
@@ -47,12 +47,12 @@ class ElasticSpec:
 
     @property
     def may_come(self) -> bool:
-        """New hosts may come."""
+        """Whether new hosts may become available."""
         return self.is_discovered or bool(self.discovery_script)
 
     @property
     def may_return(self) -> bool:
-        """What has failed may come back."""
+        """Whether failed hosts may be used again."""
         return self.is_discovered or self.cooldown_range_s is not None
 
     def __post_init__(self) -> None:
@@ -76,8 +76,8 @@ class ElasticSpec:
             shortest, longest = self.cooldown_range_s
             if not low <= shortest <= longest <= high:
                 wrong.append(
-                    f"--blacklist-cooldown-range {shortest:g} {longest:g} must be two rising numbers of seconds, "
-                    f"{low:g} to {high:g}"
+                    f"--blacklist-cooldown-range {shortest:g} {longest:g} must be two increasing numbers of seconds "
+                    f"from {low:g} to {high:g}"
                 )
         if not self.is_discovered and bool(self.hosts) == bool(self.discovery_script):
             wrong.append("an elastic job needs hosts (-H, --hostfile) or --host-discovery-script, and not both")
@@ -85,7 +85,7 @@ class ElasticSpec:
         if len(self.hosts) == 1:
             wrong.append(
                 "Cannot run in fault tolerance mode with fewer than 2 hosts. (Name more, or give a "
-                "--host-discovery-script: it may name one host only, at least at first.)"
+                "--host-discovery-script: it may print a single host, at least at the start.)"
             )
         elif self.hosts and slots < self.num_proc:
             wrong.append(f"Requested more processes ({self.num_proc}) than there are available slots ({slots})")

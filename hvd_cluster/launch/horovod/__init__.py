@@ -1,4 +1,4 @@
-"""What programs import from ``horovod.runner``: small parts of its launcher, over ours.
+"""What programs import from ``horovod.runner``: small parts of Horovod's launcher, implemented with ours.
 
-:mod:`hvd_cluster.oldpaths.table` says at which of Horovod's paths each name is served.
+:mod:`hvd_cluster.oldpaths.table` maps Horovod's paths to these names.
 """

@@ -15,9 +15,9 @@ from hvd_cluster.oldpaths.carry import carries
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
 from hvd_cluster.topology import inherited
 
-#: What Horovod's object has and our parser has not.
+#: Attributes of Horovod's object that our parser does not have.
 _FURTHER = ("run_func", "executable", "use_gloo", "use_mpi", "use_jsrun", "mpi_args", "disable_cache")
-#: The arguments of :func:`hvd_cluster.run` that an object may say.
+#: The arguments of :func:`hvd_cluster.run` that such an object may have.
 _FOR_FUNCTIONS = (
     *("num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "hosts", "hostfile"),
     *("host_discovery_script", "start_timeout", "ssh_port", "ssh_identity_file", "output_filename", "executable"),
@@ -26,7 +26,7 @@ _FOR_FUNCTIONS = (
 
 
 class _HorovodArgs(argparse.Namespace):
-    """What ``horovodrun``'s flags can say, one attribute each; ``run_func`` is a function to run instead of a command.
+    """The flags of ``horovodrun``, one attribute each; ``run_func`` is a function to run instead of a command.
 
     All are unset at first. ``_run`` takes such an object, or what ``parse_args`` returns.
     """
@@ -37,39 +37,41 @@ class _HorovodArgs(argparse.Namespace):
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run what ``args`` describes, and wait for its end.
+    """Run what ``args`` describes, and wait until it has ended.
 
     Returns:
-        What ``args.run_func`` returned, by rank; None for a command.
+        The return values of ``args.run_func`` by rank; None for a command.
 
     Raises:
-        ValueError: what is asked for cannot be run.
+        ValueError: the job cannot run.
         LaunchError: a host cannot be reached, or the workers cannot be started.
-        WorkerFailedError: a worker failed; what it said is on stderr.
+        WorkerFailedError: a worker failed; its output is on stderr.
     """
-    asked = _HorovodArgs(**vars(args))
-    if asked.run_func is not None:
-        given = {name: getattr(asked, name) for name in _FOR_FUNCTIONS if getattr(asked, name) is not None}
-        return run(asked.run_func, network_interfaces=asked.nics or None, verbose=int(asked.verbose or 0), **given)
-    if not asked.command:
-        raise ValueError("args.command is empty: give the words of a command, or a function as args.run_func")
-    if asked.config_file is not None:
-        apply_config(asked, asked.config_file)
-    code = execute(make_plan(asked, inherited(), as_horovod=carries()), asked)
+    options = _HorovodArgs(**vars(args))
+    if options.run_func is not None:
+        given = {name: getattr(options, name) for name in _FOR_FUNCTIONS if getattr(options, name) is not None}
+        return run(
+            options.run_func, network_interfaces=options.nics or None, verbose=int(options.verbose or 0), **given
+        )
+    if not options.command:
+        raise ValueError("args.command is empty: set it to the words of a command, or args.run_func to a function")
+    if options.config_file is not None:
+        apply_config(options, options.config_file)
+    code = execute(make_plan(options, inherited(), as_horovod=carries()), options)
     if code:
         raise WorkerFailedError(
             f"Horovod detected that one or more processes exited with non-zero status ({code}), thus causing the job "
-            "to be terminated; what they said is on stderr",
+            "to be terminated; their output is on stderr",
             exit_code=code,
         )
     return None
 
 
 def is_gloo_used(use_gloo: bool | None = None, use_mpi: bool | None = None, use_jsrun: bool | None = None) -> bool:  # noqa: ARG001 - Horovod's signature
-    """True: there is no MPI."""
+    """True: hvd_cluster does not use MPI."""
     return True
 
 
 def mpi_available(env: Any = None) -> bool:  # noqa: ARG001 - Horovod's signature
-    """False: MPI is not used."""
+    """False: hvd_cluster does not use MPI."""
     return False

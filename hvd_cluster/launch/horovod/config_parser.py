@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.config_parser``: names of variables, and flags and config files as variables."""
+"""``horovod.runner.common.util.config_parser``: names of variables; flags and config files as variables."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ HOROVOD_LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 HOROVOD_LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 LOG_LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
 
-#: Of the parsed values that a config file can set.
+#: The parsed values that a config file can set.
 _DESTS = (*(knob.dest for knob in KNOBS), *(switch.dest for switch in SWITCHES))
 
 
 def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: Iterable[str]) -> None:
-    """Give ``args`` what the sections of a config file say.
+    """Set attributes of ``args`` from the sections of a config file.
 
     Args:
-        args: of ``parse_args``, or a :class:`~hvd_cluster.launch.horovod.arguments._HorovodArgs`.
-        config: section -> key -> value, as the YAML of ``--config-file`` holds them.
-        override_args: names of those that the command line has set, which stay.
+        args: from ``parse_args``, or a :class:`~hvd_cluster.launch.horovod.arguments._HorovodArgs`.
+        config: section -> key -> value, as in the YAML of ``--config-file``.
+        override_args: names of those that the command line has set, which are not changed.
 
     Raises:
-        ValueError: the config says something that no flag can; all such places are named.
+        ValueError: the config sets something that no flag can set; the message names all such entries.
     """
     found = argparse.Namespace(**dict.fromkeys(_DESTS), notes=getattr(args, "notes", None))
     apply_entries(found, config, "config")
@@ -60,19 +60,19 @@ def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: It
 
 
 def validate_config_args(args: Any) -> None:
-    """Raise for values that are out of range.
+    """Check that values are in range.
 
     Raises:
-        ValueError: there are some; the text names their flags.
+        ValueError: some are not; the message names their flags.
     """
     knob_environment(args)
 
 
 def set_env_from_args(env: MutableMapping[str, str], args: Any) -> MutableMapping[str, str]:
-    """Add the variables for what ``args`` sets to ``env``, and return it.
+    """Add the variables for the flags in ``args`` to ``env``, and return it.
 
     Raises:
-        ValueError: values are out of range; the text names their flags.
+        ValueError: values are out of range; the message names their flags.
     """
     env.update(knob_environment(args))
     return env

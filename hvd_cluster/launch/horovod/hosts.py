@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.hosts``: hosts with their slots, and which rank gets which slot."""
+"""``horovod.runner.common.util.hosts``: hosts with their slots, and the assignment of ranks to slots."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hvd_cluster.launch.placement import Slot, place
 
 @dataclass
 class HostInfo:
-    """One host."""
+    """A host."""
 
     hostname: str
-    #: How many workers it takes.
+    #: The number of workers that it takes.
     slots: int
 
     @staticmethod
@@ -31,7 +31,7 @@ class HostInfo:
 
 @dataclass
 class SlotInfo:
-    """The place of one worker; each field means what the function of that name in ``horovod.torch`` does."""
+    """The slot of one worker; each field is the value of the function of that name in ``horovod.torch``."""
 
     hostname: str
     rank: int
@@ -42,19 +42,19 @@ class SlotInfo:
     cross_size: int | None = None
 
     def to_response_string(self) -> str:
-        """rank, size, local_rank, local_size, cross_rank and cross_size, with commas between."""
+        """rank, size, local_rank, local_size, cross_rank and cross_size, separated by commas."""
         found = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
         return ",".join(str(each) for each in found)
 
 
 def host_hash(salt: str | None = None) -> str:
-    """A name of this host; hosts with different names or salts have different ones."""
+    """An identifier of this host; it differs for other host names and salts."""
     name = socket.gethostname()
     digest = hashlib.md5(f"{name}-{salt}".encode(), usedforsecurity=False).hexdigest()
     return f"{name.partition('.')[0]}-{digest}"
 
 
-#: The place of a worker that an elastic job has removed.
+#: The slot of a worker that an elastic job has removed.
 INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
 
 
@@ -74,7 +74,7 @@ def parse_hosts_and_slots(hosts_string: str) -> tuple[list[str], dict[str, int]]
 
 
 def parse_host_files(filename: str) -> str:
-    """The hosts of a hostfile (``host slots=4`` a line) as ``"a:2,b:4"``.
+    """The hosts of a hostfile (lines such as ``host slots=4``) as ``"a:2,b:4"``.
 
     Raises:
         ValueError: the file cannot be read, or a line has another form.
@@ -89,8 +89,8 @@ def get_host_assignments(
 
     Args:
         hosts_: the hosts, in the order in which ranks fill them.
-        min_num_proc: the number of workers, where ``max_num_proc`` is None.
-        max_num_proc: use all slots, up to that many.
+        min_num_proc: the number of workers if ``max_num_proc`` is None.
+        max_num_proc: use all slots, up to this number.
 
     Raises:
         ValueError: there are fewer slots than ``min_num_proc``.

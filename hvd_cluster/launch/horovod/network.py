@@ -10,7 +10,7 @@ from hvd_cluster.launch.interfaces import outward_interfaces
 
 
 def get_local_host_addresses() -> list[str]:
-    """This host's IPv4 addresses, the loopback's included."""
+    """This host's IPv4 addresses, including the loopback address."""
     return [*outward_interfaces().values(), LOOPBACK]
 
 
@@ -20,12 +20,12 @@ def get_local_host_intfs() -> set[str]:
 
 
 def filter_local_addresses(all_host_names: Iterable[str]) -> list[str]:
-    """The hosts that are not this one."""
+    """The names that do not mean this host."""
     return [name for name in all_host_names if not is_local(name)]
 
 
 def resolve_host_address(host_name: str) -> str | None:
-    """An IPv4 address of a host; None where its name cannot be resolved."""
+    """An IPv4 address of a host; None if its name cannot be resolved."""
     try:
         return socket.gethostbyname(host_name)
     except OSError:
@@ -36,7 +36,7 @@ def get_driver_ip(nics: Iterable[str] | None = None) -> str:
     """This host's IPv4 address on one of ``nics``, or on any interface.
 
     Raises:
-        RuntimeError: there is none; the text lists the interfaces that have one.
+        RuntimeError: it has none; the message lists the interfaces that have one.
     """
     found = {**outward_interfaces(), "lo": LOOPBACK}
     wanted = [name for name in ([nics] if isinstance(nics, str) else nics or found) if name in found]

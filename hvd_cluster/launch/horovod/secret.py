@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.secret``: keys, and digests of messages under a key."""
+"""``horovod.runner.common.util.secret``: keys, and digests of messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvd_cluster.rendezvous.secret import new_secret
 
 #: Bytes of a digest.
 DIGEST_LENGTH = 32
-#: The variable that carries a job's key in Horovod. Our launchers do not set it.
+#: The variable that has a job's key in Horovod. Our launchers do not set it.
 HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 
 
@@ -23,5 +23,5 @@ def compute_digest(key: bytes, message: bytes) -> bytes:
 
 
 def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
-    """Whether ``digest`` is that of ``message`` under ``key``."""
+    """Whether ``digest`` is the digest of ``message``."""
     return hmac.compare_digest(compute_digest(key, message), digest)

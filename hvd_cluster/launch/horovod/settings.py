@@ -1,6 +1,6 @@
-"""``horovod.runner.common.util.settings`` and ``horovod.runner.elastic.settings``: what a launch was asked for.
+"""``horovod.runner.common.util.settings`` and ``horovod.runner.elastic.settings``: the settings of a launch.
 
-Values to hold and to hand on; hvd_cluster's launchers take their arguments one by one.
+These classes only hold values; hvd_cluster's launchers take their arguments one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class BaseSettings:
-    """What every launch has, under the names of Horovod's settings."""
+    """The settings of every launch, under Horovod's names."""
 
     num_proc: int | None = None
     verbose: int = 0
@@ -32,14 +32,14 @@ class BaseSettings:
 
 @dataclass(kw_only=True)
 class Settings(BaseSettings):
-    """Those of a job with a fixed number of workers."""
+    """The settings of a job with a fixed number of workers."""
 
     hosts: str | None = None
 
 
 @dataclass(kw_only=True)
 class ElasticSettings(BaseSettings):
-    """Those of an elastic job."""
+    """The settings of an elastic job."""
 
     discovery: Any
     min_num_proc: int

@@ -18,11 +18,11 @@ def in_thread(
     """Start a thread that calls ``target(*args)``.
 
     Args:
-        target: what to call.
+        target: the function.
         args: its arguments.
-        name: of the thread.
-        daemon: the process does not wait for it at its end.
-        silent: drop exceptions of ``target``.
+        name: the thread's name.
+        daemon: whether the process may exit while the thread runs.
+        silent: whether to ignore exceptions of ``target``.
     """
     if not isinstance(args, (tuple, list)):
         raise ValueError(f"args must be a tuple or a list, not {type(args).__name__}: write ({args!r},)")
@@ -48,16 +48,16 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that calls ``func(*args)`` once ``event`` is set, unless ``stop`` is set before.
+    """Start a thread that calls ``func(*args)`` once ``event`` is set, unless ``stop`` is set first.
 
     Args:
         event: what to wait for.
-        func: what to call.
+        func: the function.
         args: its arguments.
         stop: ends the wait.
-        check_stop_interval_s: seconds after which ``stop`` is looked at again.
-        daemon: the process does not wait for the thread at its end.
-        silent: drop exceptions of ``func``.
+        check_stop_interval_s: seconds between two checks of ``stop``.
+        daemon: whether the process may exit while the thread runs.
+        silent: whether to ignore exceptions of ``func``.
     """
 
     def wait_and_call() -> None:
@@ -78,16 +78,16 @@ def execute_function_multithreaded(
     """Call ``fn(*args)`` for each of ``args_list``, in threads.
 
     Args:
-        fn: what to call.
+        fn: the function.
         args_list: the arguments of each call.
-        block_until_all_done: wait for the results.
-        max_concurrent_executions: number of threads, at most.
+        block_until_all_done: whether to wait for the results.
+        max_concurrent_executions: the maximum number of threads.
 
     Returns:
-        Index of the call -> what it returned; None where it is not waited for.
+        Index of the call -> its return value; None without waiting.
 
     Raises:
-        Exception: that of the first call that raised one, in the order of ``args_list``.
+        Exception: the exception of the first call that raised one, in the order of ``args_list``.
     """
     if not args_list:
         return {} if block_until_all_done else None

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.timeout``: how long something may still take."""
+"""``horovod.runner.common.util.timeout``: a time limit."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 
 from hvd_cluster.errors import StartTimeoutError
 
-#: What our launchers raise where Horovod's raise this.
+#: What our launchers raise in place of Horovod's exception.
 TimeoutException = StartTimeoutError
 
 
 class Timeout:
-    """A time limit that begins now.
+    """A time limit that starts now.
 
     Args:
         timeout: seconds.
-        message: text of the exception; ``{activity}`` and ``{timeout}`` in it are filled in.
+        message: text of the exception; ``{activity}`` and ``{timeout}`` are replaced.
     """
 
     def __init__(self, timeout: float, message: str) -> None:
@@ -24,22 +24,22 @@ class Timeout:
         self._message = message
 
     def remaining(self) -> float:
-        """Seconds that are left; 0 when there are none."""
+        """The remaining seconds; 0 after the limit."""
         return max(0.0, self._timeout_at - time.time())
 
     def timeout_at(self) -> float:
-        """When the time is over, in seconds since the epoch."""
+        """The time of the limit, in seconds since the epoch."""
         return self._timeout_at
 
     def timed_out(self) -> bool:
-        """Whether the time is over."""
+        """Whether the limit has passed."""
         return time.time() > self._timeout_at
 
     def check_time_out_for(self, activity: str) -> None:
-        """Raise if the time is over.
+        """Raise if the limit has passed.
 
         Raises:
-            TimeoutException: it is; the text says what took so long.
+            TimeoutException: it has; the message names the activity.
         """
         if self.timed_out():
             raise TimeoutException(self._message.format(activity=activity, timeout=self._timeout))

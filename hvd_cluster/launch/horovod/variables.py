@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.env``: what the environment says of this process."""
+"""``horovod.runner.common.util.env``: this process's rank and size from the environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from hvd_cluster.topology import Topology, inherited
 
-#: What launchers call rank and size; a program may have set just these two.
+#: The launchers' variables for rank and size; a program may have set only these two.
 _PAIRS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -17,7 +17,7 @@ _NOT_EXPORTABLE = re.compile(r"BASH_FUNC.*|OLDPWD")
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Rank and size by the launcher's variables (ours, torchrun's, MPI's, Slurm's); 0 and 1 without a launcher.
+    """Rank and size from the launcher's variables (ours, torchrun's, MPI's, Slurm's); 0 and 1 without a launcher.
 
     Raises:
         ValueError: the variables are not numbers, or contradict each other.
@@ -31,5 +31,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_exportable(variable: str) -> bool:
-    """Whether a launcher hands the variable on to workers."""
+    """Whether a launcher passes the variable on to workers."""
     return _NOT_EXPORTABLE.fullmatch(variable) is None

@@ -1,4 +1,4 @@
-"""The hosts that are reached through ssh, and the connections to their agents."""
+"""Starts agents on other hosts through ssh, and keeps the connections to them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _RETRY_S = 1.0
 
 
 class AgentHub:
-    """Starts agents on other hosts through ssh, and lets in those that prove that they know the secret.
+    """Starts agents through ssh and accepts the connections of those that prove that they know the secret.
 
     Args:
         secret: the job's secret.
         options: how ssh is called.
-        interfaces: names, or beginnings of names, of the network interfaces that the hosts are to use.
-        on_change: called, from another thread, when an agent has called back, or has gone.
-        takes_part: this host is one of them, so the others reach it at those interfaces too.
-        env: variables for the workers on the other hosts; None removes one.
+        interfaces: names, or prefixes of names, of the network interfaces that the hosts should use.
+        on_change: called, from another thread, when an agent has connected or is gone.
+        takes_part: whether this host runs workers too, so that the others must reach it through those interfaces.
+        env: variables for the workers on the other hosts; None removes a variable.
 
     Raises:
         OSError: no port can be opened.
@@ -53,7 +53,7 @@ class AgentHub:
         takes_part: bool = False,
         env: Mapping[str, str | None] | None = None,
     ) -> None:
-        #: The other hosts by the name that the user gave them.
+        #: The other hosts, by the name that the user gave them.
         self.remotes: dict[str, SshHost] = {}
         self._secret = secret
         self._options = options
@@ -63,17 +63,18 @@ class AgentHub:
         self._changed = threading.Condition()
         self._given_up = False
         self._where = listening_addresses(self._wanted if takes_part else [])
-        self._listener = listen_for_handshakes(secret, self._let_in, self._where)
+        self._listener = listen_for_handshakes(secret, self._accept, self._where)
 
-    def connect(self, hosts: Sequence[Host], *, patient: bool) -> None:
+    def connect(self, hosts: Sequence[Host], *, retry: bool) -> None:
         """Start the agents of other hosts.
 
         Args:
-            hosts: theirs.
-            patient: try again where a host is not up yet, as long as there is time.
+            hosts: the hosts.
+            retry: try again, as long as there is time, if a host may still be starting.
 
         Raises:
-            LaunchError: some cannot be reached, or not before :meth:`give_up`; all of them are named, and let go of.
+            LaunchError: some hosts cannot be reached, or not before :meth:`give_up`. The message names all of them, and
+                their connections are closed.
         """
         timeout_s = self._options.connect_timeout_s
         deadline_s = time.monotonic() + timeout_s
@@ -83,25 +84,29 @@ class AgentHub:
             self._call_agent(host, bootstrap)
         names = [host.name for host in hosts]
 
-        def late() -> list[SshHost]:
-            """Hosts that are gone but may yet come."""
-            return [r for name in names if (r := self.remotes[name]).may_come] if patient and not self._given_up else []
+        def starting() -> list[SshHost]:
+            """Hosts that failed but may still be starting."""
+            return (
+                [r for name in names if (r := self.remotes[name]).may_be_starting]
+                if retry and not self._given_up
+                else []
+            )
 
         def settled() -> bool:
             all_known = all(self.remotes[name].handshake or self.remotes[name].gone for name in names)
-            return self._given_up or all_known or bool(late())
+            return self._given_up or all_known or bool(starting())
 
-        told: set[str] = set()
+        warned: set[str] = set()
         while True:
             with self._changed:
-                # A little more than ssh has, so that ssh gets to say what is wrong.
+                # A little longer than ssh's own timeout, so that ssh can report its error.
                 self._changed.wait_for(settled, max(0.0, deadline_s + 2 - time.monotonic()))
-            again = late()
+            again = starting()
             if not again or time.monotonic() + _RETRY_S >= deadline_s:
                 break
             for remote in again:
-                if remote.host.name not in told:
-                    told.add(remote.host.name)
+                if remote.host.name not in warned:
+                    warned.add(remote.host.name)
                     logger.warning("%s\nTrying again for %.0f s.", remote.gone, deadline_s - time.monotonic())
             time.sleep(_RETRY_S)
             for remote in again:
@@ -120,26 +125,26 @@ class AgentHub:
             raise LaunchError("could not connect to some hosts via ssh:\n  " + "\n  ".join(wrong))
 
     def give_up(self) -> None:
-        """Let :meth:`connect`, in other threads, wait no more."""
+        """Make :meth:`connect`, in other threads, stop waiting."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
 
     def drop(self, name: str) -> None:
-        """Let go of a host; what runs there is ended."""
+        """Close the connection to a host; everything of the job ends there."""
         remote = self.remotes.pop(name, None)
         if remote is not None:
             remote.request_end()
             remote.close(time.monotonic() + 1.0)
 
     def complete(self) -> None:
-        """There are no more hosts to come: nobody need reach the launcher any more, nor ask how a host is reached."""
+        """All hosts are connected: close the listener and the agents' probe listeners."""
         self._listener.close(0.0)
         for remote in self.remotes.values():
             remote.send(STOP_PROBING)
 
     def close(self) -> None:
-        """Let go of all hosts; nothing of the job is left on them."""
+        """Close the connections to all hosts; no process of the job remains on them."""
         remotes = list(self.remotes.values())
         for remote in remotes:
             remote.request_end()
@@ -151,7 +156,7 @@ class AgentHub:
 
     def _bootstrap(self) -> BootstrapMessage:
         own = outward_interfaces()
-        # Those of the wanted interfaces first; this host may have none of them.
+        # Addresses of the wanted interfaces come first; this host may have none of them.
         likely = list(dict.fromkeys([*named(own, self._wanted).values(), *own.values(), LOOPBACK]))
         return BootstrapMessage(
             name="",
@@ -170,7 +175,7 @@ class AgentHub:
         except OSError as error:
             raise LaunchError(f"ssh cannot be started: {error}. Install an ssh client on this host.") from error
 
-    def _let_in(self, handshake: AgentHandshake, channel: Channel) -> bool:
+    def _accept(self, handshake: AgentHandshake, channel: Channel) -> bool:
         remote = self.remotes.get(handshake.name)
         if remote is None or remote.handshake is not None:
             return False
@@ -178,7 +183,7 @@ class AgentHub:
             there = handshake.version or "another version"
             remote.refuse(
                 f"{handshake.name}: hvd_cluster is {there} there and {__version__} here; "
-                "every host needs the same Python environment"
+                "all hosts need the same Python environment"
             )
             return False
         remote.attach(handshake, channel)

@@ -69,7 +69,7 @@ class SshFleet(AgentFleet):
             if host.name in local:
                 self._add_local(host)
         if others:
-            self._connect_remotes(others, patient=True)
+            self._connect_remotes(others, retry=True)
             if lost := self.probe():
                 raise reachability.unreachable(lost)
             assert self._agent_hub is not None
@@ -82,7 +82,7 @@ class SshFleet(AgentFleet):
 
     def _open(self, *, others: bool, takes_part: bool) -> None:
         try:
-            # Other hosts' workers find it at the address by which their agent came; see rendezvous().
+            # Workers on other hosts use the address at which their agent reached the launcher; see rendezvous().
             self._server = self._stack.enter_context(KeyValueServer(self.secret, LOOPBACK))
             if others:
                 self._agent_hub = AgentHub(
@@ -103,14 +103,14 @@ class SshFleet(AgentFleet):
             if entry.remote is None or not entry.remote.gone:
                 entry.host = host
                 return ""
-            # Until it is reached again, what is known of it stays: its last workers may not be reaped yet.
+            # Keep its entry until it is reached again: its last workers may not be reaped yet.
             if self._agent_hub is not None:
                 self._agent_hub.drop(host.name)
         try:
             if is_local(host.name):
                 self._add_local(host)
             else:
-                self._connect_remotes([host], patient=False)
+                self._connect_remotes([host], retry=False)
         except LaunchError as error:
             return str(error)
         return ""
@@ -121,7 +121,7 @@ class SshFleet(AgentFleet):
             self._agent_hub.give_up()
 
     def slots(self, hosts: Sequence[Host]) -> list[Slot]:
-        """A slot for each slot of ``hosts``, which must be connected, in their order."""
+        """A slot for each slot number of ``hosts``, which must be connected, in order."""
         slots = [self._hosts[host.name] for host in hosts for _ in range(host.slots)]
         return [Slot(index, entry.host_key, entry.address) for index, entry in enumerate(slots)]
 
@@ -144,17 +144,17 @@ class SshFleet(AgentFleet):
         env = {**self.environment(name, task), **env}
         if entry.remote is None:
             return start_worker(task, topology, env, on_change, on_line=on_line, on_event=on_event)
-        # What the agent's bootstrap has told goes over no connection that is only signed.
-        told = self._exported.items()
-        task = replace(task, env=dict(pair for pair in task.env.items() if pair not in told))
+        # Variables of the bootstrap message must not go over a connection that is authenticated but not encrypted.
+        exported = self._exported.items()
+        task = replace(task, env=dict(pair for pair in task.env.items() if pair not in exported))
         return entry.remote.start(next(self._keys), task, topology, env, on_change, on_line=on_line, on_event=on_event)
 
     def _add_local(self, host: Host) -> None:
         port = self._stack.enter_context(ReservedPort(ANY if self._agent_hub is not None else LOOPBACK))
         self._hosts[host.name] = FleetHost(host, host_key(), outward_interfaces(), port.port, LOOPBACK, LOOPBACK)
 
-    def _connect_remotes(self, hosts: Sequence[Host], *, patient: bool) -> None:
+    def _connect_remotes(self, hosts: Sequence[Host], *, retry: bool) -> None:
         assert self._agent_hub is not None
-        self._agent_hub.connect(hosts, patient=patient)
+        self._agent_hub.connect(hosts, retry=retry)
         for host in hosts:
             self.add_remote(self._agent_hub.remotes[host.name])

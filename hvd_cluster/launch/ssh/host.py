@@ -1,4 +1,4 @@
-"""Another host, reached through ssh: the ssh that runs the agent there."""
+"""Another host, reached through ssh: the ssh process that runs the agent there."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import agent_environment
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.remote import RemoteHost
-from hvd_cluster.launch.ssh.options import SshOptions, ending, may_pass
+from hvd_cluster.launch.ssh.options import SshOptions, exit_reason, is_temporary
 from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
 from hvd_cluster.topology import inherited
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which ssh may outlive the agent's connection before the host is lost without its last words, and how many
-#: lines of them are told.
+#: Seconds for which a host that has disconnected waits for ssh's last output, and how many lines of it are shown.
 _SSH_OUTPUT_S, _NUM_SSH_LINES = 2.0, 10
 
 
 class SshHost(RemoteHost):
-    """A host whose agent runs as long as an ssh of ours does.
+    """A host whose agent runs as long as our ssh process does.
 
     Args:
-        host: whom to call.
-        bootstrap: what the agent is told.
+        host: the host.
+        bootstrap: the message for the agent.
         options: how ssh is called.
-        on_change: called, from another thread, when the agent has reported in, or has gone.
+        on_change: called, from another thread, when the agent has connected or is gone.
 
     Raises:
         OSError: ssh cannot be started.
@@ -43,8 +42,8 @@ class SshHost(RemoteHost):
         self, host: Host, bootstrap: BootstrapMessage, options: SshOptions, on_change: Callable[[], None]
     ) -> None:
         super().__init__(host, on_change)
-        #: It is gone because it is perhaps not up yet.
-        self.may_come = False
+        #: It is gone, perhaps because it is still starting.
+        self.may_be_starting = False
         self._options = options
         self._exit_code: int | None = None
         self._has_ended = threading.Event()
@@ -68,20 +67,20 @@ class SshHost(RemoteHost):
         try:
             self._ssh.start()
             self._send_bootstrap(bootstrap.to_line())
-        except BaseException:  # raised again: the pipe would stay open
+        except BaseException:  # re-raised; the pipe would stay open
             os.close(self._stdin)
             raise
         finally:
             os.close(reader)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for the agent's end until ``deadline_s``, then end the connection. May be called twice."""
+        """Wait for the agent's end until ``deadline_s``, then close the connection. May be called twice."""
         ended = threading.Thread(target=self._ssh.join, name="hvd-ssh-end", daemon=True)
         ended.start()
         if self._channel is not None and not self.gone:
             ended.join(max(0.0, deadline_s - time.monotonic()))
         with contextlib.suppress(OSError):
-            # The agent dies of that, and the guard there ends its workers. Once only: the number may be another's then.
+            # This ends the agent, and its guard kills the workers. Only once, because the descriptor may be reused.
             stdin, self._stdin = self._stdin, -1
             if stdin >= 0:
                 os.close(stdin)
@@ -91,7 +90,7 @@ class SshHost(RemoteHost):
         ended.join()
 
     def _send_bootstrap(self, line: bytes) -> None:
-        """Write it from a thread: an environment may be longer than what a pipe takes before ssh reads."""
+        """Write the message from a thread: an environment may be larger than the pipe's buffer."""
         writer = os.dup(self._stdin)
 
         def write() -> None:
@@ -107,15 +106,15 @@ class SshHost(RemoteHost):
 
     def _ssh_ended(self, exit_code: int) -> None:
         if self._channel is None:
-            self.may_come = may_pass(exit_code, self._ssh.tail.text())
-            self._lose(ending(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
+            self.may_be_starting = is_temporary(exit_code, self._ssh.tail.text())
+            self._lose(exit_reason(self.host.name, exit_code, self._ssh.tail.text(), self._options.python))
         else:
             self._exit_code = exit_code
             self._has_ended.set()
-            self._channel.close()  # the reader says so to the workers
+            self._channel.close()  # the reader then reports it to the workers
 
     def _explain(self, why: str) -> str:
-        """With what ssh and the agent have said; the end of the connection often comes before that of ssh."""
+        """Add the output of ssh and the agent; the connection often ends before ssh does."""
         self._has_ended.wait(_SSH_OUTPUT_S)
         if self._exit_code is not None:
             why = f"ssh ended with code {self._exit_code}"

@@ -1,8 +1,8 @@
 # ruff: noqa: INP001 - its folder is an entry of sys.path, not a package
-"""Python imports this when a worker, or a child process of one, starts: its folder is on their PYTHONPATH.
+"""Python imports this module when a worker, or a child process of one, starts: its directory is on their PYTHONPATH.
 
-It lets programs use ``Trainer(strategy="horovod")`` that import nothing of ours. Other Pythons than the launcher's may
-read it too, so it needs nothing but the standard library.
+It makes ``Trainer(strategy="horovod")`` work in programs that do not import hvd_cluster. Other Pythons than the
+launcher's may import it too, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 
 class _LightningWatch:
-    """Imports hvd_cluster, and with it the hook for Lightning's registry, when the program imports Lightning."""
+    """Imports hvd_cluster, which registers the strategy, when the program imports Lightning."""
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG004
         if fullname in ("lightning", "pytorch_lightning"):
-            with contextlib.suppress(ImportError):  # a Python in which it is not installed
+            with contextlib.suppress(ImportError):  # hvd_cluster is not installed in this Python
                 import hvd_cluster  # noqa: F401
 
 
@@ -28,7 +28,7 @@ def _run_the_next() -> None:
     """Run the sitecustomize that Python would have found without this one."""
     entries = [Path(entry).resolve() for entry in sys.path]
     here = Path(__file__).resolve().parent
-    # Only what comes behind, or two copies of this file would run each other without end.
+    # Only later entries, or two copies of this file would run each other endlessly.
     behind = sys.path[entries.index(here) + 1 :] if here in entries else []
     spec = PathFinder.find_spec(__name__, behind)
     if spec is not None and spec.loader is not None:

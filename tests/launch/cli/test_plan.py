@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hvd_cluster.launch.cli.main import parse_args
-from hvd_cluster.launch.cli.plan import Plan, describe, make_plan
+from hvd_cluster.launch.cli.plan import LaunchPlan, describe, make_plan
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import Host
 
@@ -18,7 +18,7 @@ SLURM = {
 LSF = {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a03 2 a07 3"}
 
 
-def plan(*arguments: str, environ: dict[str, str] | None = None) -> Plan:
+def plan(*arguments: str, environ: dict[str, str] | None = None) -> LaunchPlan:
     return make_plan(parse_args([*arguments, "train", "--lr", "a b"]), environ or {}, as_horovod=False)
 
 
@@ -74,7 +74,7 @@ def test_a_discovery_script_or_a_least_number_makes_the_job_elastic() -> None:
     assert isinstance(spec, ElasticSpec)
     assert (spec.num_proc, spec.min_num_proc, spec.max_num_proc, spec.reset_limit) == (2, 2, 4, 3)
     assert isinstance(plan("-np", "2", "--min-np", "1", "-H", "a:1,b:1").spec, ElasticSpec)
-    assert "elastic: 2 to 4 workers, 2 at first, on the hosts that ./find.sh prints" in describe(spec)
+    assert "elastic: 2 to 4 workers, 2 at the start, on the hosts that ./find.sh prints" in describe(spec)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_slots_are_those_of_a_host_for_which_the_hostfile_states_none(tmp_path: 
         (["-np", "2", "--min-np", "3"], "--min-np=3 is more than -np=2"),
         (["-np", "4", "--max-np", "3"], "--max-np=3 is less than -np=4"),
         (["-np", "2", "--reset-limit", "-1"], "--reset-limit=-1 must be at least 0"),
-        (["-np", "2", "--blacklist-cooldown-range", "5", "2"], "--blacklist-cooldown-range 5 2 must be two rising"),
+        (["-np", "2", "--blacklist-cooldown-range", "5", "2"], "--blacklist-cooldown-range 5 2 must be two increasing"),
         (["-np", "2", "--blacklist-cooldown-range", "0.5", "2"], "1 to 3600"),
         (["-np", "2", "--slots", "0"], "--slots=0 must be at least 1"),
     ],

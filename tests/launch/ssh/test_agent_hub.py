@@ -29,35 +29,35 @@ SECRET = new_secret()
 
 @pytest.mark.processes
 def test_a_host_that_is_closed_twice_closes_nothing_of_others(loopback_ssh: Path) -> None:
-    board = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
     try:
-        board.connect([Host("elsewhere", 1)], patient=False)
-        remote = board.remotes["elsewhere"]
+        hub.connect([Host("elsewhere", 1)], retry=False)
+        remote = hub.remotes["elsewhere"]
         remote.request_end()
         remote.close(time.monotonic() + 10)
         # The lowest free numbers: that of the closed pipe is among them.
         others = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
     finally:
-        board.close()
+        hub.close()
     for other in others:
         os.close(other)  # an error where somebody has closed it
 
 
 @pytest.mark.processes
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ssh: Path) -> None:
-    board = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
     probe_listener = listen_for_probes(SECRET, "here")
     try:
-        board.connect([Host("elsewhere", 1)], patient=False)
-        remote = board.remotes["elsewhere"]
+        hub.connect([Host("elsewhere", 1)], retry=False)
+        remote = hub.remotes["elsewhere"]
         claim = HostAddresses("here", ("127.0.0.1",), probe_listener.port)
-        assert remote.call((claim,), 0.0) == {}  # nobody answers in no time
+        assert remote.probe((claim,), 0.0) == {}  # nobody answers in no time
         nobody = HostAddresses("nobody", ("127.0.0.1",), 9)
-        assert remote.call((nobody,), 30) == {"nobody": ()}
+        assert remote.probe((nobody,), 30) == {"nobody": ()}
         answers: dict[int, object] = {}
 
         def ask(number: int) -> None:
-            answers[number] = remote.call((claim if number % 2 else nobody,), 30)
+            answers[number] = remote.probe((claim if number % 2 else nobody,), 30)
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -67,27 +67,27 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
         assert answers == {n: {"here": ("127.0.0.1",)} if n % 2 else {"nobody": ()} for n in range(8)}
     finally:
         probe_listener.close()
-        board.close()
+        hub.close()
 
 
 @pytest.mark.processes
 def test_a_host_with_another_version_is_named_with_both(loopback_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = hvd_cluster.__version__
     monkeypatch.setattr("hvd_cluster.launch.ssh.agent_hub.__version__", "99.9")
-    board = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
     try:
         with pytest.raises(LaunchError, match=f"elsewhere: hvd_cluster is {there} there and 99.9 here"):
-            board.connect([Host("elsewhere", 1)], patient=True)
+            hub.connect([Host("elsewhere", 1)], retry=True)
     finally:
-        board.close()
+        hub.close()
 
 
 @pytest.mark.processes
 def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh: Path) -> None:
-    board = AgentHub(SECRET, SshOptions(), (), lambda: None)
+    hub = AgentHub(SECRET, SshOptions(), (), lambda: None)
     try:
-        board.connect([Host("elsewhere", 1)], patient=False)
-        remote = board.remotes["elsewhere"]
+        hub.connect([Host("elsewhere", 1)], retry=False)
+        remote = hub.remotes["elsewhere"]
         pid = int((loopback_ssh / "pids").read_text())
         with Path(f"/proc/{pid}/fd/2").open("w") as stderr:
             stderr.write("Timeout, server not responding.\n")
@@ -102,7 +102,7 @@ def test_a_lost_host_is_told_with_what_ssh_and_the_agent_said_last(loopback_ssh:
             in outcome.ending_text
         )
     finally:
-        board.close()
+        hub.close()
 
 
 @pytest.mark.processes

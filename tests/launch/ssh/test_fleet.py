@@ -39,7 +39,7 @@ def test_once_all_hosts_are_there_no_one_listens_on_all_interfaces(loopback_ssh:
         assert int(port) != fleet.server.port
         remote = fleet._hosts["elsewhere"].remote
         assert remote is not None
-        remote.call((), 10.0)  # the agent has heard what came before
+        remote.probe((), 10.0)  # the agent has heard what came before
         assert listening(agent(loopback_ssh)) == []
     assert listening(os.getpid()) == before
 
@@ -69,9 +69,9 @@ def test_a_launcher_whose_host_takes_part_listens_on_the_interfaces_that_were_na
     name, address = one_interface()
     before = listening(os.getpid())
     for wanted, listened in (([name], address), ([], ANY)):
-        board = AgentHub(new_secret(), SshOptions(), wanted, lambda: None, takes_part=True)
+        hub = AgentHub(new_secret(), SshOptions(), wanted, lambda: None, takes_part=True)
         try:
-            board.connect([Host("elsewhere", 1)], patient=False)
+            hub.connect([Host("elsewhere", 1)], retry=False)
             assert listening(os.getpid()) == sorted([*before, listened])
         finally:
-            board.close()
+            hub.close()

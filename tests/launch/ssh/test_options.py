@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hvd_cluster
-from hvd_cluster.launch.ssh.options import SshOptions, ending, may_pass
+from hvd_cluster.launch.ssh.options import SshOptions, exit_reason, is_temporary
 
 
 @pytest.mark.processes
@@ -24,7 +24,7 @@ def test_ssh_never_asks_and_gives_up_on_a_dead_network() -> None:
 @pytest.mark.parametrize(("host", "told"), [("me@[fe80::1]", "me@fe80::1"), ("[2001:db8::7]", "2001:db8::7")])
 def test_ssh_gets_an_address_without_brackets(host: str, told: str) -> None:
     assert SshOptions().arguments(host, ["true"])[-2:] == [told, "true"]
-    assert f"(try: ssh {told} true)" in ending(host, 255, "", "/x")
+    assert f"(try: ssh {told} true)" in exit_reason(host, 255, "", "/x")
 
 
 def test_the_agent_starts_with_what_it_is_given_and_nothing_secret() -> None:
@@ -52,10 +52,11 @@ def test_what_lies_in_the_home_folder_does_not_get_into_the_agent(tmp_path: Path
     ],
 )
 def test_a_host_that_is_not_up_yet_is_told_from_one_that_refuses(exit_code: int, output: str, passes: bool) -> None:
-    assert may_pass(exit_code, output) is passes
+    assert is_temporary(exit_code, output) is passes
 
 
 def test_an_ending_names_the_host_and_the_remedy() -> None:
-    assert "must get there without a password (try: ssh a true)" in ending("a", 255, "Permission denied", "/x")
-    assert "there is no /x/python there; every host needs the same" in ending("a", 127, "", "/x/python")
-    assert ending("a", 1, "Traceback", "/x").endswith("agent ended with code 1\n    Traceback")
+    text = exit_reason("a", 255, "Permission denied", "/x")
+    assert "must be able to log in without a password (try: ssh a true)" in text
+    assert "/x/python does not exist there; all hosts need the same" in exit_reason("a", 127, "", "/x/python")
+    assert exit_reason("a", 1, "Traceback", "/x").endswith("agent ended with code 1\n    Traceback")
