@@ -4,7 +4,7 @@
 >>> with RayExecutor(RayExecutor.create_settings(), num_workers=4, use_gpu=True) as executor:
 ...     results = executor.run(train)
 
-:class:`ElasticRayExecutor`, or ``RayExecutor(min_workers=...)``, goes on when nodes die and takes those that join.
+:class:`ElasticRayExecutor`, or ``RayExecutor(min_workers=...)``, continues when nodes die and uses nodes that join.
 :mod:`hvd_cluster.ray.train` runs the same functions inside Ray Train.
 """
 

@@ -30,12 +30,12 @@ from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S = 15.0
-#: No longer: its node may be gone, and Ray about to tell.
+#: Short, because its node may be gone, which Ray will report soon.
 _REDIAL_TIMEOUT_S = 3.0
-#: Seconds of silence after which Ray is asked whether the call is over: a worker may be too broken to say so itself.
+#: Seconds without a message after which Ray is asked whether the call has ended: a worker may be unable to report it.
 _POLL_S = 2.0
-#: Seconds that Ray gets, between two calls to a worker that has hung up, to tell how that ended: it learns of the death
-#: of a process in a moment, of that of a node in some 14 s.
+#: Seconds for Ray to report, between two attempts to reconnect to a worker, how the worker ended. Ray notices the death
+#: of a process within a moment, that of a node after about 14 s.
 _RAY_ANSWER_S = 2.0
 
 OnLog = Callable[[dict[str, Any]], None]
@@ -52,35 +52,35 @@ class ActorCall:
     method: str
     arguments: tuple[Any, ...]
 
-    def give(self, handle: Any) -> Any:
-        """Call the method of that actor; the ``ObjectRef`` of its result."""
+    def submit_to(self, handle: Any) -> Any:
+        """Call the method of that actor; returns the ``ObjectRef`` of the result."""
         return getattr(handle, self.method).remote(*self.arguments)
 
 
 @dataclass(frozen=True)
 class OutputSinks:
-    """Who hears what the workers say."""
+    """The functions that receive what the workers send."""
 
-    #: Gets every line of their output.
+    #: Called with every line of their output.
     on_line: OnLine
-    #: Gets their progress reports.
+    #: Called with their progress reports.
     on_event: OnEvent = ignore_event
-    #: Gets what they give to ``ray_logger.log``.
+    #: Called with what they pass to ``ray_logger.log``.
     on_log: OnLog = ignore_log
 
 
 class ActorWorker:
-    """A worker; see :class:`hvd_cluster.launch.worker_group.Worker`. A thread of its own follows its life.
+    """A worker; see :class:`hvd_cluster.launch.worker_group.Worker`. Its own thread follows its life.
 
     Args:
-        connection: the one to the cluster in which the actor is.
+        connection: the connection to the actor's cluster.
         handle: the actor.
         handshake: the ``ObjectRef`` of its handshake.
-        rank: names it until it is settled.
-        assign: says what it becomes, once it has greeted.
-        sinks: who hears it.
+        rank: its rank until it is assigned.
+        assign: returns its assignment, given its handshake.
+        sinks: receive what it sends.
         on_change: called, from another thread, whenever ``ready``, ``reported`` or ``outcome`` has changed.
-        only_call: what it does as soon as it is ready; the actor ends with that. None: it waits for :meth:`submit`.
+        only_call: what it runs as soon as it is ready; the actor ends afterwards. None: it waits for :meth:`submit`.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ActorWorker:
         self.outcome: Outcome | None = None
         #: What ``sinks.on_event`` raised to stop the call.
         self.stop_call: StopCall | None = None
-        #: Where it runs; None before it has greeted.
+        #: Where it runs; None before its handshake.
         self.handshake: ActorHandshake | None = None
-        #: Who hears it now; a call may bring sinks of its own.
+        #: Receive what it sends now; a call may have its own.
         self.sinks = sinks
         self._connection = connection
         self._handle = handle
@@ -123,38 +123,38 @@ class ActorWorker:
         """The last lines of its output."""
         return self._tail.text()
 
-    def submit(self, order: ActorCall) -> None:
-        """Let it do ``order``; :attr:`reported` says how that ended."""
+    def submit(self, call: ActorCall) -> None:
+        """Start ``call``; its outcome becomes :attr:`reported`."""
         with self._lock:
             self.reported = None
-            self._pending = self._give(order)
+            self._pending = self._submit(call)
 
-    def submit_remote(self, order: ActorCall) -> Any:
-        """Let it do ``order``; the ``ObjectRef`` of what that returns, or raises."""
-        return self._give(order)
+    def submit_remote(self, call: ActorCall) -> Any:
+        """Start ``call``; returns the ``ObjectRef`` of its result."""
+        return self._submit(call)
 
     def forget_report(self) -> None:
-        """The call is over, and its report taken: a worker that ends from now on has not answered the next call."""
+        """Clear the report of the last call: a worker that ends from now on has not answered the next call."""
         with self._lock:
             self.reported = None
 
     def outliving(self, outcome: Outcome) -> Outcome:
-        """``outcome``, good for after this worker's end."""
+        """``outcome`` in a form that stays valid after this worker's end."""
         return outcome if self.handshake is None else outliving(outcome, self.handshake.worker_id)
 
     def terminate(self) -> None:
-        """End it. Ray knows no gentler way that would reach a worker that computes."""
+        """End it. Ray has no gentler way that reaches a busy worker."""
         self.kill()
 
     def kill(self) -> None:
         """End it."""
         self._stopping = True
-        with contextlib.suppress(Exception):  # Ray itself may have gone, and its actors with it
+        with contextlib.suppress(Exception):  # Ray itself may be gone, and its actors with it
             self._connection.ray().kill(self._handle)
 
-    def _give(self, order: ActorCall) -> Any:
+    def _submit(self, call: ActorCall) -> Any:
         self._connection.ray()
-        return order.give(self._handle)
+        return call.submit_to(self._handle)
 
     def wait(self) -> Outcome | None:
         """Wait until it has ended."""
@@ -166,39 +166,39 @@ class ActorWorker:
     def _follow(self) -> None:
         """From the handshake to the end."""
         try:
-            fate = self._until_lost()
-        except SystemExit:  # what ray.shutdown() raises in other threads that wait for Ray
-            fate = self._left_behind()
+            ending = self._until_lost()
+        except SystemExit:  # ray.shutdown() raises it in threads that wait for Ray
+            ending = self._lost_with_connection()
         with self._lock:
             if self.outcome is None:
-                self.outcome = self.reported or fate  # what it reported counts, whatever ended it afterwards
+                self.outcome = self.reported or ending  # a report counts, whatever ended the worker afterwards
         self._on_change()
 
     def _until_lost(self) -> Outcome:
         try:
             self.handshake = handshake = self._get(self._handshake_ref)
             channel = self._begin(handshake)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the worker is lost, and its outcome says why
+        except Exception as error:  # noqa: BLE001 - of any kind: the worker is lost, and its outcome says why
             loss = self._loss(error)
             self.kill()
             return loss
         while True:
             with contextlib.closing(channel), contextlib.suppress(EOFError, OSError, AuthenticationError):
                 self._listen(channel)
-            called = self.outcome or self._call_again(handshake)
-            if isinstance(called, Outcome):
-                return called
-            channel = called
+            result = self.outcome or self._reconnect(handshake)
+            if isinstance(result, Outcome):
+                return result
+            channel = result
 
     def _get(self, ref: Any) -> Any:
-        """What ``ref`` comes to. By turns: Ray 2.40 never ends a wait that ``ray.shutdown()`` finds under way."""
+        """The value of ``ref``; polls, because in Ray 2.40 a wait never ends after a ``ray.shutdown()``."""
         timeout = load_ray().exceptions.GetTimeoutError
         while True:
             with contextlib.suppress(timeout):
                 return self._connection.ray().get(ref, timeout=_POLL_S)
 
     def _listen(self, channel: Channel) -> None:
-        """Hear what it says until it has ended, or the connection has."""
+        """Handle its messages until it has ended or the connection breaks."""
         channel.settimeout(_POLL_S)
         while self.outcome is None:
             try:
@@ -207,10 +207,10 @@ class ActorWorker:
                 if self._is_over():
                     self._take_report()
             else:
-                self._hear(message)
+                self._handle_message(message)
 
     def _begin(self, handshake: ActorHandshake) -> Channel:
-        """Settle the actor, and call it."""
+        """Assign the actor its topology, and connect to it."""
         assignment = self._assign(handshake)
         self.rank = assignment.topology.rank
         self._get(self._handle.assign.remote(assignment))
@@ -231,7 +231,7 @@ class ActorWorker:
                 channel = Channel.connect(sock, self._secret, timeout_s)
                 channel.settimeout(_CALL_TIMEOUT_S)
                 channel.send(pickle.dumps("the driver"))
-                channel.recv()  # it captures its output from here on
+                channel.recv()  # from now on the worker captures its output
                 stack.pop_all()
         except (OSError, EOFError) as error:
             raise LaunchError(
@@ -240,7 +240,7 @@ class ActorWorker:
             ) from error
         return channel
 
-    def _hear(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, CallFinished):
             self._take_report()
             return
@@ -253,14 +253,14 @@ class ActorWorker:
                 self.sinks.on_event(self.rank, message.fields)
             elif isinstance(message, LogRecord):
                 self.sinks.on_log(loads(message.info))
-        except Exception:  # a caller's broken sink must not cost the job
-            logger.exception("what rank %d said could not be passed on", self.rank)
+        except Exception:  # a broken callback must not fail the job
+            logger.exception("a message of rank %d could not be passed on", self.rank)
 
     def _take_report(self) -> None:
-        """The call is over: have Ray bring its result. Where that is the news of a death, the connection ends next."""
+        """The call has ended: fetch its result from Ray. If the worker has died, the connection ends next."""
         with self._lock:
             pending = self._pending
-        if pending is not None:  # else somebody else waits for the result
+        if pending is not None:  # otherwise the caller has the ObjectRef
             with contextlib.suppress(load_ray().exceptions.RayActorError):
                 self._report(self._result(pending))
 
@@ -271,33 +271,39 @@ class ActorWorker:
             self._pending = None
             self.reported = replace(outcome, output_tail=self.output_tail)
         if self._only_call is not None:
-            self.kill()  # it has done what it was made for
+            self.kill()  # its only call is done
             self.outcome = self.reported
         self._on_change()
 
     def _result(self, pending: Any, timeout_s: float | None = None) -> Outcome:
-        """What Ray brings; raises RayActorError where the worker has died, and GetTimeoutError."""
+        """The result from Ray.
+
+        Raises:
+            RayActorError: the worker has died.
+            GetTimeoutError: the result is not available in time.
+        """
         ray = self._connection.ray()
         try:
             outcome: Outcome = ray.get(pending, timeout=timeout_s)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             raise
-        except ray.exceptions.ObjectLostError as error:  # large ones stay there until they are fetched
+        except ray.exceptions.ObjectLostError as error:  # large results stay on the node until they are fetched
             logger.debug("rank %d: %s", self.rank, error)
             return replace(self._ended(), ending_text="had finished, but its result was lost with its node")
-        except Exception as error:  # noqa: BLE001 - the result could not be stored or brought: that is how the call ended
+        except Exception as error:  # noqa: BLE001 - it could not be stored or fetched
             return self._failure(full_store("what the function returned", error) or error)
         return outcome
 
-    def _call_again(self, handshake: ActorHandshake) -> Outcome | Channel:
-        """The worker has hung up: how it ended; or a new connection, where it lives and only the line had broken.
+    def _reconnect(self, handshake: ActorHandshake) -> Outcome | Channel:
+        """The connection has ended: return the worker's outcome, or a new connection if the worker still runs.
 
-        It breaks where this process is stopped for a while, or nobody takes what it prints. That costs lines, no more.
+        The connection breaks if this process is stopped for a while, or its output is not read. Only lines of output
+        are lost.
         """
         while not self._stopping:
             try:
                 is_idle = self._answers()
-            except Exception as error:  # noqa: BLE001 - it has died, or Ray itself has gone
+            except Exception as error:  # noqa: BLE001 - it has died, or Ray itself is gone
                 return self._loss(error)
             if self.outcome is not None:
                 break
@@ -310,15 +316,15 @@ class ActorWorker:
                     return replace(self._ended(), ending_text="was lost: its connection to the driver broke")
             else:
                 logger.warning(
-                    "rank %d: its connection to the driver broke, and is there again. What it wrote meanwhile is in "
-                    "Ray's own log of its process, if anywhere",
+                    "rank %d: its connection to the driver broke and is restored. What it wrote in between may be in "
+                    "Ray's log of its process",
                     self.rank,
                 )
                 return channel
         return self.outcome or replace(self._ended(), stopped=True)
 
     def _answers(self) -> bool:
-        """Whether it lives and is idle, the report of its last call taken; False while it is busy."""
+        """Whether it lives and is idle, with the report of its last call taken; False while it is busy."""
         ray = self._connection.ray()
         try:
             if self._pending is not None:
@@ -330,21 +336,21 @@ class ActorWorker:
         return True
 
     def _is_over(self) -> bool:
-        """There is a result to fetch, or the news of a death."""
+        """Whether there is a result to fetch, or the news of a death."""
         if self._pending is None:
             return False
-        with contextlib.suppress(Exception):  # Ray itself may have gone: the connection ends next
+        with contextlib.suppress(Exception):  # Ray itself may be gone; the connection ends next
             return bool(self._connection.ray().wait([self._pending], timeout=0, fetch_local=False)[0])
         return False
 
     def _loss(self, error: Exception) -> Outcome:
-        """How it ended, from what was raised where Ray was asked about it."""
-        if self._connection.has_ended:  # ray.shutdown() ends the actors too, and their deaths may be heard first
-            return self._left_behind()
+        """Its outcome, from the exception that Ray raised about it."""
+        if self._connection.has_ended:  # ray.shutdown() ends the actors too, and Ray may report their deaths first
+            return self._lost_with_connection()
         return self._death(error) if isinstance(error, load_ray().exceptions.RayActorError) else self._failure(error)
 
     def _death(self, error: Exception) -> Outcome:
-        """Ray's own words about the death of an actor, as an outcome."""
+        """An outcome from Ray's message about the death of an actor."""
         text = str(error)
         logger.debug("rank %d: %s", self.rank, text)
         if self._stopping:
@@ -353,8 +359,8 @@ class ActorWorker:
             return replace(self._ended(), exit_code=int(code[1]))
         return replace(self._ended(), ending_text=_ending_text(type(error).__name__, text))
 
-    def _left_behind(self) -> Outcome:
-        """Ray has ended it, or will: this process cannot ask any more."""
+    def _lost_with_connection(self) -> Outcome:
+        """Ray has ended it, or will end it; this process cannot ask any more."""
         return (
             replace(self._ended(), stopped=True) if self._stopping else replace(self._ended(), ending_text=ENDING_TEXT)
         )

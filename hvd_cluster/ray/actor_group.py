@@ -1,4 +1,4 @@
-"""Workers whose number is fixed: they start together, and keep what they have from call to call."""
+"""A fixed number of workers that start together and keep their state between calls."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from hvd_cluster.topology import join_address
 
 logger = logging.getLogger(__name__)
 
-#: A larger call is put into the object store once, instead of into each worker's message.
+#: A larger call is put into the object store once, instead of into the message for each worker.
 _SHARED_BYTES = 64 * 1024
 
 
 class ActorGroup:
-    """The actors of one executor, and the placement group that they are in.
+    """The actors of one executor, and their placement group.
 
     Args:
-        strategy: how many, and where.
-        sinks: who hears them.
-        env: variables for them; None removes one.
+        strategy: how many workers, and where.
+        sinks: receive what they send.
+        env: environment variables for them; None removes one.
         placement_timeout_s: seconds to wait for room.
         start_timeout_s: seconds for all of them to report, once there is room.
     """
@@ -68,49 +68,50 @@ class ActorGroup:
         self._why_closed = "start() has not been called"
 
     def start(self, executable: PackedCall | None) -> None:
-        """Start the workers, and let each make its executable (a packed call).
+        """Start the workers, and let each create its executable (a packed call).
 
         Raises:
-            StartTimeoutError: no room in the cluster, or workers that do not report.
-            WorkerFailedError: one of them died, or its executable raised.
+            StartTimeoutError: there is no room in the cluster, or workers do not report.
+            WorkerFailedError: a worker died, or its executable raised an exception.
             LaunchError: they cannot work together.
         """
         self.close()
         try:
             with ExitStack() as stack:
-                self._bring_up(stack)
+                self._start_actors(stack)
                 self._running = stack.pop_all()
             if executable is not None:
                 self.call(ActorCall("prepare", (executable,)))
-        except BaseException:  # an interrupt as well: nothing of a actors that is not complete may stay
+        except BaseException:  # also after an interrupt: an incomplete group must not remain
             self.close("it did not start")
             raise
 
-    def call(self, order: ActorCall, callbacks: CallbackLoop | None = None, *, is_last: bool = False) -> list[Any]:
-        """Give ``order`` to every worker; the results by rank.
+    def call(self, call: ActorCall, callbacks: CallbackLoop | None = None, *, is_last: bool = False) -> list[Any]:
+        """Run ``call`` on every worker. Returns the results by rank.
 
         Args:
-            order: what to do.
+            call: what to run.
             callbacks: called with what workers log.
-            is_last: the workers end with this call: objects in their results that they own are stored here.
+            is_last: the workers end with this call, so objects in their results that they own are stored by this
+                process.
 
         Raises:
-            WorkerFailedError: a worker raised or died; the text begins with the user's traceback. Where one died, or
-                hung after another one's failure, all are gone, and :meth:`start` begins anew.
+            WorkerFailedError: a worker raised an exception or died; the message starts with the user's traceback. If
+                one died, or hung after another one's failure, all have ended, and :meth:`start` starts new ones.
         """
         workers = self._workers()
-        order = shared(order)
+        call = shared(call)
         for worker in workers:
             worker.sinks = self._sinks if callbacks is None else replace(self._sinks, on_log=callbacks.put)
 
         def work() -> list[Outcome]:
             for worker in workers:
-                worker.submit(order)
+                worker.submit(call)
             return self._group.reports()
 
         try:
             outcomes = work() if callbacks is None else callbacks.until(work, self.close)
-        except BaseException:  # an interrupt: what the workers are doing now belongs to nobody
+        except BaseException:  # an interrupt: no caller waits for what the workers are doing now
             self.close("a call was interrupted")
             raise
         for worker in workers:
@@ -121,14 +122,14 @@ class ActorGroup:
             self.close("a worker died or hung in an earlier call")
         return collect(outcomes)
 
-    def call_one(self, order: ActorCall) -> Any:
-        """Give ``order`` to rank 0 alone; its result. Raises as :meth:`call` does."""
+    def call_one(self, call: ActorCall) -> Any:
+        """Run ``call`` on rank 0 only. Returns its result; raises as :meth:`call`."""
         worker = self._workers()[0]
         worker.sinks = self._sinks
         try:
-            worker.submit(shared(order))
+            worker.submit(shared(call))
             outcome = self._group.report_of(worker)
-        except BaseException:  # an interrupt, as above
+        except BaseException:  # also after an interrupt
             self.close("a call was interrupted")
             raise
         worker.forget_report()
@@ -136,15 +137,15 @@ class ActorGroup:
             self.close("a worker died in an earlier call")
         return collect([outcome])[0]
 
-    def call_remote(self, order: ActorCall) -> list[Any]:
-        """Give ``order`` to every worker; the ``ObjectRef`` of each result, by rank."""
-        workers, order = self._workers(), shared(order)
+    def call_remote(self, call: ActorCall) -> list[Any]:
+        """Start ``call`` on every worker. Returns the ``ObjectRef`` of each result, by rank."""
+        workers, call = self._workers(), shared(call)
         for worker in workers:
-            worker.sinks = self._sinks  # the callbacks of an earlier call are not this one's
-        return [worker.submit_remote(order) for worker in workers]
+            worker.sinks = self._sinks  # without the callbacks of an earlier call
+        return [worker.submit_remote(call) for worker in workers]
 
     def close(self, why: str = "shutdown() has been called") -> None:
-        """Let go of the workers and of their placement group. May be called twice."""
+        """End the workers and remove their placement group. May be called twice."""
         running, self._running = self._running, None
         if running is not None:
             self._why_closed = why
@@ -152,7 +153,7 @@ class ActorGroup:
 
     @property
     def is_running(self) -> bool:
-        """The workers are there."""
+        """Whether the workers are running."""
         return self._running is not None
 
     def _workers(self) -> list[ActorWorker]:
@@ -166,7 +167,7 @@ class ActorGroup:
 
     # --- the start ---------------------------------------------------------------------------------------------------
 
-    def _bring_up(self, stack: ExitStack) -> None:
+    def _start_actors(self, stack: ExitStack) -> None:
         connect()
         self._connection = Connection.current()
         reservation = self._strategy.reserve(self._placement_timeout_s)
@@ -176,9 +177,9 @@ class ActorGroup:
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
         refs = [handle.handshake.remote(secret) for handle in handles]
         handshakes = self._handshakes(refs)
-        alone = all(handshake.address == nodes.own_address() for handshake in handshakes)
-        placements = place_actors(handshakes, alone)
-        address = LOOPBACK if alone else nodes.own_address()
+        is_one_node = all(handshake.address == nodes.own_address() for handshake in handshakes)
+        placements = place_actors(handshakes, is_one_node)
+        address = LOOPBACK if is_one_node else nodes.own_address()
         server = stack.enter_context(KeyValueServer(secret, address))
         first = placements[0].slot
         self._group = WorkerGroup()
@@ -236,13 +237,13 @@ class ActorGroup:
         return handshakes
 
 
-def shared(order: ActorCall) -> ActorCall:
-    """``order`` with its large arguments in the object store.
+def shared(call: ActorCall) -> ActorCall:
+    """``call`` with its large arguments in the object store.
 
     Raises:
-        LaunchError: they find no room there.
+        LaunchError: there is no room for them.
     """
-    return replace(order, arguments=tuple(_put(argument) for argument in order.arguments))
+    return replace(call, arguments=tuple(_put(argument) for argument in call.arguments))
 
 
 def _put(argument: Any) -> Any:
@@ -257,16 +258,16 @@ def _put(argument: Any) -> Any:
         ) from error
 
 
-def place_actors(handshakes: Sequence[ActorHandshake], alone: bool) -> list[Placement]:
-    """The ranks of actors, contiguous on each Ray node.
+def place_actors(handshakes: Sequence[ActorHandshake], is_one_node: bool) -> list[Placement]:
+    """The placements of actors; ranks are contiguous on each Ray node.
 
     Raises:
-        LaunchError: their GPUs do not come out as one per worker.
+        LaunchError: they do not have one GPU each.
     """
     try:
         return place(
             [
-                Slot(index, handshake.node_id, LOOPBACK if alone else handshake.address, handshake.gpus)
+                Slot(index, handshake.node_id, LOOPBACK if is_one_node else handshake.address, handshake.gpus)
                 for index, handshake in enumerate(handshakes)
             ]
         )
@@ -275,10 +276,10 @@ def place_actors(handshakes: Sequence[ActorHandshake], alone: bool) -> list[Plac
 
 
 def check_versions(handshakes: Sequence[ActorHandshake]) -> None:
-    """Raise where a node has another version of this package.
+    """Check that all nodes have this version of hvd_cluster.
 
     Raises:
-        LaunchError: so it is.
+        LaunchError: a node has another version.
     """
     others = {g.hostname: g.version for g in handshakes if g.version != hvd_cluster.__version__}
     if others:
@@ -294,7 +295,7 @@ def _kill(connection: Connection, handle: Any) -> None:
 
 
 def _quietly(act: Callable[..., Any], *arguments: Any) -> None:
-    """Clean up where Ray itself may have gone, and everything with it."""
+    """Clean up; Ray itself may be gone, and everything with it."""
     try:
         act(*arguments)
     except Exception as error:  # noqa: BLE001 - see above

@@ -1,4 +1,4 @@
-"""What stands behind a RayExecutor: workers of a fixed number, or of one that changes, or an executor elsewhere."""
+"""The interface behind RayExecutor: a fixed number of workers, an elastic job, or an executor in the cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Callback = Callable[[dict[str, Any]], Any]
 
 
 class Adapter(ABC):
-    """The methods of :class:`hvd_cluster.ray.executor.RayExecutor`, each documented there."""
+    """The methods of :class:`hvd_cluster.ray.executor.RayExecutor`, which documents them."""
 
     @abstractmethod
     def start(

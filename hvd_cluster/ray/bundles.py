@@ -1,4 +1,4 @@
-"""The bundles of a placement group that is there already: where they are, and what workers may take of them."""
+"""The bundles of an existing placement group: where they are, and what workers may use of them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hvd_cluster.ray.session import load_ray
 
 @dataclass(frozen=True)
 class Bundle:
-    """One of them."""
+    """A bundle."""
 
     index: int
-    #: The node on which it is; empty while Ray looks for another one because that has died.
+    #: Its node; empty while Ray looks for another node because that one has died.
     node_id: str
-    #: What it has beside this program itself, which sits in one of them; by Ray's names.
+    #: Its resources by Ray's names, without those that this program itself uses.
     resources: Mapping[str, float]
-    #: What nobody uses of that now. Ray's count lags a second behind.
+    #: Its unused resources. Ray's count is a second late.
     free: Mapping[str, float]
 
     def slots(self, worker: WorkerResources, num_own: int = 0) -> int:
-        """How many workers find room, of which ``num_own`` are there already."""
-        most = worker.slots(self.resources)
-        # Who takes nothing takes nothing from others.
-        return min(most, num_own + worker.slots(self.free)) if worker.bundle() else most
+        """How many workers fit, ``num_own`` of which are there already."""
+        max_slots = worker.slots(self.resources)
+        # Workers without resources do not compete with others.
+        return min(max_slots, num_own + worker.slots(self.free)) if worker.bundle() else max_slots
 
 
 def current_group() -> Any:
-    """The placement group that this program is in; None where it is in none."""
+    """The placement group that this program runs in, or None."""
     return load_ray().util.get_current_placement_group()
 
 
@@ -54,29 +54,29 @@ def bundles_of(group: Any) -> list[Bundle]:
         own = taken.get(index, {})
         rest = {name: amount - own.get(name, 0) for name, amount in spec.items()}
         named = {name: f"{name}_group_{index}_{group.id.hex()}" for name in spec}
-        # Ray leaves out what is used up.
+        # Ray leaves out resources that are used up.
         unused = {name: free[node_id].get(there, 0) for name, there in named.items()} if node_id else {}
         bundles.append(Bundle(index, node_id, rest, unused))
     return bundles
 
 
 def described(group: Any, worker: WorkerResources) -> str:
-    """What there is, as the end of a sentence about what is needed."""
+    """What the group has, as the beginning of a sentence about what is needed."""
     bundles = bundles_of(group)
     room = sum(worker.slots(bundle.resources) for bundle in bundles)
     specs = ", ".join(listed(spec) for spec in group.bundle_specs)
     return (
         f"this program runs in a placement group of {len(bundles)} bundles on "
         f"{len({bundle.node_id for bundle in bundles})} nodes ({specs}), with room for {room} workers of "
-        f"{listed(worker.bundle())} each beside itself"
+        f"{listed(worker.bundle())} each in addition to itself"
     )
 
 
 def _taken(group: Any) -> dict[int, dict[str, float]]:
-    """Index of a bundle -> what this program itself takes of it."""
+    """Index of a bundle -> the resources of it that this program itself uses."""
     taken: dict[int, dict[str, float]] = {}
     pattern = re.compile(rf"(\w+)_group_(\d+)_{group.id.hex()}")
-    # The public get_assigned_resources() leaves out in which bundle they are.
+    # The public get_assigned_resources() does not say in which bundle they are.
     for name, parts in load_ray()._private.worker.global_worker.core_worker.resource_ids().items():
         if (found := pattern.fullmatch(name)) is not None:
             taken.setdefault(int(found[2]), {})[found[1]] = sum(amount for _, amount in parts)

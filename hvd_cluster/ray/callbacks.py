@@ -1,4 +1,4 @@
-"""The user's callbacks, called in the user's own thread while that waits for a job."""
+"""Calls the user's callbacks in the user's own thread while it waits for a job."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _DONE = object()
 
 
 class CallbackLoop:
-    """Takes what workers log from any thread, and calls the callbacks from one.
+    """Accepts what workers log from any thread, and calls the callbacks from one.
 
     Args:
-        callbacks: each is called with every dict that a worker gives to ``ray_logger.log``. One that raises ends the
-            job.
+        callbacks: each is called with every dict that a worker passes to ``ray_logger.log``. If one raises an
+            exception, the job ends.
 
     Raises:
-        TypeError: they are no list of functions.
+        TypeError: they are not a list of functions.
     """
 
     def __init__(self, callbacks: Sequence[Callable[[dict[str, Any]], Any]] | None) -> None:
         given: Any = callbacks
         if callable(given) or not all(callable(each) for each in given or ()):
-            raise TypeError(f"callbacks are a list of functions that take a dict, such as [print], not {given!r}")
+            raise TypeError(f"callbacks must be a list of functions that take a dict, such as [print], not {given!r}")
         self._callbacks = list(callbacks or ())
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -35,11 +35,11 @@ class CallbackLoop:
             self._waiting.put(info)
 
     def until(self, job: Callable[[], T], stop: Callable[[], object]) -> T:
-        """What ``job`` returns or raises; it runs in a thread of its own where there are callbacks.
+        """Run ``job`` and return its result; in a thread of its own if there are callbacks.
 
         Args:
             job: what to wait for.
-            stop: makes ``job`` end soon; called when a callback has raised, or the user has interrupted the wait.
+            stop: makes ``job`` end soon; called if a callback raises or the user interrupts the wait.
         """
         if not self._callbacks:
             return job()
@@ -49,7 +49,7 @@ class CallbackLoop:
         def work() -> None:
             try:
                 results.append(job())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            except BaseException as error:  # noqa: BLE001 - re-raised in the waiting thread
                 errors.append(error)
             finally:
                 self._waiting.put(_DONE)
@@ -60,7 +60,7 @@ class CallbackLoop:
             while (info := self._waiting.get()) is not _DONE:
                 for callback in self._callbacks:
                     callback(info)
-        except BaseException:  # an interrupt as well
+        except BaseException:  # also after an interrupt
             stop()
             thread.join()
             raise

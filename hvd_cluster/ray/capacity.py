@@ -1,4 +1,4 @@
-"""How many workers find room now, and do so many ever?"""
+"""How many workers fit now, and whether a number of workers can ever fit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hvd_cluster.ray.resources import WorkerResources, listed
 from hvd_cluster.ray.spec import group_to_use, worker_resources
 from hvd_cluster.ray.strategy import PGStrategy
 
-#: What has ended is given back a little later, and Ray's count lags a second behind: so long it must have stood still.
-_STILL_S = 2.0
-#: Others may come and go all the time: after so many seconds what is there counts.
-_LONGEST_S = 15.0
+#: Resources are returned a little after their use, and Ray's count is a second late: it must be stable for this long.
+_STABLE_S = 2.0
+#: Other programs may start and end all the time: after this many seconds the present count is used.
+_MAX_WAIT_S = 15.0
 _POLL_S = 0.1
 
 
@@ -23,22 +23,23 @@ def num_workers_that_fit(
     gpus_per_worker: float | None = None,
     use_current_placement_group: bool = True,
 ) -> int:
-    """Workers for which there is room now: in the placement group that the program is in, or else in the cluster.
+    """How many workers fit now, in the placement group that the program runs in, or else in the cluster.
 
-    Where all of the cluster is free it takes no time; else a few seconds, since what ran before may just have ended.
+    It returns at once if the whole cluster is free; otherwise it takes a few seconds, since another job may just have
+    ended.
 
     Raises:
-        NotEnoughSlotsError: there is room for none.
+        NotEnoughSlotsError: no worker fits.
     """
     resources = worker_resources(cpus_per_worker, use_gpu, gpus_per_worker)
     group = group_to_use(use_current_placement_group)
-    room = PGStrategy(None, resources, group).num_workers if group is not None else _settled_capacity(resources)
-    if not room:
+    count = PGStrategy(None, resources, group).num_workers if group is not None else _settled_capacity(resources)
+    if not count:
         raise NotEnoughSlotsError(
             f"no node has {listed(resources.bundle())} free for a worker: end what else runs there, or give num_proc "
             "to wait for room"
         )
-    return room
+    return count
 
 
 def require_capacity(
@@ -48,7 +49,7 @@ def require_capacity(
     gpus_per_worker: float | None = None,
     use_current_placement_group: bool = True,
 ) -> None:
-    """Raise where there will never be room: a cluster may grow, the placement group of the program does not.
+    """Check that the workers can ever fit: a cluster may grow, but the placement group of the program does not.
 
     Raises:
         NotEnoughSlotsError: that group is too small.
@@ -58,15 +59,15 @@ def require_capacity(
 
 
 def _settled_capacity(resources: WorkerResources) -> int:
-    """Workers for which the cluster has room once what has ended is given back."""
+    """How many workers fit into the cluster once the resources of ended jobs are returned."""
     now_s = time.monotonic()
-    deadline_s, still_until_s, room = now_s + _LONGEST_S, now_s + _STILL_S, _capacity(resources)
-    most = sum(resources.slots(node.resources) for node in nodes.living())
-    while room < most and time.monotonic() < min(still_until_s, deadline_s):
+    deadline_s, still_until_s, room = now_s + _MAX_WAIT_S, now_s + _STABLE_S, _capacity(resources)
+    maximum = sum(resources.slots(node.resources) for node in nodes.living())
+    while room < maximum and time.monotonic() < min(still_until_s, deadline_s):
         time.sleep(_POLL_S)
         before, room = room, _capacity(resources)
         if room != before:
-            still_until_s = time.monotonic() + _STILL_S
+            still_until_s = time.monotonic() + _STABLE_S
     return room
 
 

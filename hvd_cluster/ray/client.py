@@ -1,6 +1,6 @@
-"""An executor for a process that is only a Ray Client (``ray.init("ray://...")``): it lives in an actor of the cluster.
+"""An executor for a Ray Client process (``ray.init("ray://...")``): it runs in an actor of the cluster.
 
-Workers call their driver and the driver calls them, which a client outside of the cluster's network cannot be part of.
+Workers and driver connect to each other, which a client outside the cluster's network cannot do.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from hvd_cluster.ray.strategy import Reservation
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at what workers have logged.
+#: Seconds between two checks for what workers have logged.
 _POLL_S = 0.5
 
 
 class ClientAdapter(Adapter):
-    """Passes every call on to an executor in the cluster. Its workers' lines come with Ray's own prefix before ours.
+    """Forwards every call to an executor in the cluster. Its workers' lines have Ray's prefix before ours.
 
-    The placement group belongs to the client: one that the executor had made would outlive it until the client goes.
+    The placement group belongs to the client: one created by the executor would remain until the client ends.
 
     Args:
         spec: what the user wants of the executor.
-        executor_class: what to make in the cluster; it takes the fields of ``spec``.
+        executor_class: the class to create in the cluster; it takes the fields of ``spec``.
     """
 
     def __init__(self, spec: ExecutorSpec, executor_class: type[Any]) -> None:
@@ -63,13 +63,13 @@ class ClientAdapter(Adapter):
                 self._reservation = self._spec.strategy().reserve(timeout_s)
                 options = in_bundle(self._reservation.group, 0)
                 arguments["use_current_placement_group"] = True
-            actor_class = load_ray().remote(_Elsewhere)
-            # A thread for the call, and one to ask meanwhile what workers have logged.
+            actor_class = load_ray().remote(_RemoteExecutor)
+            # One thread for the call, and one for questions about what workers have logged.
             self._actor = actor_class.options(num_cpus=0, max_concurrency=2, **options).remote(
                 packed(self._executor_class, kwargs=arguments)
             )
             self._result(self._actor.start.remote(executable, extra_env_vars))
-        except BaseException:  # an interrupt as well: what it has started ends with it
+        except BaseException:  # also after an interrupt: what was started must end
             self._drop()
             raise
 
@@ -100,13 +100,13 @@ class ClientAdapter(Adapter):
         try:
             if self._actor is not None and not self._connection.has_ended:
                 self._result(self._actor.shutdown.remote())
-        except load_ray().exceptions.RayActorError as error:  # it has died, and its workers have ended with it
-            logger.debug("the executor in the cluster has ended before: %s", error)
+        except load_ray().exceptions.RayActorError as error:  # it has died, and its workers with it
+            logger.debug("the executor in the cluster has already ended: %s", error)
         finally:
             self._drop()
 
     def _drop(self) -> None:
-        """Kill the executor in the cluster, with which its workers end, and give back the placement group."""
+        """Kill the executor in the cluster, which ends its workers, and remove the placement group."""
         actor, self._actor = self._actor, None
         reservation, self._reservation = self._reservation, None
         if actor is not None:
@@ -137,13 +137,13 @@ class ClientAdapter(Adapter):
             result = self._result(ref)
         except WorkerFailedError:
             raise
-        except BaseException:  # an interrupt, or a callback that raised: what the workers do now belongs to nobody
+        except BaseException:  # an interrupt, or a callback raised: no caller waits for the workers any more
             self._drop()
             raise
         return result
 
     def _result(self, ref: Any) -> Any:
-        """What the executor in the cluster returned; its exceptions as it raised them, without Ray's wrapping."""
+        """The result of the executor in the cluster; its exceptions without Ray's wrapper."""
         ray = load_ray()
         try:
             return ray.get(ref)
@@ -154,7 +154,7 @@ class ClientAdapter(Adapter):
             raise
 
 
-class _Elsewhere:
+class _RemoteExecutor:
     """In the cluster: the executor, and what its workers have logged."""
 
     def __init__(self, make: PackedCall) -> None:

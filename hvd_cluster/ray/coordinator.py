@@ -1,4 +1,4 @@
-"""Coordinator: places workers that a program has started by itself, as Horovod's programs for other schedulers do."""
+"""Places workers that a program has started itself, as Horovod's programs for other schedulers do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, join_address
 
-#: Variables of a topology that differ from worker to worker.
+#: Variables of a topology that differ between workers.
 _OF_ONE_WORKER = [
     *(f"HOROVOD_{scope}{what}" for scope in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
     *("HOROVOD_HOSTNAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
@@ -20,11 +20,11 @@ _OF_ONE_WORKER = [
 
 
 class Coordinator:
-    """Collects where workers are, and gives each its place. The ranks of a node may be any.
+    """Collects where workers run, and assigns their local and cross ranks. The ranks of a node may be any.
 
     Args:
-        settings: those of ``RayExecutor``, of ``ray.train.horovod``, or any object with ``nics``. Where it has a
-            ``timeout_s``, that is how long workers wait for each other in ``hvd.init()``.
+        settings: those of ``RayExecutor`` or of ``ray.train.horovod``, or any object with ``nics``. If it has a
+            ``timeout_s``, workers wait for each other that long in ``hvd.init()``.
     """
 
     def __init__(self, settings: Any) -> None:
@@ -35,26 +35,26 @@ class Coordinator:
 
     @property
     def world_size(self) -> int:
-        """Workers that have been registered."""
+        """Number of registered workers."""
         return len(self._nodes)
 
     @property
     def hostnames(self) -> set[str]:
-        """What their machines call themselves."""
+        """The host names of their machines."""
         return set(self._hostnames.values())
 
     @property
     def node_id_string(self) -> str:
-        """ "node:workers" for each node, joined by commas, in the order of the ranks."""
+        """ "node:workers" for each node, separated by commas, in the order of the ranks."""
         on_nodes = [self._nodes[rank] for rank in sorted(self._nodes)]
         return ",".join(f"{node}:{on_nodes.count(node)}" for node in dict.fromkeys(on_nodes))
 
     def register(self, hostname: str, node_id: str, world_rank: int) -> None:
-        """A worker of that rank is on that node."""
+        """Register the worker with that rank on that node."""
         self._hostnames[world_rank], self._nodes[world_rank] = hostname, node_id
 
     def finalize_registration(self) -> dict[int, dict[str, Any]]:
-        """Rank -> the variables of its place on its node and over the nodes.
+        """Rank -> the variables of its local and cross ranks and sizes.
 
         Raises:
             ValueError: no worker has registered, or the ranks are not 0, 1, 2, ...
@@ -73,7 +73,7 @@ class Coordinator:
         }
 
     def establish_rendezvous(self) -> dict[str, str]:
-        """Open the job's store in this process; the variables by which workers find it."""
+        """Open the job's key-value store in this process. Returns the variables with which workers find it."""
         secret = new_secret()
         address = nodes.own_address()
         self._server = KeyValueServer(secret, address)

@@ -1,4 +1,4 @@
-"""Which Ray nodes are there now, and how many workers does each take?"""
+"""Finds the Ray nodes that are available now, and how many workers fit on each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class NodeDiscovery(HostDiscovery):
-    """The nodes by their ids, which stay what they are whatever else joins. What others use of a node is not offered.
+    """The nodes by their ids, which do not change when other nodes join. Resources that others use are not offered.
 
     Args:
-        resources: what a worker takes.
-        num_own: how many workers of this job there are on a node.
+        resources: the resources of a worker.
+        num_own: returns how many workers of this job are on a node.
     """
 
     def __init__(self, resources: WorkerResources, num_own: Callable[[str], int]) -> None:
@@ -34,19 +34,21 @@ class NodeDiscovery(HostDiscovery):
         free = nodes.free_by_node()
         slots = {}
         for node in nodes.living():
-            most = self._resources.slots(node.resources)
-            # Ray's count of what is free lags a second behind: never less than what the job has there already.
-            slots[node.node_id] = min(most, self._num_own(node.node_id) + self._resources.slots(free[node.node_id]))
+            max_slots = self._resources.slots(node.resources)
+            # Ray's count of free resources is a second late: never less than what the job already has there.
+            slots[node.node_id] = min(
+                max_slots, self._num_own(node.node_id) + self._resources.slots(free[node.node_id])
+            )
         return {node: number for node, number in slots.items() if number}
 
 
 class BundleDiscovery(HostDiscovery):
-    """The nodes of a placement group by their ids, with the room that its bundles have there for workers.
+    """The nodes of a placement group by their ids, with the slots of its bundles.
 
     Args:
         group: the placement group.
-        resources: what a worker takes.
-        num_own: how many workers of this job there are in the bundle of that index.
+        resources: the resources of a worker.
+        num_own: returns how many workers of this job are in the bundle with that index.
     """
 
     def __init__(self, group: Any, resources: WorkerResources, num_own: Callable[[int], int]) -> None:
@@ -64,17 +66,17 @@ class BundleDiscovery(HostDiscovery):
 
 
 def _first(*values: float | None) -> float:
-    """The first of ``values`` that was given."""
+    """The first of ``values`` that is not None."""
     return next(value for value in values if value is not None)
 
 
 class RayHostDiscovery(HostDiscovery):
-    """The nodes by their addresses, with all that they have, used or not.
+    """The nodes by their addresses, with all their resources, used or not.
 
     Args:
-        use_gpu: each worker takes GPUs.
+        use_gpu: whether each worker uses GPUs.
         cpus_per_slot: CPUs of each worker; ``cpus_per_worker`` is its other name.
-        gpus_per_slot: GPUs of each worker, where it takes any; ``gpus_per_worker`` is its other name.
+        gpus_per_slot: GPUs of each worker, if it uses GPUs; ``gpus_per_worker`` is its other name.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class RayHostDiscovery(HostDiscovery):
         self.gpus_per_slot = _first(gpus_per_worker, gpus_per_slot, 1)
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """Address -> workers that find room there. Nodes that share an address go by their ids."""
+        """Address -> number of workers that fit. Nodes that share an address are listed by their ids."""
         resources = WorkerResources(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
         living = nodes.living()
         shared = Counter(node.address for node in living)
@@ -102,18 +104,18 @@ class RayHostDiscovery(HostDiscovery):
 
 
 class TestDiscovery(RayHostDiscovery):
-    """Pretends that nodes come and go, to try out whether a training function bears that.
+    """Simulates nodes that come and go, to test whether a training function handles that.
 
     Args:
-        min_hosts: never fewer, as far as there are that many.
-        max_hosts: never more; None for all.
+        min_hosts: the minimum number of nodes, if there are that many.
+        max_hosts: the maximum number of nodes; None for all.
         change_frequency_s: seconds between two changes, of one node each.
         use_gpu, cpus_per_slot, gpus_per_slot: see :class:`RayHostDiscovery`.
-        verbose: log each change as a warning, not just as information.
-        seed: of the draw.
+        verbose: log each change as a warning instead of as information.
+        seed: of the random choices.
     """
 
-    __test__ = False  # pytest collects what is called Test...
+    __test__ = False  # pytest collects classes called Test...
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class TestDiscovery(RayHostDiscovery):
         seed: int = 0,
         **unknown: object,
     ) -> None:
-        unknown.pop("_graceful", None)  # Horovod's: workers always leave between two steps here
+        unknown.pop("_graceful", None)  # an argument of Horovod's; here workers always leave between two steps
         names = ("min_hosts", "max_hosts", "change_frequency_s", "use_gpu", "cpus_per_slot", "gpus_per_slot", "verbose")
         refuse_unknown("TestDiscovery", unknown, (*names, "seed"))
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
@@ -143,8 +145,8 @@ class TestDiscovery(RayHostDiscovery):
         found = super().find_available_hosts_and_slots()
         now_s = time.monotonic()
         if self._change_at_s is None:
-            most = len(found) if self._max_hosts is None else self._max_hosts
-            self._away = set(list(found)[most:])
+            limit = len(found) if self._max_hosts is None else self._max_hosts
+            self._away = set(list(found)[limit:])
             self._change_at_s = now_s + self._interval_s
         elif now_s >= self._change_at_s:
             self._change_at_s = now_s + self._interval_s
@@ -159,8 +161,8 @@ class TestDiscovery(RayHostDiscovery):
         if may_add and (not may_remove or self._random.random() < 0.5):
             host = self._random.choice(away)
             self._away.discard(host)
-            logger.log(self._log_level, "test discovery: host %s comes", host)
+            logger.log(self._log_level, "test discovery: adding host %s", host)
         elif may_remove:
             host = self._random.choice(here)
             self._away.add(host)
-            logger.log(self._log_level, "test discovery: host %s goes", host)
+            logger.log(self._log_level, "test discovery: removing host %s", host)

@@ -1,4 +1,4 @@
-"""ElasticRayExecutor, the older of the two ways to an elastic job; ``RayExecutor(min_workers=...)`` is the other."""
+"""ElasticRayExecutor: the older way to run an elastic job; ``RayExecutor(min_workers=...)`` is the other."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ElasticRayExecutor:
     """Runs a function on workers that are replaced when they are lost, and joined by others when nodes join.
 
     Args:
-        settings: of :meth:`create_settings`.
-        use_gpu: each worker takes GPUs.
+        settings: from :meth:`create_settings`.
+        use_gpu: whether each worker uses GPUs.
         cpus_per_slot: CPUs of each worker.
         gpus_per_slot: GPUs of each worker; 1 by default with ``use_gpu``.
-        env_vars: variables for the workers; None as a value removes one.
-        override_discovery: find nodes by asking Ray, whatever ``settings.discovery`` says.
+        env_vars: environment variables for the workers; None as a value removes one.
+        override_discovery: find nodes by asking Ray, even if ``settings.discovery`` is set.
 
     Raises:
-        ValueError: arguments that contradict each other.
+        ValueError: arguments contradict each other.
     """
 
     @none_is_default
@@ -47,7 +47,7 @@ class ElasticRayExecutor:
         if not isinstance(given, ElasticSettings):
             wrong.append(f"settings={given!r} must be what ElasticRayExecutor.create_settings() returns")
         elif not override_discovery and settings.discovery is None:
-            wrong.append("override_discovery=False takes settings that have a discovery: set settings.discovery")
+            wrong.append("override_discovery=False needs settings with a discovery: set settings.discovery")
         if wrong:
             raise ValueError("; ".join(wrong).replace("_per_worker", "_per_slot"))
         self.settings = replace(settings, discovery=None) if override_discovery else settings
@@ -73,11 +73,11 @@ class ElasticRayExecutor:
 
         Args:
             min_num_proc: with fewer workers the job waits. ``min_np`` is its old name.
-            max_num_proc: more are not used; None for as many as there is room for. ``max_np`` is its old name.
-            reset_limit: how often the workers may change; None for no bound.
+            max_num_proc: the maximum number of workers; None for as many as fit. ``max_np`` is its old name.
+            reset_limit: how many times the workers may change; None for no limit.
             elastic_timeout: seconds to wait for ``min_num_proc`` workers.
             timeout_s: seconds for the first ``min_num_proc`` workers of a job to report, once there is room for them.
-            ssh_identity_file: accepted for Horovod's sake: Ray starts the workers.
+            ssh_identity_file: accepted for compatibility; Ray starts the workers.
             nics: network interface for the workers' data.
             further: other fields of :class:`~hvd_cluster.ray.settings.ElasticSettings`, such as ``verbose``,
                 ``cooldown_range``, ``discovery``, or ``placement_group_timeout_s``, for which :meth:`start` waits for
@@ -105,28 +105,28 @@ class ElasticRayExecutor:
         """Connect to Ray, and wait for room for ``min_num_proc`` workers.
 
         Raises:
-            ValueError: the settings cannot be used.
-            StartTimeoutError: there is no room; the text says what is missing.
-            NotEnoughSlotsError: the placement group that the program is in is too small.
-            LaunchError: there is no way into the Ray cluster.
+            ValueError: the settings are invalid.
+            StartTimeoutError: there is no room; the message says what is missing.
+            NotEnoughSlotsError: the placement group that the program runs in is too small.
+            LaunchError: this process cannot connect to the Ray cluster.
         """
         connect()
         refuse_client("ElasticRayExecutor")
         self._adapter.start(extra_env_vars=self._env)
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        """``worker_fn()`` on every worker; it trains inside a function decorated with ``hvd.elastic.run``.
+        """Run ``worker_fn()`` on every worker; it trains inside a function decorated with ``hvd.elastic.run``.
 
         Args:
-            worker_fn: what every worker calls, also one that joins later.
-            callbacks: each is called here with every dict that a worker gives to ``ray_logger.log``.
+            worker_fn: what every worker calls, including those that join later.
+            callbacks: each is called here with every dict that a worker passes to ``ray_logger.log``.
 
         Returns:
-            What it returned in the workers that finished, by their last rank.
+            The return values of the workers that finished, by their last rank.
 
         Raises:
-            WorkerFailedError: all workers that held the state were lost, or the function raised; the text begins with
-                the user's own traceback.
-            LaunchError: too few workers for too long, or too many resets.
+            WorkerFailedError: all workers that held the state were lost, or the function raised an exception; the
+                message starts with the user's own traceback.
+            LaunchError: there were too few workers for too long, or too many resets.
         """
         return self._adapter.run(worker_fn, callbacks=callbacks)

@@ -1,4 +1,4 @@
-"""A RayExecutor whose workers may come and go: each call is an elastic job of its own."""
+"""A RayExecutor with an elastic number of workers: each call is an elastic job of its own."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.strategy import in_use, missing, too_small
 from hvd_cluster.rendezvous.secret import new_secret
 
-#: Seconds between two looks for room.
+#: Seconds between two checks for room.
 _POLL_S = 0.5
 
 
 class ElasticAdapter(Adapter):
-    """Jobs of between ``min_num_proc`` and ``max_num_proc`` workers.
+    """Jobs with ``min_num_proc`` to ``max_num_proc`` workers.
 
     Args:
         settings: what the user wants.
-        resources: what a worker takes.
-        use_current_group: put workers into the placement group that the program is in, where it is in one.
+        resources: the resources of a worker.
+        use_current_group: put workers into the placement group that the program runs in, if there is one.
     """
 
     def __init__(self, settings: ElasticSettings, resources: WorkerResources, use_current_group: bool = True) -> None:
@@ -53,7 +53,7 @@ class ElasticAdapter(Adapter):
         self._use_current_group = use_current_group
         self._executable: PackedCall | None = None
         self._env: dict[str, str | None] = {}
-        #: The one that the program is in; Ray tells it to the program's own thread only.
+        #: The placement group that the program runs in; Ray reports it only to the program's own thread.
         self._group: Any = None
         self._is_started = False
         self._connection = Connection()
@@ -65,8 +65,8 @@ class ElasticAdapter(Adapter):
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Wait for room for ``min_num_proc`` workers. They start with each call, and make an executable each."""
-        self._spec({})  # its mistakes are told now
+        """Wait for room for ``min_num_proc`` workers. They start, and create their executables, with each call."""
+        self._spec({})  # reports invalid settings now
         self._connection = Connection.current()
         self._group = group_to_use(self._use_current_group)
         self._await_room(self._group)
@@ -91,7 +91,7 @@ class ElasticAdapter(Adapter):
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
-        raise NotImplementedError("run_remote: the workers of an elastic job change while it runs; call run()")
+        raise NotImplementedError("run_remote: the workers of an elastic job may change while it runs; call run()")
 
     def execute_single(self, fn: Callable[[Any], Any]) -> NoReturn:
         raise NotImplementedError("execute_single: an elastic job has no rank 0 between two calls; call execute()")
@@ -99,7 +99,7 @@ class ElasticAdapter(Adapter):
     def shutdown(self) -> None:
         self._is_started = False
 
-    def _run(self, order: ActorCall, callbacks: Sequence[Callback] | None) -> list[Any]:
+    def _run(self, call: ActorCall, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise LaunchError("the executor has no workers: call start() first")
         if self._connection.has_ended:
@@ -110,14 +110,16 @@ class ElasticAdapter(Adapter):
         loop = CallbackLoop(callbacks)
         on_line = printer(None, None, with_timestamp=False, verbose=int(settings.verbose))
         with contextlib.ExitStack() as stack:
-            fleet = NodeFleet(new_secret(), self._resources, order, loop.put, group)
+            fleet = NodeFleet(new_secret(), self._resources, call, loop.put, group)
             stack.callback(fleet.close)
             fleet.open(others=True)
             discovery = self._discovery(group, fleet)
-            driver = ElasticDriver(spec, fleet, on_line, ignore_event, lambda ended: hopeless(ended, fleet.has_world))
+            driver = ElasticDriver(
+                spec, fleet, on_line, ignore_event, lambda ended: fatal_reason(ended, fleet.has_world)
+            )
             manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)
             stack.callback(manager.close)
-            stack.callback(driver.close)  # first: whatever a look at the nodes waits for, the workers end now
+            stack.callback(driver.close)  # first, so that workers end even while a discovery blocks
             manager.start()
             watch = StartWatch(
                 fleet.num_reported, manager.usable, settings.min_num_proc, settings.timeout_s, driver.stop
@@ -137,15 +139,15 @@ class ElasticAdapter(Adapter):
         return NodeDiscovery(self._resources, fleet.num_workers if fleet else lambda _: 0)
 
     def _await_room(self, group: Any) -> None:
-        """Wait until there is room for the workers to begin with.
+        """Wait until there is room for the workers to start with.
 
         Raises:
-            StartTimeoutError: there is none within ``placement_group_timeout_s``; the text says what is missing.
-            NotEnoughSlotsError: the placement group that the program is in is too small.
+            StartTimeoutError: there is none within ``placement_group_timeout_s``; the message says what is missing.
+            NotEnoughSlotsError: the placement group that the program runs in is too small.
         """
         needed, settings = self._settings.min_num_proc, self._settings
         if settings.discovery is not None:
-            return  # what it finds, and when, is the program's own business: elastic_timeout bounds the wait for it
+            return  # the program's own discovery; elastic_timeout limits the wait for it
         if group is not None and sum(self._resources.slots(bundle.resources) for bundle in bundles_of(group)) < needed:
             raise too_small(group, self._resources, f"min_workers={needed} are needed")
         discovery = self._discovery(group)
@@ -159,14 +161,14 @@ class ElasticAdapter(Adapter):
                 raise StartTimeoutError(
                     f"no room for min_workers={needed} within {settings.placement_group_timeout_s:g} s: "
                     f"{missing(self._resources.bundle(), needed, 'PACK')}. "
-                    "create_settings(placement_group_timeout_s=...) says how long to wait."
+                    "create_settings(placement_group_timeout_s=...) sets how long to wait."
                 )
             time.sleep(_POLL_S)
 
     def _spec(self, env: Mapping[str, str | None]) -> ElasticSpec:
         settings = self._settings
         return ElasticSpec(
-            # The order that the fleet holds says what a worker does.
+            # The fleet has the call that every worker runs.
             task=Task(call=b"", env=env, as_horovod=carries()),
             num_proc=settings.min_num_proc,
             min_num_proc=settings.min_num_proc,
@@ -178,14 +180,14 @@ class ElasticAdapter(Adapter):
         )
 
 
-def hopeless(outcome: Outcome, has_world: bool) -> str:
-    """Why a job is given up for the end of one worker: another node would not help. Empty where it might. Pure.
+def fatal_reason(outcome: Outcome, has_world: bool) -> str:
+    """Why a job should end because of one worker's failure: another node would not help. Empty if it might. Pure.
 
     Args:
         outcome: how the worker ended.
-        has_world: workers have formed a world.
+        has_world: whether workers have formed a world.
     """
     error = outcome.error
     if has_world or error is None or isinstance(error.exception(), (OSError, HorovodInternalError)):
         return ""
-    return f"rank {outcome.rank} raised {error.type_name} before there was a world: it would on any node"
+    return f"rank {outcome.rank} raised {error.type_name} before the first world, and would do so on any node"

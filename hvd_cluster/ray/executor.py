@@ -1,4 +1,4 @@
-"""RayExecutor: a function, or a class, on several Ray actors that form one world."""
+"""RayExecutor: runs functions, or the methods of a class, on several Ray actors that form one world."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class RayExecutor:
 
     Also a context manager: ``with RayExecutor(settings, num_workers=4) as executor: executor.run(train)``.
 
-    Give ``num_workers``; or ``num_hosts`` and ``num_workers_per_host``; or, for a job that may lose and gain workers,
-    ``min_workers`` and perhaps ``max_workers``. Inside a placement group (a Tune trial, say) the workers take its
-    bundles, and ``num_workers`` may be left out.
+    Pass ``num_workers``; or ``num_hosts`` and ``num_workers_per_host``; or, for a job that may lose and gain workers,
+    ``min_workers`` and optionally ``max_workers``. Inside a placement group (for example in a Tune trial) the workers
+    use its bundles, and ``num_workers`` may be left out.
 
     Args:
-        settings: of :meth:`create_settings`; those defaults where it is None.
+        settings: from :meth:`create_settings`; its defaults if None.
         num_workers: number of workers, packed onto as few nodes as possible.
-        num_hosts: number of nodes, with equally many workers on each.
-        num_workers_per_host: that number; one if not given.
-        cpus_per_worker: CPUs that each worker takes.
-        use_gpu: each worker takes a GPU, and sees it at its local rank.
-        gpus_per_worker: GPUs that each takes; 1 by default with ``use_gpu``.
-        use_current_placement_group: False makes a new group even inside of one.
-        min_workers: the job goes on with this many, and starts with them.
-        max_workers: more are not used; None for as many as there is room for.
-        reset_limit: how often the workers may change; None for no bound.
+        num_hosts: number of nodes, with the same number of workers on each.
+        num_workers_per_host: that number; 1 by default.
+        cpus_per_worker: CPUs of each worker.
+        use_gpu: whether each worker gets a GPU, which it sees at its local rank.
+        gpus_per_worker: GPUs of each worker; 1 by default with ``use_gpu``.
+        use_current_placement_group: False creates a new group even inside of one.
+        min_workers: makes the job elastic: it starts and continues with at least this many workers.
+        max_workers: the maximum number of workers; None for as many as fit.
+        reset_limit: how many times the workers may change; None for no limit.
         cooldown_range: shortest and longest time, in seconds, for which a node on which a worker failed is not used;
-            None for ever.
+            None for forever.
         elastic_timeout: seconds to wait for ``min_workers`` while the job runs.
-        override_discovery: find nodes by asking Ray, whatever ``settings.discovery`` says.
+        override_discovery: find nodes by asking Ray, even if ``settings.discovery`` is set.
 
     Raises:
-        TypeError: an argument that does not exist; the text names one that was perhaps meant.
-        ValueError: arguments that contradict each other, all named at once.
+        TypeError: an argument does not exist; the message suggests a similar one.
+        ValueError: arguments contradict each other; the message lists all contradictions.
     """
 
     @none_is_default
@@ -109,10 +109,10 @@ class RayExecutor:
 
         Args:
             timeout_s: seconds for all workers to report, once there is room for them.
-            ssh_identity_file: accepted for Horovod's sake: Ray starts the workers.
-            ssh_str: text of a key, which is written to ``ssh_identity_file``, readable for this user alone.
+            ssh_identity_file: accepted for compatibility; Ray starts the workers.
+            ssh_str: text of a key, which is written to ``ssh_identity_file``, readable only by this user.
             placement_group_timeout_s: seconds to wait for room in the cluster, or in the placement group to be used.
-            nics: network interface for the workers' data; by default the one that reaches the driver's node.
+            nics: network interface for the workers' data; by default the one on the route to the driver's node.
             verbose: 0 drops the workers' output.
         """
         known = ("timeout_s", "ssh_identity_file", "ssh_str", "placement_group_timeout_s", "nics", "verbose")
@@ -133,19 +133,20 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the workers. An executor that runs already starts anew.
+        """Start the workers. An executor that is already running is restarted.
 
         Args:
-            executable_cls: each worker makes one, which :meth:`execute` gives to its function.
+            executable_cls: each worker creates an instance, which :meth:`execute` passes to its function.
             executable_args: positional arguments of the class.
             executable_kwargs: keyword arguments of the class.
-            extra_env_vars: variables for the workers; None as a value removes one.
+            extra_env_vars: environment variables for the workers; None as a value removes one.
 
         Raises:
-            StartTimeoutError: no room in the cluster, or workers that do not report; a ``TimeoutError``. (The workers
-                of an elastic job start with each call: there it is the call that raises for those that do not report.)
-            NotEnoughSlotsError: the placement group that the program is in is too small.
-            WorkerFailedError: ``executable_cls`` raised; the text begins with the user's traceback.
+            StartTimeoutError: there is no room in the cluster, or workers do not report; a ``TimeoutError``. (The
+                workers of an elastic job start with each call; there it is the call that raises for workers that do not
+                report.)
+            NotEnoughSlotsError: the placement group that the program runs in is too small.
+            WorkerFailedError: ``executable_cls`` raised an exception; the message starts with the user's traceback.
             LaunchError: the workers cannot be started, or cannot work together.
         """
         connect()  # RAY_ADDRESS may make this process a Ray Client
@@ -154,20 +155,20 @@ class RayExecutor:
         self.adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        """``fn(executable)`` on every worker.
+        """Run ``fn(executable)`` on every worker.
 
         Args:
-            fn: gets the worker's executable, or None where there is none.
-            callbacks: each is called here with every dict that a worker gives to ``ray_logger.log``.
+            fn: called with the worker's executable, or None if there is none.
+            callbacks: each is called here with every dict that a worker passes to ``ray_logger.log``.
 
         Returns:
             The results by rank.
 
         Raises:
-            WorkerFailedError: a worker raised, exited or was killed; the text begins with the user's own traceback, and
-                ``__cause__`` is the user's exception. Where a worker died, or hung after another one's failure, all of
-                them are gone.
-            LaunchError: what is to be sent to the workers cannot be pickled, or there are none.
+            WorkerFailedError: a worker raised an exception, exited or was killed; the message starts with the user's
+                own traceback, and ``__cause__`` is the user's exception. If a worker died, or hung after another one's
+                failure, all workers have ended.
+            LaunchError: what is to be sent to the workers cannot be pickled, or there are no workers.
         """
         return self.adapter.execute(fn, callbacks)
 
@@ -178,13 +179,13 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[Any]:
-        """``fn(*args, **kwargs)`` on every worker; as :meth:`execute` in everything else."""
+        """Run ``fn(*args, **kwargs)`` on every worker; otherwise like :meth:`execute`."""
         return self.adapter.run(fn, args, kwargs, callbacks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """``fn(*args, **kwargs)`` on every worker, without waiting.
+        """Start ``fn(*args, **kwargs)`` on every worker without waiting.
 
         Returns:
             By rank, the ``ObjectRef`` of each result; ``ray.get`` raises what the function raised.
@@ -195,7 +196,7 @@ class RayExecutor:
         return self.adapter.run_remote(fn, args, kwargs)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """``fn(executable)`` on rank 0 alone; its result.
+        """Run ``fn(executable)`` on rank 0 only; returns its result.
 
         Raises:
             NotImplementedError: the job is elastic.
@@ -203,7 +204,7 @@ class RayExecutor:
         return self.adapter.execute_single(fn)
 
     def shutdown(self) -> None:
-        """End the workers, and give back the placement group if it was made for them. :meth:`start` begins anew."""
+        """End the workers, and remove the placement group if it was created for them. :meth:`start` starts new ones."""
         self.adapter.shutdown()
 
     def __enter__(self) -> RayExecutor:

@@ -1,4 +1,4 @@
-"""``hvd_cluster.ray.run``: a function on every worker of a Ray cluster, its results by rank."""
+"""``hvd_cluster.ray.run``: runs a function on the workers of a Ray cluster and returns the results by rank."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ def run(
     """Run ``fn(*args, **kwargs)`` in ``num_proc`` actors that form one world, and end them.
 
     Args:
-        fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
+        fn: what every worker calls. Functions of scripts and notebooks and local functions are pickled by value.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
-        num_proc: number of workers; inside a placement group None stands for as many as it has room for.
+        num_proc: number of workers; inside a placement group None means as many as fit.
         cpus_per_worker, use_gpu, gpus_per_worker, use_current_placement_group: see
             :class:`~hvd_cluster.ray.executor.RayExecutor`.
-        env: variables for the workers; a value of None removes one.
+        env: additional environment variables for the workers; a value of None removes one.
         start_timeout: seconds for all workers to report, once there is room for them.
         placement_group_timeout: seconds to wait for room in the cluster.
-        stdout: a text stream for the lines that workers write to stdout, ``[rank]<stdout>:`` in front; by default the
-            driver's.
-        stderr: likewise for stderr.
+        stdout: a text stream for the lines that workers write to stdout, each prefixed with ``[rank]<stdout>:``; by
+            default the driver's.
+        stderr: the same for stderr.
         verbose: 0 drops the workers' output unless ``stdout`` or ``stderr`` is given.
         nics: network interface for the workers' data.
-        prefix_output_with_timestamp: put the time in front of each line of output.
-        on_event: gets the rank and the fields of each ``launch.progress.report``, from another thread.
+        prefix_output_with_timestamp: print the time before each line of output.
+        on_event: called, from another thread, with the rank and the fields of each ``launch.progress.report``.
 
     Returns:
-        What ``fn`` returned on rank 0, rank 1, ...
+        The return values of ``fn`` on rank 0, rank 1, ...
 
     Raises:
-        ValueError: an argument that cannot be right.
+        ValueError: an argument is invalid.
         StartTimeoutError, NotEnoughSlotsError, WorkerFailedError, LaunchError: as
             :class:`~hvd_cluster.ray.executor.RayExecutor` raises them.
     """

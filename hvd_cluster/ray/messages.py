@@ -1,4 +1,4 @@
-"""What a worker tells the driver while it runs, pickled, over a signed channel; what it told Ray when it was asked."""
+"""The messages between a Ray actor and its driver."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hvd_cluster.launch.wire.messages import ProgressEvent
 
 @dataclass(frozen=True)
 class ActorHandshake:
-    """An actor's answer to the driver's first question."""
+    """An actor's answer to the driver's first call."""
 
     #: The Ray node that it runs on.
     node_id: str
-    #: Where its node is for the others.
+    #: The node's address for the other nodes.
     address: str
     hostname: str
     pid: int
     #: Ray's id of its process.
     worker_id: str
-    #: The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES spells them.
+    #: The GPUs that Ray assigned to this actor, as in CUDA_VISIBLE_DEVICES.
     gpus: tuple[str, ...]
-    #: Where it waits for the driver to call.
+    #: The port on which it waits for the driver.
     driver_port: int
     #: A free port of its node for torch.distributed's own rendezvous.
     master_port: int
-    #: hvd_cluster's there.
+    #: The version of hvd_cluster there.
     version: str
 
 
@@ -39,14 +39,14 @@ class OutputLines:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """What ``ray_logger.log`` was given, pickled."""
+    """The argument of ``ray_logger.log``, pickled."""
 
     info: bytes
 
 
 @dataclass(frozen=True)
 class CallFinished:
-    """A call has ended, and all its output was sent; Ray brings its outcome."""
+    """A call has ended and all its output was sent; Ray brings its outcome."""
 
 
 Message = OutputLines | ProgressEvent | LogRecord | CallFinished

@@ -1,4 +1,4 @@
-"""Which network interfaces do the nodes of a job have in common?"""
+"""Finds the network interfaces that the nodes of a job have in common."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from hvd_cluster.ray.session import load_ray
 
 def detect_nics(
     settings: Any,
-    all_host_names: Sequence[str] | None = None,  # noqa: ARG001 - stands between the two that count
+    all_host_names: Sequence[str] | None = None,  # noqa: ARG001 - Horovod's signature
     node_workers: Sequence[Any] | None = None,
 ) -> set[str]:
-    """The interfaces that all nodes have, with an address of their own; or those of ``settings.nics`` among them.
+    """The interfaces that all nodes have, with different addresses; or those of ``settings.nics`` among them.
 
-    An executor needs no such call: workers take the interface that reaches the driver's node, or that of ``nics``.
+    An executor does not need this function: workers use the interface on the route to the driver's node, or that of
+    ``nics``.
 
     Args:
         settings: any object with ``nics``; see :class:`~hvd_cluster.ray.coordinator.Coordinator`.
-        all_host_names: accepted for Horovod's sake: the workers are asked, not the names.
-        node_workers: an actor of :class:`~hvd_cluster.ray.worker.BaseHorovodWorker` on each node; this process's own
-            interfaces are meant without any.
+        all_host_names: accepted for compatibility; the workers are asked instead.
+        node_workers: an actor of :class:`~hvd_cluster.ray.worker.BaseHorovodWorker` on each node; without any, this
+            process's own interfaces are used.
 
     Returns:
         Their names.
 
     Raises:
-        LaunchError: there is none; the text lists what each node has.
+        LaunchError: there is none; the message lists the interfaces of each node.
     """
     workers = list(node_workers or ())
     wanted = list(interface_names(settings.nics))
@@ -42,14 +43,14 @@ def detect_nics(
     common = set.intersection(*map(set, usable))
     if not common:
         there = "; ".join(f"node {index}: {', '.join(addresses) or 'none'}" for index, addresses in enumerate(found))
-        wish = f" among nics={','.join(wanted)}" if wanted else ""
-        raise LaunchError(f"the nodes have no network interface in common{wish}. They have: {there}")
-    # A bridge of containers has the same address on every node, and leads to none of the others.
+        among = f" among nics={','.join(wanted)}" if wanted else ""
+        raise LaunchError(f"the nodes have no network interface in common{among}. They have: {there}")
+    # A container bridge has the same address on every node and does not reach the other nodes.
     num_addresses = {name: len({addresses[name] for addresses in usable}) for name in common}
     return {name for name in common if num_addresses[name] == max(num_addresses.values())}
 
 
 def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[Any]:
-    """The results of the calls that ``fn``, which returns an ``ObjectRef``, begins for each of ``collection``."""
+    """Call ``fn``, which returns an ``ObjectRef``, for each of ``collection``, and return the results."""
     results: list[Any] = load_ray().get([fn(each) for each in collection])
     return results

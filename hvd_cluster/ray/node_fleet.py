@@ -1,4 +1,4 @@
-"""The hosts of an elastic job on Ray: its nodes, or those of a placement group. Ray starts the workers there."""
+"""The hosts of an elastic job on Ray: its nodes, or those of a placement group. Ray starts the workers on them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from hvd_cluster.topology import Topology, join_address
 
 
 @dataclass(frozen=True)
-class _Started:
-    """A worker, and where it was put."""
+class _StartedActor:
+    """A worker and its location."""
 
     host: str
     actor: ActorWorker
-    #: Of the placement group; None outside of one.
+    #: Its bundle of the placement group; None outside of one.
     bundle: int | None
 
 
 @dataclass
 class _FleetNode:
-    """What the fleet knows of one host."""
+    """A node of the fleet."""
 
     node: nodes.Node
-    #: Where Ray is to put its workers, outside of a placement group.
+    #: The options with which Ray puts its workers there, outside of a placement group.
     options: Mapping[str, Any]
-    #: For torch.distributed's own rendezvous; 0 before a worker has greeted from there.
+    #: For torch.distributed's own rendezvous; 0 before a worker there has reported.
     master_port: int = 0
 
 
@@ -50,35 +50,35 @@ class NodeFleet(Fleet):
 
     Args:
         secret: the job's secret.
-        resources: what a worker takes.
-        order: what every worker does.
-        on_log: gets what workers give to ``ray_logger.log``.
-        group: the placement group in whose bundles they are; None for none.
+        resources: the resources of a worker.
+        call: what every worker runs.
+        on_log: called with what workers pass to ``ray_logger.log``.
+        group: the placement group for the workers, or None.
     """
 
     def __init__(
-        self, secret: bytes, resources: WorkerResources, order: ActorCall, on_log: OnLog, group: Any = None
+        self, secret: bytes, resources: WorkerResources, call: ActorCall, on_log: OnLog, group: Any = None
     ) -> None:
         super().__init__(secret)
         self._connection = Connection.current()
         self._group = group
         self._resources = resources
-        self._order = shared(order)
+        self._call = shared(call)
         self._on_log = on_log
-        self._places: dict[str, _FleetNode] = {}
-        self._started: dict[str, _Started] = {}  # by the worker's name in the job
+        self._nodes: dict[str, _FleetNode] = {}
+        self._started: dict[str, _StartedActor] = {}  # by the worker's name in the job
         #: Workers have formed a world.
         self.has_world = False
 
     def add(self, host: Host) -> str:
-        """Take in a node, by its id, its address or its name."""
-        known = self._places.get(host.name)
+        """Add a node by its id, its address or its host name."""
+        known = self._nodes.get(host.name)
         if known is not None and host.name == known.node.node_id:
-            return ""  # no other node will ever have that id, and every look at the hosts comes by here
+            return ""  # a node id is never reused, and this runs after every discovery
         living = nodes.living()
         if known is not None and any(node.node_id == known.node.node_id for node in living):
             return ""
-        # New, or started again: the same address, and another node to Ray.
+        # A new node, or one that was restarted: Ray gives it another id at the same address.
         found = [node for node in living if host.name in (node.node_id, node.address, node.hostname)]
         if not found:
             return "Ray has no such node"
@@ -88,13 +88,13 @@ class NodeFleet(Fleet):
             options: dict[str, Any] = {
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(found[0].node_id, soft=False)
             }
-        else:  # one machine that several nodes call theirs
+        else:  # several nodes on one machine
             options = {"resources": {f"node:{found[0].address}": 0.001}}
-        self._places[host.name] = _FleetNode(found[0], options)
+        self._nodes[host.name] = _FleetNode(found[0], options)
         return ""
 
     def host_key(self, name: str) -> str:
-        return self._places[name].node.node_id
+        return self._nodes[name].node.node_id
 
     def rendezvous(self, name: str) -> str:
         address = nodes.own_address()
@@ -102,44 +102,44 @@ class NodeFleet(Fleet):
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
         self.has_world = True
-        chief = self._places[first]
-        place = placement.topology(
+        rank_0_node = self._nodes[first]
+        topology = placement.topology(
             rendezvous=self.rendezvous(name),
             secret=self.secret,
-            master=join_address(chief.node.address, chief.master_port),
+            master=join_address(rank_0_node.node.address, rank_0_node.master_port),
             job_id=job_id,
             generation=generation,
         )
-        return replace(place, host=self._places[name].node.address)
+        return replace(topology, host=self._nodes[name].node.address)
 
     def gpus(self, worker: str) -> tuple[str, ...]:
         started = self._started.get(worker)
         return () if started is None or started.actor.handshake is None else started.actor.handshake.gpus
 
     def num_workers(self, node_id: str) -> int:
-        """How many workers of the job live on a node."""
-        return sum(self._places[one.host].node.node_id == node_id for one in self._living())
+        """How many workers of the job run on a node."""
+        return sum(self._nodes[one.host].node.node_id == node_id for one in self._living())
 
     def num_in_bundle(self, index: int) -> int:
-        """How many workers of the job live in a bundle of the placement group."""
+        """How many workers of the job run in a bundle of the placement group."""
         return sum(one.bundle == index for one in self._living())
 
     def num_reported(self) -> int:
         """How many workers of the job have ever reported."""
         return sum(one.actor.handshake is not None for one in list(self._started.values()))
 
-    def _living(self) -> list[_Started]:
+    def _living(self) -> list[_StartedActor]:
         return [one for one in list(self._started.values()) if one.actor.outcome is None]
 
     def _bundle(self, node_id: str) -> int | None:
-        """The bundle for one more worker on a node; None where workers are in none."""
+        """The bundle for one more worker on a node; None without a placement group."""
         if self._group is None:
             return None
         here = [(b, self.num_in_bundle(b.index)) for b in bundles_of(self._group) if b.node_id == node_id]
-        # Other executors may use some; Ray's count of what is free lags a second behind.
+        # Other executors may use some of them; Ray's count of free resources is a second late.
         free = [bundle for bundle, num_own in here if bundle.slots(self._resources, num_own) > num_own]
-        large = [bundle for bundle, num_own in here if self._resources.slots(bundle.resources) > num_own]
-        return next((bundle.index for bundle in [*free, *large, *(bundle for bundle, _ in here)]), None)
+        large_enough = [bundle for bundle, num_own in here if self._resources.slots(bundle.resources) > num_own]
+        return next((bundle.index for bundle in [*free, *large_enough, *(bundle for bundle, _ in here)]), None)
 
     def start(
         self,
@@ -152,19 +152,19 @@ class NodeFleet(Fleet):
         on_line: OnLine,
         on_event: OnEvent = ignore_event,
     ) -> Worker:
-        """Have Ray start an actor on the host ``name``; it is a worker when it has greeted."""
-        place = self._places[name]
-        topology = replace(topology, host=place.node.address)
+        """Have Ray start an actor on the host ``name``; it becomes a worker after its handshake."""
+        entry = self._nodes[name]
+        topology = replace(topology, host=entry.node.address)
 
         def assign(handshake: ActorHandshake) -> WorkerAssignment:
-            place.master_port = handshake.master_port
-            # The driver lists the GPUs of the whole node when the worker joins its first world.
+            entry.master_port = handshake.master_port
+            # When the worker joins its first world, the driver lists the GPUs of the whole node.
             return WorkerAssignment(topology, {**device_env(handshake.gpus), **task.env, **env}, bool(task.as_horovod))
 
         actor_class = self._connection.ray().remote(BaseHorovodWorker)
         wants = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
-        bundle = self._bundle(place.node.node_id)
-        options = place.options if bundle is None else in_bundle(self._group, bundle)
+        bundle = self._bundle(entry.node.node_id)
+        options = entry.options if bundle is None else in_bundle(self._group, bundle)
         handle = actor_class.options(**wants, **options).remote(topology.rank, topology.size)
         sinks = OutputSinks(on_line, on_event, self._on_log)
         worker = ActorWorker(
@@ -175,7 +175,7 @@ class NodeFleet(Fleet):
             assign,
             sinks,
             on_change,
-            self._order,
+            self._call,
         )
-        self._started[topology.worker] = _Started(name, worker, bundle)
+        self._started[topology.worker] = _StartedActor(name, worker, bundle)
         return worker

@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster that are alive."""
+"""The living nodes of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_cluster.ray.session import load_ray
 
 @dataclass(frozen=True)
 class Node:
-    """One of them. Several nodes may have one address: then they run on one machine, as those of a test cluster do."""
+    """A node. Several nodes may have one address if they run on one machine, as in a test cluster."""
 
     node_id: str
-    #: Where its workers are for the other nodes.
+    #: Its address for the other nodes.
     address: str
     hostname: str
-    #: All that it has, used or not, by Ray's names.
+    #: All its resources, used or not, by Ray's names.
     resources: Mapping[str, float]
 
     @classmethod
@@ -33,22 +33,22 @@ class Node:
 
 
 def living() -> list[Node]:
-    """Those that Ray holds for alive. It notices a death after some 14 s."""
+    """The nodes that Ray considers alive. It notices a death after about 14 s."""
     return [Node.of(entry) for entry in load_ray().nodes() if is_alive(entry)]
 
 
 def is_alive(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``ray.nodes()`` says so; releases of Ray spell the key differently."""
+    """Whether an entry of ``ray.nodes()`` is alive; the spelling of the key depends on Ray's version."""
     return bool(entry.get("Alive", entry.get("alive", False)))
 
 
 def own_address() -> str:
-    """The address of this process's own node."""
+    """The address of this process's node."""
     return str(load_ray().util.get_node_ip_address())
 
 
 def free_by_node() -> Mapping[str, Mapping[str, float]]:
-    """Node id -> what is free there, by Ray's names; all that a node has where this Ray cannot tell."""
+    """Node id -> its free resources, by Ray's names; all its resources if this Ray does not report free ones."""
     free: defaultdict[str, Mapping[str, float]] = defaultdict(dict, {node.node_id: node.resources for node in living()})
     ask = getattr(load_ray()._private.state, "available_resources_per_node", None)
     if ask is not None:

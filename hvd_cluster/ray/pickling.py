@@ -1,7 +1,7 @@
-"""Values on their way between the driver and actors, with Ray's own objects in them.
+"""Pickles values between the driver and actors, including Ray's own objects.
 
-Ray counts who holds an ``ObjectRef`` or the handle of an actor, and finds its owner, only where it travels in an
-argument or a result of Ray's. So these are taken out of the bytes and travel beside them.
+Ray tracks who holds an ``ObjectRef`` or an actor handle, and finds its owner, only if it is in an argument or a result
+of a Ray call. Therefore these objects are taken out of the bytes and sent next to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.pickling import References
 from hvd_cluster.ray.session import load_ray
 
-#: How a module comes to the workers; see :func:`hvd_cluster.launch.call.pack_call`.
+#: How to make a module available to the workers; see :func:`hvd_cluster.launch.call.pack_call`.
 MODULE_REMEDY = (
     "install it on the nodes, or ship it with ray.init(runtime_env={'py_modules': [MODULE]}) or "
     "runtime_env={'working_dir': FOLDER}"
@@ -28,10 +28,10 @@ MODULE_REMEDY = (
 
 
 def dumps(value: Any) -> tuple[bytes, References]:
-    """Pickle ``value`` as Ray does, with its own serializers (``ray.util.register_serializer``).
+    """Pickle ``value`` like Ray, with Ray's serializers (``ray.util.register_serializer``).
 
     Returns:
-        The bytes, and the objects of Ray's in ``value``, which have to travel in an argument or a result of Ray's.
+        The bytes, and Ray's objects in ``value``, which must be sent in an argument or a result of a Ray call.
     """
     file = io.BytesIO()
     pickler = _pickler_class()(file)
@@ -41,14 +41,14 @@ def dumps(value: Any) -> tuple[bytes, References]:
 
 
 def dumps_out_of_band(value: Any) -> bytes:
-    """Pickle ``value`` for a connection that is not Ray's. Ray keeps the objects in it until this process ends."""
+    """Pickle ``value`` for a connection other than Ray's. Ray keeps the objects in it until this process ends."""
     with _by_value_in_ray():
         data: bytes = load_ray().cloudpickle.dumps(value)
     return data
 
 
 def outliving(outcome: Outcome, worker_id: str) -> Outcome:
-    """``outcome`` of a worker that ends with its call: what it has stored is stored here, since Ray drops the rest.
+    """``outcome`` of a worker that ends with its call: objects that it owns are copied, since Ray drops them.
 
     Args:
         outcome: how the call ended.
@@ -95,10 +95,10 @@ def _pickler_class() -> Any:
 
 
 def _of_a_client() -> tuple[type, ...]:
-    """What a process has of Ray's that is only a Ray Client."""
+    """Ray's classes in a process that is a Ray Client."""
     try:
         from ray.util.client import common
-    except ImportError:  # without the extra ray[client]
+    except ImportError:  # ray[client] is not installed
         return ()
     names = ("ClientObjectRef", "ClientActorHandle", "ClientActorClass", "ClientRemoteFunc", "ClientRemoteMethod")
     return tuple(getattr(common, name) for name in names)
@@ -106,7 +106,7 @@ def _of_a_client() -> tuple[type, ...]:
 
 @contextlib.contextmanager
 def _by_value_in_ray() -> Iterator[None]:
-    """Have Ray's copy of cloudpickle take by value what is registered with cloudpickle itself."""
+    """Make Ray's copy of cloudpickle pickle by value what is registered with cloudpickle itself."""
     rays = load_ray().cloudpickle
     missing = cloudpickle.list_registry_pickle_by_value() - rays.list_registry_pickle_by_value()
     modules = [sys.modules[name] for name in missing if name in sys.modules]

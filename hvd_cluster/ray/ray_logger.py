@@ -1,4 +1,4 @@
-"""``ray_logger.log({"loss": 0.1})`` in a worker: each of the driver's callbacks is called with the dict."""
+"""``ray_logger.log({"loss": 0.1})`` in a worker: calls each of the driver's callbacks with the dict."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def log(info: dict[str, Any]) -> None:
     """Send ``info`` to the callbacks of ``run``, ``execute`` or ``ElasticRayExecutor.run``; outside a run, warn once.
 
     Args:
-        info: a dict of anything that can be pickled.
+        info: a dict of values that can be pickled.
 
     Raises:
-        TypeError: it is no dict.
+        TypeError: it is not a dict.
     """
     global _has_warned
     if not isinstance(info, dict):
@@ -33,15 +33,15 @@ def log(info: dict[str, Any]) -> None:
         _send(dumps_out_of_band(info))
     elif not _has_warned:
         _has_warned = True
-        logger.warning("ray_logger.log has no effect here: this process is no worker of a RayExecutor")
+        logger.warning("ray_logger.log has no effect here: this process is not a worker of a RayExecutor")
 
 
 def configure(queue: Any) -> None:
-    """From now on put what is logged into ``queue``, anything with a ``put``; None stops that."""
+    """Put what is logged into ``queue``, any object with a ``put``; None stops that."""
     attach(None if queue is None else lambda blob: queue.put(loads(blob)))
 
 
 def attach(send: Callable[[bytes], None] | None) -> None:
-    """From now on pass what is logged, pickled, to ``send``; None detaches."""
+    """Pass what is logged, pickled, to ``send``; None detaches."""
     global _send, _owner_pid
     _send, _owner_pid = send, os.getpid()

@@ -1,4 +1,4 @@
-"""What one worker takes of a Ray node. Pure."""
+"""The resources of one worker on a Ray node. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class WorkerResources:
     gpus: float = 0
 
     def bundle(self, num_workers: int = 1) -> dict[str, float]:
-        """The resources of ``num_workers`` on one node, as Ray spells them."""
+        """The resources of ``num_workers`` workers on one node, by Ray's names."""
         wanted = {"CPU": self.cpus * num_workers, "GPU": self.gpus * num_workers}
         return {name: amount for name, amount in wanted.items() if amount}
 
     def slots(self, resources: Mapping[str, float]) -> int:
-        """How many workers find room in ``resources``; as many as there are CPUs where a worker takes nothing."""
-        rooms = [resources.get(name, 0) / amount for name, amount in self.bundle().items()]
-        return math.floor(min(rooms, default=math.ceil(resources.get("CPU", 0))) + 1e-9)
+        """How many workers fit into ``resources``; the number of CPUs if a worker needs nothing."""
+        counts = [resources.get(name, 0) / amount for name, amount in self.bundle().items()]
+        return math.floor(min(counts, default=math.ceil(resources.get("CPU", 0))) + 1e-9)
 
 
 def device_env(gpus: Sequence[str]) -> dict[str, str]:
-    """What shows a worker these GPUs and no others; Ray hides none from a worker that takes none."""
+    """Variables that make only these GPUs visible to a worker; Ray hides none from a worker without GPUs."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
@@ -42,9 +42,9 @@ def listed(resources: Mapping[str, float]) -> str:
 
 
 def shortage(needed: Mapping[str, float], total: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """What a cluster lacks: "needs 8 GPUs; the cluster has 4, 2 free", a clause for each resource that falls short.
+    """What a cluster lacks: "needs 8 GPUs; the cluster has 4, 2 free", a clause for each missing resource.
 
-    Empty where all are there and free: then they lie on nodes on which they do not fit together.
+    Empty if all resources are there and free: then they do not fit together on the nodes.
     """
     parts = [
         f"needs {number(amount)} {name}{'' if amount == 1 else 's'}; the cluster has {number(total.get(name, 0))}, "

@@ -1,4 +1,4 @@
-"""What a user says about the start of a job on Ray, with the names of Horovod's settings."""
+"""The settings for the start of a job on Ray, under Horovod's names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hvd_cluster.launch.environment import interface_variables
 class MiniSettings:
     """What :meth:`RayExecutor.create_settings` returns."""
 
-    #: Network interface for the workers' data; None for the one that reaches the driver's node.
+    #: Network interface for the workers' data; None for the one on the route to the driver's node.
     nics: str | Iterable[str] | None = None
     #: 0 drops the workers' output.
     verbose: int | bool = 1
-    #: Accepted for Horovod's sake: each job makes a secret of its own.
+    #: Accepted for compatibility; each job has a new secret.
     key: Any = None
-    #: Accepted for Horovod's sake, as the next one: workers are started by Ray, not through ssh.
+    #: Accepted for compatibility, like the next one: Ray starts the workers, not ssh.
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     #: Seconds for all workers to report, once there is room for them.
@@ -54,7 +54,7 @@ class MiniSettings:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which workers take the interface that the user wants."""
+        """The variables that make workers use the interface that the user wants."""
         return interface_variables(self.nics)
 
 
@@ -64,15 +64,15 @@ class ElasticSettings(MiniSettings):
 
     #: With fewer workers the job waits.
     min_num_proc: int = 1
-    #: More are not used; None for as many as there is room for.
+    #: The maximum number of workers; None for as many as fit.
     max_num_proc: int | None = None
-    #: How often the workers may change; None for no bound.
+    #: How many times the workers may change; None for no limit.
     reset_limit: int | None = None
-    #: Shortest and longest time, in seconds, for which a node on which a worker failed is not used; None for ever.
+    #: Shortest and longest time, in seconds, for which a node on which a worker failed is not used; None for forever.
     cooldown_range: tuple[float, float] | None = None
     #: Seconds to wait for ``min_num_proc`` workers.
     elastic_timeout: float = 600
-    #: Finds the nodes, where ``override_discovery=False`` lets the program choose.
+    #: Finds the nodes if ``override_discovery=False``.
     discovery: HostDiscovery | None = None
     elastic: bool = True
 
@@ -88,7 +88,7 @@ def nics_to_env_var(nics: str | Iterable[str] | None) -> dict[str, str]:
 
 
 def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
-    """Write the text of an ssh key to a file that nobody else can read; Horovod's settings did so."""
+    """Write the text of an ssh key to a file that only this user can read, as Horovod's settings do."""
     if not ssh_str or not ssh_identity_file:
         return
     path = Path(ssh_identity_file)
@@ -99,7 +99,7 @@ def store_key(ssh_str: str | None, ssh_identity_file: str | None) -> None:
 
 
 def refuse_unknown(callee: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise for arguments that do not exist, naming those that were perhaps meant.
+    """Raise for arguments that do not exist, and suggest similar ones.
 
     Raises:
         TypeError: there is one.

@@ -1,4 +1,4 @@
-"""What a user wants of a RayExecutor, checked; and the plan of workers that follows from it."""
+"""The checked arguments of a RayExecutor, and the placement strategy that follows from them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hvd_cluster.ray.session import connect
 from hvd_cluster.ray.settings import ElasticSettings, MiniSettings
 from hvd_cluster.ray.strategy import ColocatedStrategy, PGStrategy, Strategy
 
-#: What says nothing in a job whose number of workers is fixed, and its defaults.
+#: Arguments that have no effect in a job with a fixed number of workers, and their defaults.
 _OF_ELASTIC_JOBS = {"reset_limit": None, "cooldown_range": None, "elastic_timeout": 600, "override_discovery": True}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSpec:
-    """The arguments of :class:`hvd_cluster.ray.executor.RayExecutor`, where each is described."""
+    """The arguments of :class:`hvd_cluster.ray.executor.RayExecutor`, which describes them."""
 
     settings: Any
     num_workers: int | None = None
@@ -44,11 +44,11 @@ class ExecutorSpec:
 
     @property
     def resources(self) -> WorkerResources:
-        """What a worker takes."""
+        """The resources of a worker."""
         return worker_resources(self.cpus_per_worker, self.use_gpu, self.gpus_per_worker)
 
     def strategy(self) -> Strategy:
-        """The plan of the workers of a job that is not elastic; asks Ray in which placement group this program is."""
+        """The strategy of a job with a fixed number of workers; asks Ray for the placement group of this program."""
         if self.num_hosts is not None:
             group = group_to_use(self.use_current_placement_group)
             return ColocatedStrategy(self.num_hosts, self.num_workers_per_host, self.resources, group)
@@ -84,7 +84,7 @@ class ExecutorSpec:
             wrong += flag_problems(name, getattr(self, name))
         if not self.override_discovery and self.min_workers and getattr(self.settings, "discovery", None) is None:
             wrong.append(
-                "override_discovery=False takes settings that have a discovery: those of "
+                "override_discovery=False needs settings with a discovery: those of "
                 "ElasticRayExecutor.create_settings(), with settings.discovery set"
             )
         pair: Any = self.cooldown_range
@@ -108,10 +108,10 @@ class ExecutorSpec:
         if self.num_workers is not None and self.num_hosts is not None:
             wrong.append("num_workers and num_hosts exclude each other: give num_hosts with num_workers_per_host")
         if self.num_hosts is None and self.num_workers_per_host != 1:
-            wrong.append(f"num_workers_per_host={self.num_workers_per_host} counts with num_hosts only: give that too")
+            wrong.append(f"num_workers_per_host={self.num_workers_per_host} needs num_hosts too")
         if least is None:
             wrong += [
-                f"{name}={getattr(self, name)!r} counts in an elastic job only: give min_workers too"
+                f"{name}={getattr(self, name)!r} needs min_workers too: it only affects elastic jobs"
                 for name, default in _OF_ELASTIC_JOBS.items()
                 if getattr(self, name) != default
             ]
@@ -121,33 +121,33 @@ class ExecutorSpec:
 
 
 def packed_strategy(num_workers: int | None, resources: WorkerResources, use_current: bool) -> PGStrategy:
-    """Workers in the placement group that this program is in, or in one of their own.
+    """Workers in the placement group that this program runs in, or in a new one.
 
     Raises:
-        ValueError: nobody said how many.
+        ValueError: the number of workers is unknown.
     """
     group = group_to_use(use_current)
     if group is None and num_workers is None:
         raise ValueError(
-            "how many workers? Give num_workers; or num_hosts with num_workers_per_host; or, for an elastic job, "
-            "min_workers. (It may be left out inside a placement group only.)"
+            "the number of workers is missing: pass num_workers; or num_hosts with num_workers_per_host; or, for an "
+            "elastic job, min_workers. (It may only be left out inside a placement group.)"
         )
     return PGStrategy(num_workers, resources, group)
 
 
 def group_to_use(use_current: bool) -> Any:
-    """The placement group that this program is in, if it is wanted; None where it is not, or there is none."""
+    """The placement group that this program runs in, if it is wanted and exists; otherwise None."""
     connect()
     return current_group() if use_current else None
 
 
 def worker_resources(cpus: float, use_gpu: bool, gpus: float | None) -> WorkerResources:
-    """What a worker takes, from arguments that were checked."""
+    """The resources of a worker, from checked arguments."""
     return WorkerResources(cpus, (1 if gpus is None else gpus) if use_gpu else 0)
 
 
 def resource_problems(cpus: float, use_gpu: bool, gpus: float | None) -> list[str]:
-    """What is wrong with them."""
+    """Problems of the resources of a worker."""
     wrong = amount_problems("cpus_per_worker", cpus) + flag_problems("use_gpu", use_gpu)
     if gpus is not None and not use_gpu:
         wrong.append(f"gpus_per_worker={gpus!r} is set, but use_gpu is not: set use_gpu=True")

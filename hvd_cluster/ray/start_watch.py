@@ -1,4 +1,4 @@
-"""The start of workers for which there is room: they must report in time."""
+"""Watches the start of workers for which there is room: they must report in time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from hvd_cluster.errors import StartTimeoutError
 from hvd_cluster.ray.session import load_ray
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 _POLL_S = 0.5
 _SLOW_PARTS = ("pip", "uv", "conda", "image_uri", "container", "working_dir", "py_modules")
 
 
 def late_text(timeout_s: float, parts: Sequence[str]) -> str:
-    """Why workers are late for which there is room, and what to set. Pure.
+    """Why workers for which there is room are late, and what to set. Pure.
 
     Args:
         timeout_s: how long they had.
-        parts: of :func:`slow_parts`.
+        parts: from :func:`slow_parts`.
     """
     preparing = f"preparing the program's runtime_env ({', '.join(parts)})" if parts else "preparing a runtime_env"
     return (
@@ -30,23 +30,23 @@ def late_text(timeout_s: float, parts: Sequence[str]) -> str:
 
 
 def slow_parts() -> list[str]:
-    """The parts of this program's ``runtime_env`` that a node has to bring or to install before a worker starts."""
+    """The parts of this program's ``runtime_env`` that a node must download or install before a worker starts."""
     ray = load_ray()
-    with contextlib.suppress(Exception):  # for the text of an error: whatever Ray raises, the error comes first
+    with contextlib.suppress(Exception):  # only for an error message, so any error of Ray is ignored
         if ray.is_initialized():
             return [name for name in _SLOW_PARTS if ray.get_runtime_context().runtime_env.get(name)]
     return []
 
 
 class StartWatch:
-    """Watches in a thread of its own until as many workers as the job begins with have reported.
+    """Watches, in a thread of its own, until as many workers as the job starts with have reported.
 
     Args:
-        num_reported: how many have reported.
-        usable: host -> slots.
-        needed: how many the job begins with.
+        num_reported: returns how many have reported.
+        usable: returns host -> slots.
+        needed: how many the job starts with.
         timeout_s: seconds for them to report, once there is room for them.
-        stop: called when they have not.
+        stop: called if they have not.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class StartWatch:
         self._needed = needed
         self._timeout_s = timeout_s
         self._stop = stop
-        #: Why it has called ``stop``; None before it has.
+        #: Why it has called ``stop``; None before.
         self.error: StartTimeoutError | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hvd-start", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._closed.set()
         self._thread.join()
 

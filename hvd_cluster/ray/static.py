@@ -1,4 +1,4 @@
-"""A RayExecutor whose number of workers is fixed."""
+"""A RayExecutor with a fixed number of workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from hvd_cluster.ray.strategy import Strategy
 
 
 class StaticAdapter(Adapter):
-    """Workers that stay from :meth:`start` to :meth:`shutdown`.
+    """Workers that run from :meth:`start` to :meth:`shutdown`.
 
     Args:
         settings: the timeouts, the interface, the verbosity.
-        strategy: makes the plan of the workers, at each start: the program may be in another placement group by then.
+        strategy: creates the placement strategy at each start, because the program may be in another placement group
+            then.
     """
 
     def __init__(self, settings: MiniSettings, strategy: Callable[[], Strategy]) -> None:
@@ -83,14 +84,14 @@ class StaticAdapter(Adapter):
 def packed(
     fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> PackedCall:
-    """A call for workers on other machines: what they could not import travels by value.
+    """A call for workers on other machines; what they cannot import is pickled by value.
 
     Raises:
-        TypeError: ``args`` is no list or tuple, ``kwargs`` no dict, ``fn`` no function.
+        TypeError: ``args`` is not a list or tuple, ``kwargs`` not a dict, or ``fn`` not a function.
         LaunchError: something cannot be pickled.
     """
     if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
-        raise TypeError(f"the arguments of a function are a list or a tuple, such as [3], not {args!r}")
+        raise TypeError(f"the arguments of a function must be a list or a tuple, such as [3], not {args!r}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"the keyword arguments of a function are a dict, such as {{'epochs': 3}}, not {kwargs!r}")
+        raise TypeError(f"the keyword arguments of a function must be a dict, such as {{'epochs': 3}}, not {kwargs!r}")
     return pack_call(fn, tuple(args or ()), dict(kwargs or {}), shared_path=False, dumps=dumps, remedy=MODULE_REMEDY)

@@ -1,4 +1,4 @@
-"""Where the workers' resources come from: a placement group of their own, or the one that the program is in."""
+"""Where the workers' resources come from: a new placement group, or the one that the program runs in."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from hvd_cluster.ray.session import load_ray
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a placement group that is not there yet is worth a word; then again at ten times that interval.
+#: Seconds after which the wait for a placement group is logged; then again at ten times that interval.
 _EXPLAIN_S = 5.0
 _POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Room for the workers."""
+    """Reserved resources for the workers."""
 
     group: Any
     #: For each worker its bundle in the group.
     bundles: tuple[int, ...]
     resources: WorkerResources
-    #: Ours to remove.
+    #: Whether this executor created the group and must remove it.
     is_own: bool
-    #: The one in which the group is.
+    #: The connection in which the group exists.
     connection: Connection = field(default_factory=Connection.current)
 
     def options(self, worker: int) -> dict[str, Any]:
         """The options of that worker's actor."""
-        place = in_bundle(self.group, self.bundles[worker])
-        return {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, **place}
+        options = in_bundle(self.group, self.bundles[worker])
+        return {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, **options}
 
     def release(self) -> None:
-        """Give the resources back; a group that is not ours stays."""
+        """Return the resources; a group that others created remains."""
         if self.is_own:
             _remove(self.group, self.connection)
 
 
 def _remove(group: Any, connection: Connection) -> None:
-    """Remove a placement group; it has gone with its connection, where that has ended."""
+    """Remove a placement group; if its connection has ended, it is already gone."""
     with contextlib.suppress(ConnectionEndedError):
         connection.ray().util.remove_placement_group(group)
 
@@ -58,8 +58,8 @@ class Strategy(ABC):
     """How many workers, and where.
 
     Args:
-        resources: what each takes.
-        placement_group: the one to use, which this program is in; None makes one.
+        resources: the resources of each.
+        placement_group: the group to use, in which this program runs; None creates one.
     """
 
     def __init__(self, resources: WorkerResources, placement_group: Any = None) -> None:
@@ -69,60 +69,60 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def num_workers(self) -> int:
-        """How many workers there will be."""
+        """The number of workers."""
 
     def reserve(self, timeout_s: float) -> Reservation:
-        """Room for all workers.
+        """Reserve resources for all workers.
 
         Raises:
-            StartTimeoutError: there is none within ``timeout_s`` seconds; the text says what is missing.
-            NotEnoughSlotsError: the placement group that the program is in is too small.
+            StartTimeoutError: there are none within ``timeout_s`` seconds; the message says what is missing.
+            NotEnoughSlotsError: the placement group that the program runs in is too small.
         """
         if self._group is None:
             return self._make_group(timeout_s)
         deadline_s = time.monotonic() + timeout_s
-        while not (slots := self._slots(lambda bundle: bundle.slots(self.resources))):
+        while not (bundles := self._bundles(lambda bundle: bundle.slots(self.resources))):
             self.check()
             if time.monotonic() > deadline_s:
                 raise in_use(self._group, self.resources, self._needed(), timeout_s)
             time.sleep(_POLL_S)
-        return Reservation(self._group, slots, self.resources, is_own=False)
+        return Reservation(self._group, bundles, self.resources, is_own=False)
 
     def check(self) -> None:
-        """Raise where there will never be room, whoever else uses it now.
+        """Raise if there will never be room, whatever else uses it now.
 
         Raises:
-            NotEnoughSlotsError: the placement group that the program is in is too small.
+            NotEnoughSlotsError: the placement group that the program runs in is too small.
         """
-        if self._group is not None and not self._slots(lambda bundle: self.resources.slots(bundle.resources)):
+        if self._group is not None and not self._bundles(lambda bundle: self.resources.slots(bundle.resources)):
             raise too_small(self._group, self.resources, self._needed())
 
     @abstractmethod
     def _make_group(self, timeout_s: float) -> Reservation:
-        """Room in a placement group of their own."""
+        """Reserve resources in a new placement group."""
 
     @abstractmethod
-    def _slots(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
-        """For each worker its bundle in the group; empty where there are too few.
+    def _bundles(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+        """For each worker its bundle in the group; empty if there are too few.
 
-        (Older releases of Ray, told to put a worker into any bundle, would put it into one without room for it.)
+        (Told to put a worker into any bundle, older versions of Ray may put it into one without room.)
 
         Args:
-            room: how many workers a bundle takes.
+            room: returns how many workers a bundle has room for.
         """
 
     @abstractmethod
     def _needed(self) -> str:
-        """What they need, as the end of a sentence about what the group has."""
+        """What the workers need, as the end of a sentence about what the group has."""
 
 
 class PGStrategy(Strategy):
-    """Workers packed onto as few nodes as possible, or in a placement group that is there already.
+    """Workers packed onto as few nodes as possible, or in an existing placement group.
 
     Args:
-        num_workers: how many; with ``placement_group`` None stands for as many as it has room for.
-        resources: what each takes.
-        placement_group: the one to use, which this program is in; None makes one.
+        num_workers: how many; with ``placement_group`` None means as many as fit.
+        resources: the resources of each.
+        placement_group: the group to use, in which this program runs; None creates one.
     """
 
     def __init__(self, num_workers: int | None, resources: WorkerResources, placement_group: Any = None) -> None:
@@ -139,7 +139,7 @@ class PGStrategy(Strategy):
         group, _ = create_placement_group(self.resources.bundle(), self.num_workers, timeout_s, "PACK")
         return Reservation(group, tuple(range(self.num_workers)), self.resources, is_own=True)
 
-    def _slots(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+    def _bundles(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
         slots = tuple(bundle.index for bundle in bundles_of(self._group) for _ in range(room(bundle)))
         return slots[: self.num_workers] if len(slots) >= self.num_workers else ()
 
@@ -148,13 +148,13 @@ class PGStrategy(Strategy):
 
 
 class ColocatedStrategy(Strategy):
-    """Equally many workers on each of several nodes.
+    """The same number of workers on each of several nodes.
 
     Args:
-        num_hosts: how many nodes.
-        num_workers_per_host: how many workers on each.
-        resources: what each worker takes.
-        placement_group: the one to use, which this program is in; None makes one.
+        num_hosts: the number of nodes.
+        num_workers_per_host: the number of workers on each.
+        resources: the resources of each worker.
+        placement_group: the group to use, in which this program runs; None creates one.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ColocatedStrategy(Strategy):
         bundles = tuple(host for host in range(self._num_hosts) for _ in range(self._per_host))
         return Reservation(group, bundles, self.resources, is_own=True)
 
-    def _slots(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
+    def _bundles(self, room: Callable[[Bundle], int]) -> tuple[int, ...]:
         fit = self._fit(room)
         return (
             tuple(index for on_node in fit[: self._num_hosts] for index in on_node)
@@ -183,7 +183,7 @@ class ColocatedStrategy(Strategy):
         )
 
     def _fit(self, room: Callable[[Bundle], int]) -> list[list[int]]:
-        """The nodes that have room for all of theirs: of each the bundle of each place there."""
+        """The nodes with room for all of their workers: for each node the bundle of each worker."""
         slots: dict[str, list[int]] = {}
         for bundle in bundles_of(self._group):
             if bundle.node_id:
@@ -199,19 +199,19 @@ class ColocatedStrategy(Strategy):
 
 
 def too_small(group: Any, resources: WorkerResources, needed: str) -> NotEnoughSlotsError:
-    """The error of a program whose placement group has no room for the workers."""
+    """The error if the program's placement group has no room for the workers."""
     return NotEnoughSlotsError(
         f"{described(group, resources)}, but {needed}. Give it more bundles, or pass use_current_placement_group=False."
     )
 
 
 def in_use(group: Any, resources: WorkerResources, needed: str, timeout_s: float) -> StartTimeoutError:
-    """The error of a program in whose placement group others take the room, such as another executor."""
+    """The error if others use the program's placement group, such as another executor."""
     free = sum(bundle.slots(resources) for bundle in bundles_of(group))
     return StartTimeoutError(
         f"{described(group, resources)}. Others use it: there is room for {free} after {timeout_s:g} s, but {needed}. "
         "End what else runs there, give it more bundles, or pass use_current_placement_group=False; "
-        "create_settings(placement_group_timeout_s=...) says how long to wait."
+        "create_settings(placement_group_timeout_s=...) sets how long to wait."
     )
 
 
@@ -221,11 +221,11 @@ def create_placement_group(
     pg_timeout: float,
     pg_strategy: str,
 ) -> tuple[Any, list[dict[str, float]]]:
-    """A placement group that is ready to use.
+    """Create a placement group and wait until it is ready.
 
     Args:
         resources_per_bundle: such as ``{"CPU": 1, "GPU": 1}``.
-        num_bundles: how many bundles.
+        num_bundles: the number of bundles.
         pg_timeout: seconds to wait for them.
         pg_strategy: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
 
@@ -236,12 +236,12 @@ def create_placement_group(
         StartTimeoutError: it is not ready in time, and is removed; a ``TimeoutError``.
     """
     ray, connection = load_ray(), Connection.current()
-    # Ray wants a resource in each bundle; workers that take none count as nothing.
+    # Ray requires a resource in each bundle; workers may need none.
     bundle = dict(resources_per_bundle) or {"CPU": 0.001}
     group = ray.util.placement_group([bundle] * num_bundles, strategy=pg_strategy)
     try:
         _await(group, bundle, num_bundles, pg_timeout, pg_strategy)
-    except BaseException:  # an interrupt as well: a group that nobody holds would keep its resources
+    except BaseException:  # also after an interrupt: an abandoned group would keep its resources
         _remove(group, connection)
         raise
     return group, list(group.bundle_specs)
@@ -256,7 +256,7 @@ def _await(group: Any, bundle: Mapping[str, float], num_bundles: int, timeout_s:
                 "Placement group creation timed out. Make sure your cluster either has enough resources or use an "
                 f"autoscaling cluster. After {timeout_s:g} s: {missing(bundle, num_bundles, strategy)}. "
                 "Ask for fewer workers or less for each, end what else runs there, or add nodes; "
-                "create_settings(placement_group_timeout_s=...) says how long to wait for them."
+                "create_settings(placement_group_timeout_s=...) sets how long to wait for them."
             )
         if now_s >= explain_s:
             explain_s = now_s + 10 * _EXPLAIN_S

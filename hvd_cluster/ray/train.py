@@ -1,10 +1,10 @@
-"""``hvd`` inside Ray Train: the HorovodTrainer of :mod:`ray.train.horovod`, for both versions of Ray Train.
+"""The HorovodTrainer of :mod:`ray.train.horovod`, for both versions of Ray Train.
 
 >>> from hvd_cluster.ray.train import HorovodTrainer
 >>> result = HorovodTrainer(train_loop, scaling_config=ScalingConfig(num_workers=4, use_gpu=True)).fit()
 
-Ray Train starts the workers, restarts them, and keeps metrics and checkpoints; the loop calls ``hvd.init()`` and
-``ray.train.report(metrics, checkpoint=...)``. Any other trainer over DataParallelTrainer takes
+Ray Train starts and restarts the workers, and keeps metrics and checkpoints. The loop calls ``hvd.init()`` and
+``ray.train.report(metrics, checkpoint=...)``. Any other trainer based on DataParallelTrainer can use
 ``backend_config=HorovodConfig()``.
 """
 
@@ -30,24 +30,24 @@ from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, export, inherited, join_address
 
-#: Ray has two of that name; its release and a setting decide which of them is in force, and TorchTrainer follows them.
+#: Ray has two classes of that name; its version and a setting decide which one is used, and TorchTrainer follows them.
 _DataParallelTrainer: Any = TorchTrainer.__bases__[0]
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-#: Horovod's own default here: Ray may bring the workers up long after each other.
+#: Horovod's default here: Ray may start the workers at very different times.
 _TIMEOUT_S = 300
-#: Of the worker of rank 0, which the job's rendezvous lives and dies with.
+#: In the worker of rank 0, which owns the job's key-value store.
 _held: list[Any] = []
 
 
 @dataclass
 class HorovodConfig(BackendConfig):
-    """Lets the workers of a Ray Train run form a world.
+    """Makes the workers of a Ray Train run form a world.
 
     Args:
-        nics: network interface for the workers' data; by default the one that reaches rank 0's node.
+        nics: network interface for the workers' data; by default the one on the route to rank 0's node.
         timeout_s: seconds that the workers wait for each other in ``hvd.init()``, and the limit of each collective on
-            CPUs; by default what HOROVOD_GLOO_TIMEOUT_SECONDS says in the workers (a ``runtime_env``, say), else 300.
-        as_horovod: the workers answer for ``import horovod``; by default where this process does.
+            CPUs; by default HOROVOD_GLOO_TIMEOUT_SECONDS in the workers (from a ``runtime_env``, say), else 300.
+        as_horovod: make ``import horovod`` work in the workers; by default as in this process.
     """
 
     nics: str | None = None
@@ -55,32 +55,32 @@ class HorovodConfig(BackendConfig):
     as_horovod: bool = field(default_factory=carries)
 
     def timeout(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variable for :attr:`timeout_s` in a worker whose environment is ``environ``; none where that says it."""
+        """The variable for :attr:`timeout_s` in a worker with the environment ``environ``; none if it is set."""
         if self.timeout_s is None and environ.get(_TIMEOUT):
             return {}
         return {_TIMEOUT: f"{_TIMEOUT_S if self.timeout_s is None else self.timeout_s:g}"}
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:
-        """What Ray Train makes of this."""
+        """The backend class for Ray Train."""
         return HorovodBackend
 
 
 class HorovodBackend(Backend):
-    """Gives each worker its place before Ray Train calls the user's function."""
+    """Assigns each worker its topology before Ray Train calls the user's function."""
 
-    #: Ray would show them in the order of their numbers, which is not that of the local ranks where a worker has two.
+    #: Ray would list devices by number, which is not the order of local ranks if a worker has two.
     share_cuda_visible_devices = False
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """The workers are up, and have not begun."""
+        """The workers have started but do not run the function yet."""
         size = len(worker_group)
         where = worker_group.execute(_where)
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
         addresses = [address for _, address, _ in where]
         store_port, master_port = worker_group.execute_single(0, _serve, secret, addresses[0])
         slots = [Slot(rank, node, address, gpus) for rank, (node, address, gpus) in enumerate(where)]
-        # Ray Train has given out its ranks already: they stay, in whatever order it went over the nodes.
+        # Ray Train has already assigned ranks, in any order of nodes; they are kept.
         for on_node in _by_node(slots):
             devices = device_env(place(on_node)[0].visible_devices)
             for slot in on_node:
@@ -99,7 +99,7 @@ class HorovodBackend(Backend):
                 worker_group.execute_single(slot.index, _assign, topology, devices, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """The run is over, or its workers are replaced."""
+        """The run has ended, or its workers are being replaced."""
         worker_group.execute_single(0, _stop_serving)
 
 
@@ -112,7 +112,7 @@ def _by_node(slots: list[Slot]) -> list[list[Slot]]:
 
 
 def _where() -> tuple[str, str, tuple[str, ...]]:
-    """In a worker: the id and the address of its node, and the GPUs that Ray gave it."""
+    """In a worker: the id and the address of its node, and the GPUs that Ray assigned to it."""
     import ray
 
     context = ray.get_runtime_context()
@@ -120,7 +120,7 @@ def _where() -> tuple[str, str, tuple[str, ...]]:
 
 
 def _serve(secret: bytes, address: str) -> tuple[int, int]:
-    """In rank 0: open the job's store at its node's address; its port, and one for torch.distributed."""
+    """In rank 0: open the job's key-value store at its node's address. Returns its port and one for torch."""
     _stop_serving()
     _held[:] = [KeyValueServer(secret, address), ReservedPort(ANY)]
     server, master = _held
@@ -133,7 +133,7 @@ def _stop_serving() -> None:
 
 
 def _assign(topology: Topology, devices: dict[str, str], config: HorovodConfig) -> None:
-    """In a worker: take its place."""
+    """In a worker: set its topology."""
     if config.as_horovod:
         answer_for_horovod()
     here = inherited()
@@ -149,12 +149,12 @@ def _assign(topology: Topology, devices: dict[str, str], config: HorovodConfig) 
 
 
 class HorovodTrainer(_DataParallelTrainer):
-    """A Ray Train run whose workers form a world of hvd's.
+    """A Ray Train run whose workers form a world.
 
     Args:
-        train_loop_per_worker: what every worker calls, with ``train_loop_config`` if it takes an argument.
+        train_loop_per_worker: what every worker calls, with ``train_loop_config`` if it has a parameter.
         horovod_config: the backend's settings.
-        arguments: those of DataParallelTrainer: ``train_loop_config``, ``scaling_config``, ``run_config``,
+        arguments: the arguments of DataParallelTrainer: ``train_loop_config``, ``scaling_config``, ``run_config``,
             ``datasets``, ...
     """
 
@@ -168,10 +168,10 @@ class HorovodTrainer(_DataParallelTrainer):
         super().__init__(train_loop_per_worker, backend_config=horovod_config or HorovodConfig(), **arguments)
 
     def fit(self) -> Any:
-        """Run it; ``ray.train.Result``.
+        """Run it. Returns a ``ray.train.Result``.
 
         Raises:
-            ray.train.TrainingFailedError: a worker failed, as often as ``run_config`` allows.
+            ray.train.TrainingFailedError: a worker failed, more often than ``run_config`` allows.
         """
         if threading.current_thread() is not threading.main_thread():
             return super().fit()
@@ -179,7 +179,7 @@ class HorovodTrainer(_DataParallelTrainer):
         try:
             return super().fit()
         finally:
-            # Ray leaves a handler of its own there: the program's next Ctrl-C would go to a run that is over, and the
+            # Ray leaves its own handler installed: the program's next Ctrl-C would go to a run that has ended, and the
             # handler keeps that run's controller alive.
-            if before is not None:  # None: it was not set from Python
+            if before is not None:  # None if it was not set from Python
                 signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What a Ray actor does: it *is* a worker. Everything that happens in its process is on this page."""
+"""The Ray actor that is a worker, with everything that happens in its process."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class WorkerAssignment:
     """What makes an actor a worker of a job."""
 
     topology: Topology
-    #: Variables on top of the topology's; None removes one.
+    #: Variables on top of the topology's; None removes a variable.
     env: Mapping[str, str | None]
-    #: Let ``import horovod`` resolve there, because the driver does.
+    #: Make ``import horovod`` work there, as in the driver.
     as_horovod: bool = False
 
 
 class BaseHorovodWorker:
-    """The class of the actors. A program may make some itself, for a cluster manager of its own.
+    """The class of the actors. A program may create some itself, for a cluster manager of its own.
 
     Args:
-        world_rank: its rank, until a launcher says another.
+        world_rank: its rank, until a launcher assigns another one.
         world_size: the number of workers.
     """
 
-    #: What ``executable_cls`` made, if one was given.
+    #: The instance of ``executable_cls``, if one was given.
     executable: Any = None
 
     def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
@@ -62,17 +62,17 @@ class BaseHorovodWorker:
     # --- Horovod's own methods ---------------------------------------------------------------------------------------
 
     def node_id(self) -> str:
-        """The id of the Ray node; equal for workers that are grouped on one host."""
+        """The id of the Ray node; equal for workers on one host."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     def hostname(self) -> str:
-        """What the machine calls itself."""
+        """The host name of the machine."""
         return socket.gethostname()
 
     def get_gpu_ids(self) -> list[str]:
-        """The GPUs that Ray gave to this actor, as CUDA_VISIBLE_DEVICES spells them."""
+        """The GPUs that Ray assigned to this actor, as in CUDA_VISIBLE_DEVICES."""
         import ray
 
         return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
@@ -86,21 +86,21 @@ class BaseHorovodWorker:
         return inherited()
 
     def start_executable(self, executable_cls: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> None:
-        """Make ``executable_cls(*args, **kwargs)`` and keep it for :meth:`execute`."""
+        """Create ``executable_cls(*args, **kwargs)`` and keep it for :meth:`execute`."""
         self.executable = None if executable_cls is None else executable_cls(*args, **kwargs)
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
-        """``func(executable)``; what it raises is Ray's to report."""
+        """Return ``func(executable)``; Ray reports its exceptions."""
         return func(self.executable)
 
     def set_queue(self, queue: Any) -> None:
-        """Let ``ray_logger.log`` put into ``queue``."""
+        """Make ``ray_logger.log`` put into ``queue``."""
         ray_logger.configure(queue)
 
     # --- the launcher's methods --------------------------------------------------------------------------------------
 
     def handshake(self, secret: bytes) -> ActorHandshake:
-        """Who and where this actor is; from now on it waits for a driver that holds the job's ``secret``."""
+        """Describe this actor; from now on it waits for a driver that knows the job's ``secret``."""
         import ray
 
         address = str(ray.util.get_node_ip_address())
@@ -119,38 +119,38 @@ class BaseHorovodWorker:
         )
 
     def assign(self, assignment: WorkerAssignment) -> None:
-        """Become the worker that ``assignment`` describes. It has greeted before."""
-        foreign = {name: None for name in inherited() if is_of_one_job(name)}
-        self._topology = assignment.topology  # not read back later: the environment is the user's too
+        """Become the worker that ``assignment`` describes; called after :meth:`handshake`."""
+        inherited_job = {name: None for name in inherited() if is_of_one_job(name)}
+        self._topology = assignment.topology  # not read back later, because the user may change the environment
         threads = thread_variables(inherited(), assignment.topology.local_size)
-        export({**foreign, **threads, **assignment.topology.to_env(), **assignment.env})
+        export({**inherited_job, **threads, **assignment.topology.to_env(), **assignment.env})
         if assignment.as_horovod:
             answer_for_horovod()
-        line = self._driver
-        assert line is not None
+        driver = self._driver
+        assert driver is not None
         rank = assignment.topology.rank
-        progress.attach(lambda fields: line.tell(ProgressEvent(rank, fields)))
-        ray_logger.attach(lambda info: line.tell(LogRecord(info)))
+        progress.attach(lambda fields: driver.send(ProgressEvent(rank, fields)))
+        ray_logger.attach(lambda info: driver.send(LogRecord(info)))
 
     def prepare(self, executable: PackedCall) -> Outcome:
-        """Make the executable: a packed call of its class."""
+        """Create the executable: a packed call of its class."""
         return self._finished(self._make(executable))
 
     def perform(self, call: PackedCall, with_executable: bool, executable: PackedCall | None = None) -> Outcome:
-        """Run a packed call and say how it ended.
+        """Run a packed call and return its outcome.
 
         Args:
             call: what to run.
-            with_executable: give it the executable, behind its own arguments.
-            executable: makes that first; None where it is there, or not wanted.
+            with_executable: pass it the executable, after its own arguments.
+            executable: creates the executable first; None if it exists or is not needed.
         """
         if executable is not None and not (made := self._make(executable)).ok:
             return self._finished(made)
         more = (self.executable,) if with_executable else ()
-        return self._finished(perform(call, self._place(), *more, dumps=dumps))
+        return self._finished(perform(call, self._own_topology(), *more, dumps=dumps))
 
     def call(self, call: PackedCall) -> Any:
-        """Run a packed call; what it returns and raises is Ray's to bring."""
+        """Run a packed call; Ray transports its result or exception."""
         try:
             return unpack(call)()
         finally:
@@ -161,18 +161,18 @@ class BaseHorovodWorker:
         def keep(made: Any) -> None:
             self.executable = made
 
-        return perform(executable, self._place(), keep=keep, dumps=dumps)
+        return perform(executable, self._own_topology(), keep=keep, dumps=dumps)
 
-    def _place(self) -> Topology:
+    def _own_topology(self) -> Topology:
         topology = self._topology
         assert topology is not None
         return topology
 
     def _finished(self, outcome: Outcome) -> Outcome:
-        """``outcome``, when the driver has been sent all output, and told that there is something to fetch."""
+        """Return ``outcome`` after all output and the news of the call's end have been sent to the driver."""
         if self._driver is not None:
             try:
                 self._driver.catch_up()
             finally:
-                self._driver.tell(CallFinished())
+                self._driver.send(CallFinished())
         return outcome

@@ -13,10 +13,10 @@ NO_SESSION_TEXT = "Could not find an active SparkContext, are you running in a P
 
 
 def active(spark: Any = None) -> Session:
-    """The session to run on: ``spark`` if given, else the active one of this process, classic or Connect.
+    """The session to run on: ``spark`` if given, else the active session of this process, classic or Connect.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is no session.
         MissingExtraError: pyspark is not installed.
     """
     try:
@@ -31,7 +31,7 @@ def active(spark: Any = None) -> Session:
 
 
 def spark_url(path: str) -> str:
-    """A path or URL with scheme and host, as the classic session of this process reads it; as given without one."""
+    """A path or URL with scheme and host, as the classic session of this process resolves it; unchanged without one."""
     try:
         spark = None if ConnectSession.find() is not None else ClassicSession.find()
     except ImportError:  # no pyspark, or one that is a client of Connect servers alone

@@ -1,4 +1,4 @@
-"""What one barrier task does: agree on ranks with the others, run its workers as children, say how they ended."""
+"""A barrier task: agrees on ranks with the other tasks, runs its workers as child processes, returns their outcomes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hvd_cluster.spark.plan import TaskPlan, Versions, sign
 from hvd_cluster.spark.task_workers import TaskWorkers
 from hvd_cluster.topology import join_address
 
-#: A row of the job holds at most this many bytes of an outcome.
-_PIECE_BYTES = 32 << 20
+#: Maximum number of bytes of an outcome in one row of the job.
+_MAX_ROW_BYTES = 32 << 20
 #: Slot, kind, data: see :data:`hvd_cluster.spark.task.SCHEMA`.
 Row = tuple[int, str, bytes]
 
@@ -42,23 +42,24 @@ def perform(
 
     Args:
         context: the ``BarrierTaskContext``.
-        versions: those of the driver, readable whatever version wrote ``plan``.
+        versions: the driver's versions, in a form that every version can read.
         plan: a pickled :class:`TaskPlan`.
         call: the packed call as :meth:`Session.ship` sent it.
-        received: in it the rows of this task are there; its value is variables for this task's workers alone.
+        received: a context in which the rows of this task are available; its value is variables for this task's
+            workers.
 
     Returns:
-        The rows as (slot, kind, data): pieces of signed outcomes, or "problem"s in words.
+        The rows as (slot, kind, data): pieces of signed outcomes, or problems as text.
     """
     task = context.partitionId()
     if versions["hvd_cluster"] != hvd_cluster.__version__:
         handshakes = handshake.exchange(context, handshake.refusal(task, Versions(**versions)))
         return _problems(task, [one.problem for one in handshakes])
-    job: TaskPlan = pickle.loads(plan)  # Spark brought it, as it brought this function
+    job: TaskPlan = pickle.loads(plan)  # trusted: Spark sent it together with this function
     with contextlib.ExitStack() as stack:
         driver = stack.enter_context(DriverConnection(job.driver_addresses, job.secret))
-        # Before the rows, which may take minutes: a death while they come is one that the driver can tell.
-        driver.tell(messages.TaskStarted(task, socket.gethostname()))
+        # Before the rows, which may take minutes, so that the driver can report a task that dies while they arrive.
+        driver.send(messages.TaskStarted(task, socket.gethostname()))
         try:
             variables = stack.enter_context(received) if received is not None else {}
         except DataError as error:
@@ -70,13 +71,13 @@ def perform(
         if problems:
             return _problems(task, problems)
         for warning in warnings if task == 0 else ():
-            driver.tell(messages.TaskWarning(warning))
-        outcomes = _take_part(task, job, handshakes, call, driver)
+            driver.send(messages.TaskWarning(warning))
+        outcomes = _run_workers(task, job, handshakes, call, driver)
     rows: list[Row] = []
     for slot, outcome in outcomes.items():
         signed = sign(outcome, slot, job.secret)
-        pieces = range(0, len(signed), _PIECE_BYTES)
-        rows += [(slot, "outcome", signed[start : start + _PIECE_BYTES]) for start in pieces]
+        pieces = range(0, len(signed), _MAX_ROW_BYTES)
+        rows += [(slot, "outcome", signed[start : start + _MAX_ROW_BYTES]) for start in pieces]
     return rows
 
 
@@ -96,18 +97,18 @@ def _problems(task: int, texts: Sequence[str]) -> list[Row]:
     return [(task, "problem", text.encode()) for text in texts if text]
 
 
-def _take_part(
+def _run_workers(
     task: int, job: TaskPlan, handshakes: Sequence[TaskHandshake], call: Any, driver: DriverConnection
 ) -> dict[int, Outcome]:
-    """Run the workers of this task in the world that all tasks have agreed on, to their end; outcomes by slot."""
+    """Run the workers of this task in the world that all tasks have agreed on. Returns outcomes by slot."""
     placements = place(handshake.slots(handshakes, job.workers_per_task))
     mine = [one for one in placements if one.slot.index // job.workers_per_task == task]
     first = placements[0].slot
-    chief = handshakes[first.index // job.workers_per_task]
-    store_port, master_port = chief.ports
+    rank_0_task = handshakes[first.index // job.workers_per_task]
+    store_port, master_port = rank_0_task.ports
     beside_rank_0 = mine[0].slot.host_key == first.host_key
     with _reporting_errors(driver, mine):
-        candidates = [host.LOOPBACK] if beside_rank_0 else chief.addresses
+        candidates = [host.LOOPBACK] if beside_rank_0 else rank_0_task.addresses
         client, reached = reach(candidates, store_port, job.secret)
     with contextlib.closing(client):
         first_host = first.address if beside_rank_0 else reached
@@ -120,30 +121,33 @@ def _take_part(
             )
             for one in mine
         ]
-        if not beside_rank_0:  # the interface that leads to the others
+        if not beside_rank_0:  # use the interface on the route to the others
             topologies = [replace(topology, host=client.local_host) for topology in topologies]
-        driver.tell(messages.RanksAssigned(task, tuple(one.rank for one in mine), topologies[0].host))
+        driver.send(messages.RanksAssigned(task, tuple(one.rank for one in mine), topologies[0].host))
         end_tracker = EndTracker(client, len(placements))
         with _reporting_errors(driver, mine):
             packed = receive(call)
             certificate = certificate_of(job.secret) if len({one.slot.host_key for one in placements}) > 1 else b""
             with gloo_variables(certificate) as variables:
                 if certificate and not variables and mine[0].rank == 0:
-                    driver.tell(messages.TaskWarning(OPEN_TENSORS_TEXT))
+                    driver.send(messages.TaskWarning(OPEN_TENSORS_TEXT))
                 outcomes = TaskWorkers(topologies, mine, job, packed, driver, variables).run(end_tracker)
-        if mine[0].rank == 0:  # the store goes with this task
+        if mine[0].rank == 0:  # the key-value store ends with this task
             end_tracker.wait_for_ends(driver.stop_requested.is_set)
     return {one.slot.index: outcome for one, outcome in zip(mine, outcomes, strict=True)}
 
 
 @contextlib.contextmanager
 def _reporting_errors(driver: DriverConnection, mine: Sequence[Placement]) -> Iterator[None]:
-    """Let the driver know of an error of this task, with its rank; Spark fails the stage for it, and knows no ranks."""
+    """Report an error of this task to the driver with its rank.
+
+    Spark fails the stage for such an error, but it does not know ranks.
+    """
     try:
         yield
-    except Exception as error:  # whatever it is: it is told with its rank, and raised again
+    except Exception as error:  # of any kind; it is reported with its rank and re-raised
         report = ErrorReport.of(error)
-        driver.tell(
+        driver.send(
             messages.WorkerEnded(Outcome(mine[0].rank, mine[0].slot.address, error=report, finished_at=time.time()))
         )
         raise

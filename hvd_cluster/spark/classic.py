@@ -17,13 +17,14 @@ from hvd_cluster.spark.slots import SlotCounts
 
 logger = logging.getLogger(__name__)
 
-#: The context that the broadcasts of :meth:`ClassicSession.keep` belong to, and they by the hash of their content.
+#: The context that the broadcasts of :meth:`ClassicSession.keep` belong to, and the broadcasts by hash of their
+#: content.
 _kept: tuple[Any, dict[bytes, Any]] = (None, {})
 _keep_lock = threading.Lock()
 
 
 class ClassicSession(Session):
-    """Cancels by job group; reads the exact number of slots where Spark's private methods still offer it."""
+    """Cancels by job group; knows the exact number of slots where Spark's private methods provide it."""
 
     @staticmethod
     def find() -> Any:
@@ -44,23 +45,23 @@ class ClassicSession(Session):
         return None if value is None else str(value)
 
     def slots(self, profile: Any = None) -> SlotCounts:
-        told = slots.with_profile(slots.of_settings(self.conf), profile)
+        known = slots.with_profile(slots.of_settings(self.conf), profile)
         try:
             scala = self._context._jsc.sc()
             manager = scala.resourceProfileManager()
             wanted = None if profile is None else profile._java_resource_profile
             if profile is None or wanted is not None:
                 total = int(scala.maxNumConcurrentTasks(wanted or manager.defaultResourceProfile()))
-            else:  # made before the session: Spark has not seen it yet
-                return told
-            # The driver is in the list too, and runs the tasks itself only in local mode.
+            else:  # created before the session, so Spark does not know it yet
+                return known
+            # The list includes the driver, which runs tasks itself only in local mode.
             busy = sum(int(executor.numRunningTasks()) for executor in scala.statusTracker().getExecutorInfos())
-        except Exception as error:  # noqa: BLE001  private to Spark: py4j raises what it likes when it has moved
-            logger.debug("the exact number of slots is not to be had here: %s", error)
-            return dataclasses.replace(told, total=self._context.defaultParallelism if profile is None else None)
-        if told.max_total is None and profile is None and told.master.startswith("local"):
-            told = dataclasses.replace(told, max_total=total)  # local[*]
-        return slots.with_total(told, total, busy)
+        except Exception as error:  # noqa: BLE001  private to Spark: py4j may raise anything if it has changed
+            logger.debug("the exact number of slots is not available: %s", error)
+            return dataclasses.replace(known, total=self._context.defaultParallelism if profile is None else None)
+        if known.max_total is None and profile is None and known.master.startswith("local"):
+            known = dataclasses.replace(known, max_total=total)  # local[*]
+        return slots.with_total(known, total, busy)
 
     def default_parallelism(self) -> int:
         return int(self._context.defaultParallelism)
@@ -71,7 +72,7 @@ class ClassicSession(Session):
         broadcast = self._context.broadcast(call)
 
         def free() -> None:
-            with contextlib.suppress(Exception):  # the context may have been stopped meanwhile
+            with contextlib.suppress(Exception):  # the context may have been stopped
                 broadcast.destroy()
 
         return broadcast, free
@@ -82,9 +83,9 @@ class ClassicSession(Session):
             return content
         digest = hashlib.sha256(content).digest()
         with _keep_lock:
-            if _kept[0] is not self._context:  # a process has one at a time
+            if _kept[0] is not self._context:  # a process has one context at a time
                 _kept = (self._context, {})
-            if digest not in _kept[1]:  # each is a file in the driver's temporary folder until its context ends
+            if digest not in _kept[1]:  # each is a file in the driver's temporary directory until the context ends
                 _kept[1][digest] = self._context.broadcast(content)
             return _kept[1][digest]
 
@@ -92,19 +93,19 @@ class ClassicSession(Session):
         return spark_jobs.running_tasks(self.spark, tag)
 
     def url_of(self, path: str) -> str:
-        """``path`` with scheme and host, on the default filesystem if it has neither; as given if Spark hides that."""
+        """``path`` with scheme and host, on the default filesystem if it has neither; unchanged if Spark hides them."""
         try:
             java = self._context._jvm.org.apache.hadoop.fs.Path(path)
             filesystem = java.getFileSystem(self._context._jsc.hadoopConfiguration())
             scheme, _, rest = str(filesystem.makeQualified(java).toString()).partition(":")
             return f"{scheme}:{rest}" if rest.startswith("//") else f"{scheme}://{rest}"
-        except Exception as error:  # noqa: BLE001  private to Spark, and a scheme may be one that Java does not know
-            logger.debug("what %s means to Spark is not to be had here: %s", path, error)
+        except Exception as error:  # noqa: BLE001  private to Spark, and Java may not know the scheme
+            logger.debug("Spark does not resolve %s: %s", path, error)
             return path
 
     def driver_hosts(self) -> tuple[str, list[str]]:
         if self.is_local:
             return host.LOOPBACK, [host.LOOPBACK]
-        # What the executors reach the driver's JVM by, they reach this process by.
+        # Executors reach this process by the same name as the driver's JVM.
         known = [name for name in (self.conf("spark.driver.host"),) if name]
         return self.conf("spark.driver.bindAddress") or host.ANY, host.addresses(known)

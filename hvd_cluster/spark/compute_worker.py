@@ -1,9 +1,9 @@
-"""The workers of a tf.data service as tasks of a Spark job.
+"""Runs the workers of a tf.data service as tasks of a Spark job.
 
-``spark-submit --master yarn --num-executors 4 .../hvd_cluster/spark/compute_worker.py service.json``, or
-``python -m hvd_cluster.spark.compute_worker service.json`` where the environment or its defaults tell pyspark of the
-cluster. The arguments are those of ``hvd_cluster.tensorflow.data.compute_worker``. The first worker writes the file, on
-its own host: name one that the training job sees too.
+``spark-submit --master yarn --num-executors 4 .../hvd_cluster/spark/compute_worker.py service.json``, or ``python -m
+hvd_cluster.spark.compute_worker service.json`` if the environment or its defaults configure the cluster for pyspark.
+The arguments are those of ``hvd_cluster.tensorflow.data.compute_worker``. The first worker writes the file on its own
+host: choose a path that the training job can read too.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve, in as many workers as the session runs tasks at once, until the training job ends the service.
+    """Run as many workers as the session runs tasks at once, until the training job ends the service.
 
     Raises:
-        WorkerFailedError: a worker did; a ValueError where they cannot be dealt equally to the dispatchers.
+        WorkerFailedError: a worker failed; with a ValueError if the workers cannot be divided equally among
+            dispatchers.
         NotEnoughSlotsError: the session runs no tasks.
     """
     from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     from hvd_cluster.spark import run
     from hvd_cluster.tensorflow.data.compute_worker import parsed
 
-    parsed(arguments)  # what is wrong with them is told here, and not in each task
+    parsed(arguments)  # reports invalid arguments here, and not in each task
     active = SparkSession.getActiveSession()
     spark = active or SparkSession.builder.appName("hvd tf.data service").getOrCreate()
     try:

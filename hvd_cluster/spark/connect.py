@@ -1,4 +1,4 @@
-"""A Spark Connect session: the driver is a client without a JVM, and the server may be far away."""
+"""A Spark Connect session: the driver is a client without a JVM, and the server may be remote."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import SlotCounts
 
-#: The names of what each session's server has been brought: it would take an upload whole before it refuses the name.
-_brought: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-_bring_lock = threading.Lock()
+#: The names of the artifacts on each session's server, which would accept a whole upload before refusing its name.
+_uploaded: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_upload_lock = threading.Lock()
 
 
 class ConnectSession(Session):
-    """Cancels by tag; knows the slots from settings only; large calls travel as artifacts."""
+    """Cancels by tag; knows the slots only from settings; uploads large calls as artifacts."""
 
     def __init__(self, spark: Any) -> None:
         super().__init__(spark)
@@ -32,9 +32,9 @@ class ConnectSession(Session):
     def find() -> Any:
         """The active session of this process, or None."""
         module = sys.modules.get("pyspark.sql.connect.session")
-        if module is None:  # nobody in this process has made one
+        if module is None:  # this process has not created one
             return None
-        # A local Connect server brings a classic session into the same process; the user talks to this one.
+        # A local Connect server also has a classic session in this process, but the user works with this one.
         session = module.SparkSession.getActiveSession() or module.SparkSession._default_session
         return None if session is None or getattr(session, "is_stopped", False) else session
 
@@ -45,30 +45,30 @@ class ConnectSession(Session):
         known = self.slots().total
         if known is not None:
             return known
-        # The one portable way: how many partitions Spark makes by itself.
+        # The only portable way: the number of partitions that Spark creates by default.
         frame = self.spark.range(1 << 16).selectExpr("spark_partition_id() AS partition").distinct()
         return int(frame.count())
 
     def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
         if len(call) <= INLINE_BYTES:
             return call, nothing_to_free
-        # Plans are limited to 128 MB and kept whole in the server's heap; artifacts go in chunks. The name carries
-        # the content's hash, because the server refuses a second upload of a name.
+        # Plans are limited to 128 MB and kept in the server's heap; artifacts are sent in chunks. The name has the
+        # content's hash, because the server refuses a second upload of a name.
         name = f"hvd_call_{hashlib.sha256(call).hexdigest()[:32]}"
-        with _bring_lock:
-            known = _brought.setdefault(self.spark, set())
+        with _upload_lock:
+            known = _uploaded.setdefault(self.spark, set())
             if name not in known:
-                self._bring(name, call)
+                self._upload(name, call)
                 known.add(name)
         return name, nothing_to_free
 
-    def _bring(self, name: str, call: bytes) -> None:
+    def _upload(self, name: str, call: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="hvd_call_") as folder:
             path = Path(folder) / name
             path.write_bytes(call)
             try:
                 self.spark.addArtifacts(str(path), file=True)
-            except Exception as error:  # whichever class: the text names the condition, others are raised
+            except Exception as error:  # of any class; the text names the condition
                 if "ARTIFACT_ALREADY_EXISTS" not in str(error):
                     raise
 
@@ -84,7 +84,7 @@ class ConnectSession(Session):
 
     @contextlib.contextmanager
     def _counting(self, tag: str) -> Iterator[None]:
-        """Keep the count of this thread's running tasks, where the session reports it (Spark 4)."""
+        """Count this thread's running tasks, if the session reports them (Spark 4)."""
         if not hasattr(self.spark, "registerProgressHandler"):
             yield
             return
@@ -93,7 +93,7 @@ class ConnectSession(Session):
 
         def handler(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
             del stages, operation_id, done
-            if threading.get_ident() == owner:  # every query of the session calls, each in its own thread
+            if threading.get_ident() == owner:  # called for every query of the session, each in its own thread
                 self._running[tag] = inflight_tasks
 
         self.spark.registerProgressHandler(handler)

@@ -12,13 +12,13 @@ from hvd_cluster.settings import Settings
 def get_available_devices() -> list[str]:
     """The addresses of the GPUs of this worker's Spark task, or of the task itself; none without GPU scheduling.
 
-    Spark's own addresses, as ``spark.executor.resource.gpu.discoveryScript`` reports them. In a worker
-    CUDA_VISIBLE_DEVICES lists the job's GPUs of the host in the order of local ranks, so that a program counts devices
-    as ``torch.cuda.set_device(hvd.local_rank())`` does, and not by these addresses.
+    These are Spark's addresses, as ``spark.executor.resource.gpu.discoveryScript`` reports them. In a worker
+    CUDA_VISIBLE_DEVICES lists the job's GPUs of the host in the order of local ranks, so a program must select its
+    device with ``torch.cuda.set_device(hvd.local_rank())`` and not by these addresses.
     """
-    told = Settings.from_env().spark_gpus
-    if told:
-        return told.split(",")
+    assigned = Settings.from_env().spark_gpus
+    if assigned:
+        return assigned.split(",")
     try:
         from pyspark import TaskContext
     except ImportError:
@@ -28,15 +28,15 @@ def get_available_devices() -> list[str]:
 
 
 def task_gpus(context: Any) -> list[str]:
-    """The addresses of the GPUs of the task whose context this is."""
+    """The addresses of the GPUs of the task with this context."""
     resources = context.resources()
     return [str(gpu) for gpu in resources["gpu"].addresses] if "gpu" in resources else []
 
 
 def task_environment(gpus: Sequence[str]) -> dict[str, str]:
-    """What tells a worker of the task that runs it.
+    """Variables that describe the task to its worker.
 
     Args:
-        gpus: those of the task's GPUs that are the worker's.
+        gpus: the task's GPUs that belong to the worker.
     """
     return {"HOROVOD_SPARK_WORK_DIR": str(Path.cwd()), **({"HOROVOD_SPARK_GPUS": ",".join(gpus)} if gpus else {})}

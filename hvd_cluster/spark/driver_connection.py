@@ -1,4 +1,4 @@
-"""A task's end of the side channel; it goes on without where the driver cannot be reached."""
+"""A task's connection to the driver, for messages while the task runs. A task also works without it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
 from hvd_cluster.spark.messages import STOP, Message
 from hvd_cluster.topology import split_address
 
-#: Seconds that a task tries to reach the driver, all addresses together. A remote Connect server never can.
+#: Seconds in which a task tries to reach the driver at all its addresses. Behind a remote Connect server it never can.
 _PROBE_S = 3.0
-#: Seconds after which a driver that takes no more output is given up.
+#: Seconds after which a driver that accepts no more output counts as stalled.
 _STALLED_S = 60.0
 
 
 class DriverConnection:
-    """A task's end. It may be used from any thread, also when there is no connection.
+    """A task's end. Thread-safe; without a connection messages are dropped.
 
     Args:
-        addresses: "host:port" candidates; the first that answers and holds ``secret`` is taken.
+        addresses: "host:port" candidates; the first one that answers and knows ``secret`` is used.
+        secret: the job's secret.
     """
 
     def __init__(self, addresses: Sequence[str], secret: bytes) -> None:
@@ -39,30 +40,30 @@ class DriverConnection:
             self._channel.settimeout(_STALLED_S)
         self._thread: threading.Thread | None = None
         if self._channel is not None:
-            self._thread = threading.Thread(target=self._listen, args=(self._channel,), name="hvd-driver-line")
+            self._thread = threading.Thread(target=self._listen, args=(self._channel,), name="hvd-driver-connection")
             self._thread.daemon = True
             self._thread.start()
 
     @property
     def connected(self) -> bool:
-        """True while messages reach the driver."""
+        """Whether messages reach the driver."""
         return self._channel is not None and not self._broken
 
-    def tell(self, message: Message) -> None:
-        """Send ``message``. Without a driver a worker's line goes to the executor's log, anything else nowhere."""
+    def send(self, message: Message) -> None:
+        """Send ``message``. Without a driver a worker's line goes to the executor's log; other messages are dropped."""
         channel = self._channel
         if channel is not None and not self._broken:
             try:
                 channel.send(pickle.dumps(message))
                 return
             except (OSError, AuthenticationError):
-                self._broken = True  # perhaps half a message is out; a driver that only stalled can still say STOP
+                self._broken = True  # perhaps half a message was sent; a stalled driver can still send STOP
         if isinstance(message, OutputLine):
             sys.stderr.write(prefixed(message.worker, message.stream, message.text) + "\n")
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Close the connection; nothing of it stays in the task's process, which Spark reuses."""
+        """Close the connection; nothing of it remains in the task's process, which Spark reuses."""
         self._closing = True
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -86,16 +87,16 @@ class DriverConnection:
             except (EOFError, OSError, AuthenticationError):
                 break
         if not self._closing:
-            time.sleep(0.2)  # a process that dies closes its sockets one after the other
+            time.sleep(0.2)  # a dying process closes its sockets one after the other
             if _is_refused(self._address):
-                self.stop_requested.set()  # nobody waits for this job any more
+                self.stop_requested.set()  # no process waits for this job any more
         channel.close()
 
 
 def reach_driver(
     addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] | None = None
 ) -> tuple[Channel | None, str]:
-    """A connection to the driver, and the address at which it answered; None where it answers nowhere.
+    """Connect to the driver. Returns the channel and the address at which it answered, or None and "".
 
     Args:
         addresses: "host:port" candidates.
@@ -112,7 +113,7 @@ def reach_driver(
             sock = socket.create_connection((host, int(port)), timeout=left_s / (len(addresses) - position))
         except OSError:
             continue
-        keep_alive(sock)  # a worker may say nothing for hours
+        keep_alive(sock)  # a worker may send nothing for hours
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if prepare is not None:
             prepare(sock)
@@ -126,7 +127,7 @@ def reach_driver(
 
 
 def _is_refused(address: str) -> bool:
-    """True when the driver's host answers that nobody listens there any more."""
+    """Whether the driver's host answers that no process listens on the port any more."""
     host, port = split_address(address)
     try:
         socket.create_connection((host, int(port)), timeout=_PROBE_S).close()

@@ -1,4 +1,4 @@
-"""Encrypted connections, on clusters whose own are encrypted."""
+"""Encrypts the job's connections on clusters that encrypt their own."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pathlib import Path
 
 from hvd_cluster.data.files.scratch import scratch_folder
 
-#: Any of these says that the cluster's traffic is not for everybody's eyes.
+#: Any of these settings means that the cluster encrypts its traffic.
 _SETTINGS = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
 _GLOO = "GLOO_DEVICE_TRANSPORT"
 
-#: What a user should know where tensors are not encrypted although all else is.
+#: A warning for jobs whose tensors are not encrypted although everything else is.
 OPEN_TENSORS_TEXT = (
     "the launcher's connections are encrypted, as those of Spark are, but tensors between hosts are not: this torch "
-    "was built without Gloo's TLS (USE_GLOO_WITH_OPENSSL), and NCCL has none; keep that traffic in a private network"
+    "was built without TLS for Gloo (USE_GLOO_WITH_OPENSSL), and NCCL has no TLS; use a private network"
 )
 
 
 def is_wanted(conf: Callable[[str], str | None]) -> bool:
-    """Whether a session whose settings ``conf`` looks up encrypts its own connections."""
+    """Whether a session encrypts its own connections; ``conf`` looks up its settings."""
     return any((conf(name) or "").lower() == "true" for name in _SETTINGS)
 
 
 @contextlib.contextmanager
 def gloo_variables(certificate: bytes) -> Iterator[dict[str, str]]:
-    """The variables by which Gloo's connections are encrypted too, in this context; none where torch cannot.
+    """A context whose variables make Gloo encrypt its connections; no variables if torch does not support it.
 
     Args:
-        certificate: the job's, with its key; empty where nothing is to be encrypted.
+        certificate: the job's certificate with its key; empty for no encryption.
     """
     if not certificate or not _gloo_has_tls():
         yield {}
         return
-    with scratch_folder("tls") as folder:  # only this user can enter it
+    with scratch_folder("tls") as folder:  # only this user has access
         path = Path(folder, "job.pem")
         path.write_bytes(certificate)
         files = dict.fromkeys((f"{_GLOO}_TCP_TLS_{part}" for part in ("PKEY", "CERT", "CA_FILE")), str(path))
@@ -44,7 +44,7 @@ def gloo_variables(certificate: bytes) -> Iterator[dict[str, str]]:
 
 
 def _gloo_has_tls() -> bool:
-    """Told by the library's own text: to ask Gloo itself would mean to load torch into the task's process."""
+    """Whether torch's library contains Gloo's TLS. Searches its text: asking Gloo would load torch in the task."""
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     for library in (Path(folder, "lib", "libtorch_cpu.so") for folder in folders):

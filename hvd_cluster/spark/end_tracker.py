@@ -1,4 +1,4 @@
-"""How the tasks of a job follow each other's ending_text: through keys of the job's store."""
+"""How the tasks of a job learn of each other's ends: through keys in the job's key-value store."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from hvd_cluster.topology import join_address
 
 _FAILED = "launch/failed"
 _ENDED = "launch/ended/"
-#: Seconds for reaching the store at one of its addresses.
+#: Seconds for connecting to the store at one of its addresses.
 _REACH_S = 5.0
 #: Seconds of one wait for the others' ends.
 _WAIT_S = 1.0
 
 
 class EndTracker:
-    """The other tasks, seen from one of them.
+    """Announces the ends of this task's workers, and watches those of the others.
 
     Args:
-        client: a connection to the job's store.
+        client: a connection to the job's key-value store.
         size: number of workers.
     """
 
     def __init__(self, client: KeyValueClient, size: int) -> None:
         self._client = client
         self._size = size
-        self._period_s = max(0.5, size / 500)  # all tasks ask one thread of rank 0's task
+        self._period_s = max(0.5, size / 500)  # one thread of rank 0's task answers all tasks
         self._next_look_s = 0.0
         self._deadline_s = math.inf
 
     def deadline_s(self) -> float:
-        """When (``time.monotonic``) this task's workers must have ended: infinity until one has failed."""
+        """When (``time.monotonic``) this task's workers must have ended: infinity until a worker has failed."""
         now_s = time.monotonic()
         if self._deadline_s == math.inf and now_s >= self._next_look_s:
             self._next_look_s = now_s + self._period_s
@@ -44,17 +44,17 @@ class EndTracker:
         return self._deadline_s
 
     def announce_end(self, rank: int, ok: bool) -> None:
-        """Tell all tasks that a worker of this one has ended; if not ``ok``, the others have to end as well.
+        """Announce to all tasks that a worker of this one has ended; if not ``ok``, the others must end too.
 
         Raises:
-            ConnectionError: the task of rank 0, which holds the store, is gone.
+            ConnectionError: the task of rank 0, which has the store, is gone.
         """
         if not ok:
             self._client.set(_FAILED, b"")
         self._client.set(f"{_ENDED}{rank}", b"")
 
     def wait_for_ends(self, give_up: Callable[[], bool]) -> None:
-        """Wait until the end of every worker has been announced, or until ``give_up()``."""
+        """Wait until the end of every worker has been announced, or ``give_up()`` is true."""
         keys = [f"{_ENDED}{rank}" for rank in range(self._size)]
         while not give_up():
             try:
@@ -71,15 +71,15 @@ class EndTracker:
 
 
 def reach(hosts: Sequence[str], port: int, secret: bytes) -> tuple[KeyValueClient, str]:
-    """A client of the job's store at the first of its host's addresses that answers here, and that address.
+    """Connect to the job's key-value store. Returns a client, and the first address that answered.
 
     Raises:
-        ConnectionError: none of them does.
+        ConnectionError: no address answered.
     """
     errors: list[str] = []
     for one in hosts:
         try:
-            # The store is up already, so a refusal is final; the client itself would go on trying.
+            # The store is already running, so a refusal is final; the client itself would keep trying.
             socket.create_connection((one, port), timeout=_REACH_S).close()
             return KeyValueClient(join_address(one, port), secret, _REACH_S), one
         except OSError as error:

@@ -1,4 +1,4 @@
-"""``hvd_cluster.spark.run``: a function on every worker of a Spark cluster, its results by rank."""
+"""``hvd_cluster.spark.run``: runs a function on the workers of a Spark job and returns the results by rank."""
 
 from __future__ import annotations
 
@@ -54,47 +54,48 @@ def run(
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     rows: Rows | None = None,
 ) -> list[Any]:
-    """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, child processes of the tasks of one Spark job.
+    """Run ``fn(*args, **kwargs)`` in ``num_proc`` workers, which are child processes of the tasks of one Spark job.
 
-    All workers start together (a barrier stage). It works alike on classic and on Spark Connect sessions.
+    All workers start together (a barrier stage). It works on classic and on Spark Connect sessions.
 
     Args:
-        fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
+        fn: what every worker calls. Functions of scripts and notebooks and local functions are pickled by value.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
         num_proc: number of workers; by default as many as fit into the tasks that the session runs at once.
         start_timeout: seconds for all tasks to start; by default HOROVOD_SPARK_START_TIMEOUT, else 600.
-        use_mpi, use_gloo: accepted for Horovod's sake, not both; workers always meet through our own rendezvous.
-        extra_mpi_args: accepted, without effect.
-        env: variables to add to the workers' environment; a value of None removes one. The driver's own environment
-            does not travel.
-        stdout: a text stream for the lines that workers write to stdout, ``[rank]<stdout>:`` in front; by default the
-            driver's (in a notebook, the cell's).
-        stderr: likewise for stderr.
-        verbose: 0 drops the workers' output unless ``stdout`` or ``stderr`` is given. What the launcher itself has to
-            say goes to the logger ``hvd_cluster``.
-        nics: name of the network interface for the workers' data; by default the one that reaches rank 0's host.
-        prefix_output_with_timestamp: put the time in front of each line of output.
-        executable: path of the Python that runs the workers, on the executors; by default the executors' own. A
-            relative one with a folder in it, ``environment/bin/python``, is one of ``spark.archives``.
+        use_mpi, use_gloo: accepted for compatibility, but not both; hvd_cluster does not use MPI.
+        extra_mpi_args: accepted without effect.
+        env: additional environment variables for the workers; a value of None removes one. The driver's own environment
+            is not sent to the workers.
+        stdout: a text stream for the lines that workers write to stdout, each prefixed with ``[rank]<stdout>:``; by
+            default the driver's (in a notebook, the cell's).
+        stderr: the same for stderr.
+        verbose: 0 drops the workers' output unless ``stdout`` or ``stderr`` is given. The launcher's own messages go to
+            the logger ``hvd_cluster``.
+        nics: name of the network interface for the workers' data; by default the one on the route to rank 0's host.
+        prefix_output_with_timestamp: print the time before each line of output.
+        executable: path on the executors of the Python that runs the workers; by default the executors' own. A relative
+            path with a directory, such as ``environment/bin/python``, refers to ``spark.archives``.
         spark: the session; by default the active one.
-        workers_per_task: several workers may share a task, and with it the task's GPUs: where a node is one task, say
+        workers_per_task: number of workers that share a task and its GPUs, for example if one task uses a whole node
             (``spark.task.resource.gpu.amount`` is then a multiple of it).
-        resource_profile: a ``pyspark.resource.ResourceProfile`` that says what each task needs, in place of the
-            session's settings; from Spark 4.0 on, on the clusters for which Spark supports such a profile.
+        resource_profile: a ``pyspark.resource.ResourceProfile`` with the resources of each task, instead of the
+            session's settings; needs Spark 4.0 and a cluster for which Spark supports such profiles.
         on_event: called as ``on_event(rank, fields)`` in this thread for each ``launch.progress.report(**fields)``.
-        rows: rows of a DataFrame for the tasks, see :class:`hvd_cluster.spark.rows.Rows`; they are made in this job.
+        rows: rows of a DataFrame for the tasks, see :class:`hvd_cluster.spark.rows.Rows`; they are computed in this
+            job.
 
     Returns:
-        What ``fn`` returned on rank 0, rank 1, ...
+        The return values of ``fn`` on rank 0, rank 1, ...
 
     Raises:
-        ValueError: an argument that cannot be right, as ``num_proc=0``.
+        ValueError: an argument is invalid, such as ``num_proc=0``.
         NotEnoughSlotsError: the session can never run that many tasks at once; no worker has started.
-        StartTimeoutError: not all tasks started in time; the text tells how many slots are missing.
-        WorkerFailedError: a worker raised, exited or was killed; the user's traceback comes first, and ``__cause__`` is
-            the user's exception.
-        LaunchError: no session, an argument that cannot be pickled, or executors without this package.
+        StartTimeoutError: not all tasks started in time; the message says how many slots are missing.
+        WorkerFailedError: a worker raised an exception, exited or was killed; the message starts with the user's
+            traceback, and ``__cause__`` is the user's exception.
+        LaunchError: there is no session, an argument cannot be pickled, or the executors lack this package.
     """
     if wrong := [
         *num_proc_problems(num_proc),
@@ -106,7 +107,7 @@ def run(
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)
     if extra_mpi_args:
-        logger.warning("extra_mpi_args=%r has no effect: MPI is not used", extra_mpi_args)
+        logger.warning("extra_mpi_args=%r has no effect: hvd_cluster does not use MPI", extra_mpi_args)
     start_timeout_s = Settings.from_env(spark_start_timeout_s=start_timeout).spark_start_timeout_s
     call = pack(fn, args, kwargs, remedy=MODULE_REMEDY)
     session = active(spark)

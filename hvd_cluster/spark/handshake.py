@@ -1,4 +1,4 @@
-"""What the tasks of a job tell each other before they agree on ranks: one round, for Spark takes a second for each."""
+"""The one message that each task sends to all others before they agree on ranks: a round takes Spark a second."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from hvd_cluster.topology import split_address
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHandshake:
-    """One task's word to all."""
+    """A task's message to all tasks."""
 
     #: Its partition.
     slot: int
     #: See :func:`hvd_cluster.spark.host.machine_key`.
     host_key: str = ""
-    #: Addresses of its host, the likeliest first.
+    #: Addresses of its host, the most likely first.
     addresses: Sequence[str] = ()
     #: The GPUs that the scheduler assigned to it.
     gpus: Sequence[str] = ()
     #: Fields of its :class:`Versions`.
     versions: dict[str, str] = field(default_factory=dict)
-    #: Of slot 0: the ports of the job's key-value store and for torch.distributed's rendezvous.
+    #: From slot 0: the ports of the job's key-value store and for torch.distributed's rendezvous.
     ports: Sequence[int] = ()
-    #: Of slot 0: those ports are open on the loopback interface only.
+    #: From slot 0: those ports are open on the loopback interface only.
     loopback: bool = False
     #: Why this task cannot take part; empty if it can.
     problem: str = ""
 
 
 def exchange(context: Any, handshake: TaskHandshake) -> list[TaskHandshake]:
-    """Give ``handshake`` to the other tasks and get theirs, in the order of the slots."""
+    """Send ``handshake`` to the other tasks and return theirs, in the order of the slots."""
     texts = context.allGather(json.dumps(asdict(handshake)))
     return sorted((TaskHandshake(**json.loads(text)) for text in texts), key=lambda one: one.slot)
 
 
 def exchange_all(context: Any, job: TaskPlan, stack: contextlib.ExitStack) -> list[TaskHandshake]:
-    """Greet the other tasks; the task of slot 0, which will have rank 0, opens the job's store on ``stack``."""
+    """Exchange handshakes; the task of slot 0, which will have rank 0, opens the job's key-value store on ``stack``."""
     infos = context.getTaskInfos()
     names = [split_address(info.address)[0] for info in infos]
     mine = _introduce(context, names[context.partitionId()], job)
     handshakes = exchange(context, _open_store(mine, job.secret, len(set(names)) == 1, stack))
-    refused = any(one.problem for one in handshakes)  # who refuses has gone, and will not come to another round
+    refused = any(one.problem for one in handshakes)  # a task that refuses does not take part in another round
     if not refused and handshakes[0].loopback and len({one.host_key for one in handshakes}) > 1:
-        # Spark knows several machines by one name: once more, with ports that the others can reach.
+        # Spark has one name for several machines: repeat it with ports that the others can reach.
         handshakes = exchange(context, _open_store(mine, job.secret, False, stack))
     return handshakes
 
 
 def check_handshakes(job: TaskPlan, handshakes: Sequence[TaskHandshake]) -> tuple[list[str], list[str]]:
-    """What keeps these tasks from working together, and what is worth a warning; every task comes to the same."""
+    """The problems that keep these tasks from working together, and warnings; all tasks get the same result."""
     problems = list(dict.fromkeys(one.problem for one in handshakes if one.problem))
     if problems:
         return problems, []
@@ -78,12 +78,12 @@ def slots(handshakes: Sequence[TaskHandshake], workers_per_task: int = 1) -> lis
 
     Args:
         handshakes: one of each task.
-        workers_per_task: slots of each; they share its GPUs.
+        workers_per_task: slots of each task; they share its GPUs.
 
     Raises:
-        ValueError: the GPUs of a task do not come out even.
+        ValueError: the GPUs of a task cannot be divided equally.
     """
-    alone = len({one.host_key for one in handshakes}) == 1
+    is_one_host = len({one.host_key for one in handshakes}) == 1
     found: list[Slot] = []
     for one in handshakes:
         each, left = divmod(len(one.gpus), workers_per_task)
@@ -92,15 +92,15 @@ def slots(handshakes: Sequence[TaskHandshake], workers_per_task: int = 1) -> lis
                 f"workers_per_task={workers_per_task}, but Spark has assigned {len(one.gpus)} GPUs to a task: set "
                 f"spark.task.resource.gpu.amount to a multiple of {workers_per_task}"
             )
-        address = host.LOOPBACK if alone else one.addresses[0]
-        for place_in_task in range(workers_per_task):
-            own = one.gpus[place_in_task * each : (place_in_task + 1) * each]
-            found.append(Slot(one.slot * workers_per_task + place_in_task, one.host_key, address, tuple(own)))
+        address = host.LOOPBACK if is_one_host else one.addresses[0]
+        for index_in_task in range(workers_per_task):
+            own = one.gpus[index_in_task * each : (index_in_task + 1) * each]
+            found.append(Slot(one.slot * workers_per_task + index_in_task, one.host_key, address, tuple(own)))
     return found
 
 
 def refusal(slot: int, driver: Versions) -> TaskHandshake:
-    """The handshake of a task that cannot even read its plan, written by another version."""
+    """The handshake of a task that cannot read its plan because another version wrote it."""
     errors, _ = disagreements(driver, {socket.gethostname(): Versions.here()})
     return TaskHandshake(slot=slot, problem="; ".join(errors))
 

@@ -1,4 +1,4 @@
-"""``HorovodRunner``, as programs for Databricks use it."""
+"""``HorovodRunner``, as used by programs for Databricks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _VERBOSITIES = ("all", "log_callback_only")
 
 
 class HorovodRunner:
-    """Runs a training function on Spark, or for debugging in processes of the driver's own machine.
+    """Runs a training function on Spark, or for debugging in processes on the driver's machine.
 
     Args:
-        np: so many workers, each in a Spark task, once there are that many slots. Below 0: ``-np`` processes of this
-            machine, whose output is shown. 0, which is deprecated: as many workers as the cluster has slots.
-        driver_log_verbosity: "all" shows every worker's output here; "log_callback_only" only what they send with
+        np: number of workers, each in a Spark task, once there are that many slots. A negative number runs ``-np``
+            processes on this machine and shows their output. 0, which is deprecated, uses all slots of the cluster.
+        driver_log_verbosity: "all" shows every worker's output here; "log_callback_only" shows only what they send with
             :func:`~hvd_cluster.spark.driver_log.log_to_driver` or a ``LogCallback``.
 
     Raises:
-        ValueError: ``np`` is no whole number, or the verbosity is neither of these.
+        ValueError: ``np`` is not a whole number, or the verbosity is neither of these.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
@@ -42,22 +42,22 @@ class HorovodRunner:
             raise ValueError("; ".join(wrong))
         if np == 0:
             warnings.warn(
-                "HorovodRunner(np=0) is deprecated: say how many workers it is to use", DeprecationWarning, stacklevel=2
+                "HorovodRunner(np=0) is deprecated: pass the number of workers", DeprecationWarning, stacklevel=2
             )
         #: The ``np`` of the constructor.
         self.num_processor = np
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call ``main(**kwargs)`` on every worker. Says first how much of it travels.
+        """Call ``main(**kwargs)`` on every worker. Prints first how much data is sent to the workers.
 
         Returns:
-            What rank 0 returned.
+            The return value of rank 0.
 
         Raises:
-            WorkerFailedError: a worker raised, exited or was killed; the user's traceback comes first.
+            WorkerFailedError: a worker raised an exception, exited or was killed; the user's traceback comes first.
             NotEnoughSlotsError: the cluster can never have that many slots.
-            LaunchError: no session, or something that cannot be pickled.
+            LaunchError: there is no session, or something cannot be pickled.
         """
         self._say(f"HorovodRunner: {_described(main, kwargs)}")
         if self.num_processor < 0:
@@ -77,7 +77,7 @@ class HorovodRunner:
 
 
 def _described(main: Callable[..., Any], kwargs: dict[str, Any]) -> str:
-    """What of a call travels to the workers, in words."""
+    """What a call sends to the workers, in words."""
     name = getattr(main, "__qualname__", type(main).__qualname__)
     captured = ", ".join(_captured(main)) or "nothing"
     size = len(pack(main, (), kwargs))
@@ -85,7 +85,7 @@ def _described(main: Callable[..., Any], kwargs: dict[str, Any]) -> str:
 
 
 def _captured(main: Callable[..., Any]) -> list[str]:
-    """The names from outside that a function takes along."""
+    """The names of the variables that a function captures."""
     if not inspect.isfunction(main):
         return []
     found = inspect.getclosurevars(main)

@@ -1,4 +1,4 @@
-"""The machine that a task runs on: what tells it from others, and how others reach it."""
+"""The machine that a task runs on: its identity, and its addresses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-#: Every interface of this host; without the job's secret nobody gets further than a handshake.
+#: Every interface of this host. Without the job's secret a peer gets no further than the handshake.
 ANY = "0.0.0.0"
 
 
 def machine_key() -> str:
     """A text that two processes share if and only if they are on one machine and in one network namespace.
 
-    Two executors on one machine are one host; two pods on one machine are two, because neither loopback nor an
-    abstract Unix socket joins them.
+    Two executors on one machine are one host. Two pods on one machine are two hosts, because they share neither the
+    loopback interface nor abstract Unix sockets.
     """
     parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # absent in some sandboxes
+    with contextlib.suppress(OSError):  # does not exist in some sandboxes
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
     with contextlib.suppress(OSError):
         parts.append(str(Path("/proc/self/ns/net").readlink()))
@@ -30,11 +30,11 @@ def machine_key() -> str:
 
 
 def addresses(known: Iterable[str] = (), towards: Iterable[str] = ()) -> list[str]:
-    """The addresses under which other hosts may reach this one, the likeliest first; loopback ones come last.
+    """The addresses at which other hosts may reach this one, the most likely first; loopback addresses come last.
 
     Args:
-        known: names or addresses that the cluster uses for this host. A name that does not resolve is left out.
-        towards: names or addresses of other hosts; the interface that leads to each of them is a candidate.
+        known: names or addresses that the cluster uses for this host. Names that do not resolve are left out.
+        towards: names or addresses of other hosts; the addresses on the routes to them are candidates.
     """
     found = [address for name in known for address in _resolve(name)]
     found += [address for name in towards for address in [_interface_towards(name)] if address]
@@ -44,17 +44,17 @@ def addresses(known: Iterable[str] = (), towards: Iterable[str] = ()) -> list[st
 
 
 def resolve_executable(executable: str | None) -> str | None:
-    """Where an executable is that a user has named for the tasks.
+    """The path of an executable that the user has named for the tasks.
 
-    A relative path with a folder in it, as ``environment/bin/python``, is looked for where Spark unpacks
-    ``spark.archives``: the task's working directory, and on a local master the session's own folder of files.
+    A relative path with a directory, such as ``environment/bin/python``, is searched where Spark unpacks
+    ``spark.archives``: in the task's working directory, and on a local master in the session's own directory of files.
     """
     if executable is None or "/" not in executable or Path(executable).is_absolute():
         return executable
     from pyspark import SparkFiles
 
     folders = [Path.cwd()]
-    with contextlib.suppress(Exception):  # Spark's own: there may be no folder of files
+    with contextlib.suppress(Exception):  # raised by Spark if there is no such directory
         folders.append(Path(SparkFiles.getRootDirectory()))
     found = [folder / executable for folder in folders if (folder / executable).exists()]
     return str(found[0]) if found else executable
@@ -69,7 +69,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _interface_towards(name: str) -> str:
-    """The address of this host from which packets to ``name`` leave; nothing is sent to find out."""
+    """The address of this host on the route to ``name``, found without sending a packet."""
     for address in _resolve(name):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""One Spark job whose barrier tasks run workers, as its driver sees it: start, listen, wait, cancel."""
+"""A Spark job whose barrier tasks run workers, as its driver sees it: start, receive messages, wait, cancel."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from hvd_cluster.spark.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a job that has not started says what it waits for; then again at ten times that interval.
+#: Seconds after which a job that has not started logs what it waits for; then again at ten times that interval.
 _EXPLAIN_S = 10.0
-#: Seconds for the tasks to end, and for their last lines to arrive, once Spark has given the job up or it is done.
+#: Seconds for the tasks to end and their last lines to arrive after the job has ended or failed.
 _DRAIN_S = 6.0
 _DONE = object()
 
 
 class Job:
-    """Runs a packed call on ``num_tasks`` tasks of ``workers_per_task`` workers each.
+    """Runs a packed call on ``num_tasks`` tasks with ``workers_per_task`` workers each.
 
     Args:
         session: where to run.
         num_tasks: number of Spark tasks.
-        workers_per_task: workers of each.
-        profile: the tasks' resource profile; None for what the session's settings say.
-        env: variables for the workers; None removes one.
+        workers_per_task: workers of each task.
+        profile: the tasks' resource profile; None for the session's settings.
+        env: variables for the workers; None removes a variable.
         executable: the Python that runs the workers; None for the executors' own.
-        print_line: gets (rank, stream, line) of every line of the workers, in the calling thread.
-        on_event: gets (rank, fields) of every progress report, in the calling thread.
+        print_line: called with (rank, stream, line) for every line of the workers, in the calling thread.
+        on_event: called with (rank, fields) for every progress report, in the calling thread.
         rows: what the tasks get before their workers start; None for nothing.
     """
 
@@ -87,10 +87,11 @@ class Job:
         """Run ``call`` on every worker.
 
         Returns:
-            one outcome per worker, in no particular order.
+            One outcome per worker, in any order.
 
         Raises:
-            StartTimeoutError: not every task runs after ``start_timeout_s`` seconds in which no rows were made either.
+            StartTimeoutError: not every task runs after ``start_timeout_s`` seconds, without the time in which rows are
+                computed.
             WorkerFailedError: Spark lost a task.
             LaunchError: the tasks run but cannot work together, or Spark refused the job.
         """
@@ -143,7 +144,7 @@ class Job:
                 self._rows = self._session.run_tasks(
                     self._num_tasks, function, barrier=True, profile=self._profile, rows=self._input
                 )
-            except BaseException as error:  # noqa: BLE001  the calling thread decides what it means
+            except BaseException as error:  # noqa: BLE001  handled in the calling thread
                 self._error = error
             finally:
                 self._finished.set()
@@ -152,24 +153,24 @@ class Job:
         return self._session.thread(submit, self._tag)
 
     def _wait(self, start_timeout_s: float) -> None:
-        """Pass on what the tasks tell until the job has ended."""
+        """Handle the tasks' messages until the job has ended."""
         began_s = time.monotonic()
         explain_s = began_s + _EXPLAIN_S
         started = False
         while not self._finished.is_set():
-            # A queue, never Thread.join(timeout): after an interrupt a second join returns at once (Python 3.11).
+            # A queue, not Thread.join(timeout): after an interrupt a second join returns at once (Python 3.11).
             with contextlib.suppress(queue.Empty):
                 self._handle(self._messages.get(timeout=0.2))
             if started:
                 continue
             now_s, running = time.monotonic(), self._session.running_tasks(self._tag)
-            # The tasks that make the rows come first, and may be as many.
+            # The tasks that compute the rows come first, and there may be as many of them.
             started = self._progress.started or (self._input is None and (running or 0) >= self._num_tasks)
-            if not started and running:  # rows are made: only what nobody works on is waited for
+            if not started and running:  # rows are being computed: the timeout starts when no task runs
                 began_s, explain_s = now_s, now_s + _EXPLAIN_S
             if not started and now_s >= began_s + start_timeout_s:
-                if not self._can_tell():
-                    logger.warning("no task has reached this process, which may not mean that none has started")
+                if not self._would_know():
+                    logger.warning("no task has connected to this process; tasks may have started all the same")
                     started = True
                     continue
                 raise StartTimeoutError(preflight.timeout_text(self._waits_for(), start_timeout_s))
@@ -177,7 +178,7 @@ class Job:
                 explain_s = now_s + 10 * _EXPLAIN_S
                 logger.warning("still waiting for Spark to start the workers: %s", self._waits_for())
 
-    def _can_tell(self) -> bool:
+    def _would_know(self) -> bool:
         """Whether the silence of the tasks means that they have not started."""
         return bool(self._progress.host_of_task) or self._session.running_tasks(self._tag) is not None
 
@@ -207,7 +208,7 @@ class Job:
                 return
 
     def _handle_last(self, server: MessageServer) -> None:
-        """Spark has given up: hear which task went first, then end the others and hear them out."""
+        """Spark has given up: find out which task was lost first, then stop the others and handle their messages."""
         deadline_s = time.monotonic() + 1.0
         while self._progress.host_of_task and not self._progress.lost and time.monotonic() < deadline_s:
             with contextlib.suppress(queue.Empty):
@@ -217,20 +218,20 @@ class Job:
         self._handle_all()
 
     def _stop(self, server: MessageServer) -> None:
-        """Leave no task behind, whatever brought us here."""
+        """Stop all tasks, whatever the reason."""
         if self._finished.is_set():
             return
         server.stop_tasks()
         if spark_jobs.cancel_until(self._finished.wait, functools.partial(self._session.cancel, self._tag)):
             server.drain(_DRAIN_S)
         else:
-            logger.error("the Spark job %s does not end although it was cancelled again and again", self._tag)
+            logger.error("the Spark job %s does not end although it was cancelled repeatedly", self._tag)
 
     def _outcomes(self) -> list[Outcome]:
         """The outcomes in the rows of the job.
 
         Raises:
-            LaunchError: the tasks refused to work, for the reasons that it names.
+            LaunchError: the tasks could not start their workers; the message lists the reasons.
         """
         if problems := task.problems(self._rows):
             raise LaunchError("the workers cannot start: " + "; ".join(problems[:5]))

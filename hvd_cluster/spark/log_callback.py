@@ -1,4 +1,4 @@
-"""A Keras callback that says in the notebook's cell how the training goes."""
+"""A Keras callback that reports the training's progress to the notebook's cell."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvd_cluster.spark.driver_log import log_to_driver
 
 
 class LogCallback(keras.callbacks.Callback):
-    """Sends the metrics of each epoch to the driver, through :func:`~hvd_cluster.spark.driver_log.log_to_driver`.
+    """Sends the metrics of each epoch to the driver with :func:`~hvd_cluster.spark.driver_log.log_to_driver`.
 
     Args:
-        per_batch_log: those of each batch too.
+        per_batch_log: also send the metrics of each batch.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:
@@ -22,14 +22,14 @@ class LogCallback(keras.callbacks.Callback):
         self.per_batch_log = per_batch_log
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Say how the epoch went."""
-        log_to_driver(f"epoch {epoch + 1}: {_told(logs)}")
+        """Send the metrics of the epoch."""
+        log_to_driver(f"epoch {epoch + 1}: {_formatted(logs)}")
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Say how the batch went, if that is wanted."""
+        """Send the metrics of the batch, if wanted."""
         if self.per_batch_log:
-            log_to_driver(f"batch {batch + 1}: {_told(logs)}")
+            log_to_driver(f"batch {batch + 1}: {_formatted(logs)}")
 
 
-def _told(logs: Mapping[str, Any] | None) -> str:
+def _formatted(logs: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())

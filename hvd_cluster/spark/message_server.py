@@ -1,4 +1,4 @@
-"""The driver's end of the side channel: Spark itself brings a task's rows only when the stage has ended."""
+"""Receives the tasks' messages in the driver while they run: Spark returns a task's rows only after the stage."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from hvd_cluster.topology import join_address
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a caller has to prove that it is a task of the job.
+#: Seconds that a peer has to prove that it is a task of the job.
 _PROOF_S = 3.0
-#: Connections that may prove themselves at the same time; all tasks of a job do so at once.
+#: Connections that may authenticate at the same time; all tasks of a job do so at once.
 _MAX_UNAUTHENTICATED = 512
-#: Messages that may wait for the driver's main thread before the tasks have to wait as well.
+#: Messages that may wait for the driver's main thread before the tasks have to wait too.
 _MAX_WAITING = 100_000
 
 
 class MessageServer:
-    """The driver's end: puts what tasks tell into a queue. A context manager.
+    """Puts the tasks' messages into a queue. A context manager.
 
-    A thread per task reads, so that a task that floods us with output keeps no other one waiting.
+    Each task has its own thread, so that a task with much output does not delay the others.
 
     Args:
-        secret: the job's secret; who does not hold it is not listened to.
+        secret: the job's secret; peers that do not know it are disconnected.
         host: the address to listen on.
-        messages: where the messages go.
+        messages: the queue.
     """
 
     def __init__(self, secret: bytes, host: str, messages: queue.SimpleQueue[Any]) -> None:
@@ -64,14 +64,14 @@ class MessageServer:
         return tuple(join_address(host, self.port) for host in hosts)
 
     def stop_tasks(self) -> None:
-        """Ask every task, also those that call later, to stop its worker now; Spark's own kill comes seconds later."""
+        """Ask every task, also one that connects later, to stop its workers now; Spark's own kill takes seconds."""
         with self._changed:
             self._stopping = True
             for channel in self._channels:
-                _tell_to_stop(channel)
+                _send_stop(channel)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until every task has closed its connection, so that no line is still on its way."""
+        """Wait until every task has closed its connection, so that all lines have arrived."""
         with self._changed:
             self._changed.wait_for(lambda: not self._channels, timeout_s)
 
@@ -101,30 +101,30 @@ class MessageServer:
             if self._closing:
                 channel.close()
                 return
-            self._channels.append(channel)  # first: what is heard comes over a channel that is known
+            self._channels.append(channel)  # before the thread starts, so that its channel is known
             try:
                 reader.start()
-            except RuntimeError as error:  # as many threads as the system allows
-                logger.warning("a task cannot be heard: %s", error)
+            except RuntimeError as error:  # the system allows no more threads
+                logger.warning("the messages of a task cannot be received: %s", error)
                 self._channels.remove(channel)
                 channel.close()
                 return
             self._readers = [one for one in self._readers if one.is_alive()] + [reader]
             if self._stopping:
-                _tell_to_stop(channel)
+                _send_stop(channel)
 
     def _read(self, channel: Channel) -> None:
         index: int | None = None
         try:
             while True:
-                message = pickle.loads(channel.recv())  # the channel has checked that it comes from the job
+                message = pickle.loads(channel.recv())  # the channel has checked that the message comes from the job
                 if isinstance(message, TaskStarted):
                     index = message.index
                 self._messages.put(message)
                 while self._messages.qsize() > _MAX_WAITING and not self._closing:
-                    time.sleep(0.02)  # the main thread cannot keep up: let the sender feel it
+                    time.sleep(0.02)  # the main thread cannot keep up, so the sender must wait
         except (EOFError, OSError, AuthenticationError):
-            pass  # the task has ended, or died: what the job does next tells which
+            pass  # the task has ended or died; what the job does next shows which
         channel.close()
         if index is not None:
             self._messages.put(TaskLost(index))
@@ -138,6 +138,6 @@ def _prepare(sock: socket.socket) -> None:
     keep_alive(sock)  # a task may send nothing for hours
 
 
-def _tell_to_stop(channel: Channel) -> None:
+def _send_stop(channel: Channel) -> None:
     with contextlib.suppress(OSError):
         channel.send(STOP)

@@ -1,4 +1,4 @@
-"""What a task tells the driver while it runs; pickled, over a signed channel."""
+"""The messages from a task to the driver while it runs; pickled, over an authenticated channel."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 
-#: From the driver to a task: stop your worker.
+#: From the driver to a task: stop your workers.
 STOP = b"stop"
 
 
 @dataclass(frozen=True)
 class TaskStarted:
-    """A barrier task runs; ``index`` is its partition."""
+    """A barrier task is running; ``index`` is its partition."""
 
     index: int
     host: str
@@ -21,7 +21,7 @@ class TaskStarted:
 
 @dataclass(frozen=True)
 class RanksAssigned:
-    """The task has learnt its workers' ranks and starts them; ``host`` is the address for the other workers."""
+    """The task knows its workers' ranks and starts them; ``host`` is the address for the other workers."""
 
     index: int
     ranks: tuple[int, ...]
@@ -30,21 +30,21 @@ class RanksAssigned:
 
 @dataclass(frozen=True)
 class TaskWarning:
-    """Something that the user should know."""
+    """A warning for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker ended; the outcome has no value, which comes as a row of the job."""
+    """A worker ended. The outcome has no value; the value arrives as a row of the job."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class TaskLost:
-    """The connection of a task ended: all is done, or its executor died."""
+    """The connection of a task ended: its workers have finished, or its executor died."""
 
     index: int
 

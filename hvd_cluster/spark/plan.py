@@ -1,4 +1,4 @@
-"""What the driver tells every barrier task, and what the tasks tell each other: values, and how they travel."""
+"""What the driver sends to every barrier task, and how outcomes are signed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_cluster.rendezvous import secret
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """What must agree between the driver and the workers; empty where a package is not installed."""
+    """The versions that must agree between the driver and the workers; empty if a package is not installed."""
 
     python: str
     torch: str
@@ -23,39 +23,39 @@ class Versions:
 
     @classmethod
     def here(cls) -> Versions:
-        """Those of this process, without importing anything heavy."""
+        """The versions in this process, without importing the packages."""
         return cls(python=platform.python_version(), torch=_version("torch"), hvd_cluster=hvd_cluster.__version__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """One job, as its tasks see it."""
+    """A job, as its tasks see it."""
 
     #: Workers that each task runs.
     workers_per_task: int
-    #: Distinguishes jobs that run side by side.
+    #: Distinguishes jobs that run at the same time.
     job_id: str
-    #: The job's secret; it travels inside the pickled task, and is never shown.
+    #: The job's secret; it is part of the pickled task and is never shown.
     secret: bytes = field(repr=False)
-    #: "host:port" candidates for the driver's side channel.
+    #: "host:port" candidates for the connection to the driver.
     driver_addresses: tuple[str, ...]
-    #: Variables to add to the workers' environment; None removes one.
+    #: Additional environment variables for the workers; None removes a variable.
     env: Mapping[str, str | None]
     #: The Python that runs the workers; None for the task's own.
     executable: str | None
-    #: ``import horovod`` resolves in the workers, as it does in the driver.
+    #: ``import horovod`` works in the workers, as it does in the driver.
     as_horovod: bool
-    #: Those of the driver.
+    #: The driver's versions.
     versions: Versions
 
 
 def sign(outcome: Outcome, slot: int, job_secret: bytes) -> bytes:
-    """``outcome`` of that slot as bytes that :func:`verify` accepts."""
+    """``outcome`` of that slot as signed bytes for :func:`verify`."""
     return secret.sign(job_secret, _label(slot), pickle.dumps(outcome))
 
 
 def verify(signed: bytes, slot: int, job_secret: bytes) -> Outcome:
-    """The outcome in ``signed``; nothing is unpickled before its signature has been checked.
+    """The outcome in ``signed``. The signature is checked before anything is unpickled.
 
     Raises:
         AuthenticationError: the bytes were not signed with that secret, or for another slot.
@@ -69,10 +69,10 @@ def _label(slot: int) -> str:
 
 
 def disagreements(driver: Versions, tasks: Mapping[str, Versions]) -> tuple[list[str], list[str]]:
-    """What stands in the way of a job whose driver and tasks (by host) have these versions.
+    """Compare the versions of the driver and of the tasks, which are given by host.
 
     Returns:
-        errors, for which the job cannot run; and warnings.
+        Errors, with which the job cannot run; and warnings.
     """
     errors, warnings = [], []
     for host, task in tasks.items():

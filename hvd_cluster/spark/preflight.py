@@ -1,4 +1,4 @@
-"""What is found out before a Spark job starts: is there room for its workers, now or soon?"""
+"""Checks before a Spark job starts whether there are slots for its workers, now or soon."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hvd_cluster.spark.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: Horovod's words, which programs look for.
+#: Horovod's text, which programs match.
 TIMEOUT_TEXT = (
     "Timed out waiting for Spark tasks to start. Please check that you have enough resources to run all Horovod "
     "processes. Each Horovod process runs in a Spark task. You may need to increase the start_timeout parameter to a "
     "larger value if your Spark resources are allocated on-demand."
 )
 _POLL_S = 0.5
-#: A fresh session's executors need a moment; only a longer wait is worth a word.
+#: A new session's executors take a moment to start; only a longer wait is logged.
 _QUIET_S = 3.0
 
 
 def infer_num_tasks(session: Session, workers_per_task: int = 1) -> int:
-    """The number of tasks that the session runs at once, also while its executors are still coming up."""
+    """The number of tasks that the session runs at once, also while its executors are still starting."""
     present = session.slots()
     if present.max_total is not None and session.conf("spark.default.parallelism") is None:
         num_tasks = present.max_total
@@ -37,16 +37,16 @@ def infer_num_tasks(session: Session, workers_per_task: int = 1) -> int:
 
 
 def wait_for_slots(session: Session, needed: int, start_timeout_s: float, profile: Any = None) -> None:
-    """Return when ``needed`` tasks can run at once, as far as the session can tell.
+    """Return when ``needed`` tasks can run at once, as far as the session knows.
 
-    Spark's own check would look only every 15 s, and say nothing for ten minutes.
+    Spark's own check runs only every 15 s, and reports nothing for ten minutes.
 
     Raises:
-        NotEnoughSlotsError: the session can never have that many.
-        StartTimeoutError: executors that might have joined did not.
+        NotEnoughSlotsError: the session can never have that many slots.
+        StartTimeoutError: expected executors did not start.
     """
     began_s = time.monotonic()
-    told = False
+    has_warned = False
     while True:
         present = session.slots(profile)
         slots.check(needed, present)
@@ -56,9 +56,9 @@ def wait_for_slots(session: Session, needed: int, start_timeout_s: float, profil
         waited_s = time.monotonic() - began_s
         if waited_s >= start_timeout_s:
             raise StartTimeoutError(timeout_text(present.describe(needed), start_timeout_s))
-        if not told and waited_s >= _QUIET_S:
+        if not has_warned and waited_s >= _QUIET_S:
             logger.warning("%s. Waiting up to %g s for more executors", present.describe(needed), start_timeout_s)
-            told = True
+            has_warned = True
         time.sleep(min(_POLL_S, start_timeout_s - waited_s))
 
 

@@ -1,4 +1,4 @@
-"""What the driver knows of a running Spark job, from what its tasks have told: values in, conclusions out."""
+"""What the driver knows about a running Spark job from its tasks' messages. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_cluster.spark.messages import Message, RanksAssigned, TaskLost, TaskSta
 
 _REASON_CHARS = 800
 _REASON_SENTENCES = 3
-#: Frames and source lines are indented; py4j and Spark announce their stack traces.
+#: How lines of stack traces start: frames and source lines are indented; py4j and Spark have headlines.
 _NO_SENTENCE = (
     " ",
     "\t",
@@ -22,7 +22,7 @@ _NO_SENTENCE = (
     "Traceback ",
 )
 _JAVA_CLASS = re.compile(r"^(?:Caused by: )?(?:[a-z]\w*\.)+[\w$]*(?:Exception|Error): ")
-#: Spark's names for results that went with the executor that held them.
+#: Spark's names for results that were lost with the executor that held them.
 _RESULTS_LOST = re.compile("ExecutorLostFailure|TaskResultLost")
 
 
@@ -32,19 +32,19 @@ class Progress:
 
     #: Number of tasks.
     size: int
-    #: Partition -> name of the host, of the tasks that run or ran.
+    #: Partition -> host name, of the tasks that run or ran.
     host_of_task: dict[int, str] = field(default_factory=dict)
-    #: Partition -> the ranks of its workers, of the tasks that have agreed on them.
+    #: Partition -> the ranks of its workers, of the tasks that have agreed on ranks.
     ranks_of_task: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    #: How each rank ended, without its value.
+    #: The outcome of each rank, without its value.
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    #: Partitions whose task was lost before its worker ended, the first one first.
+    #: Partitions whose task was lost before its worker ended, in order.
     lost: list[int] = field(default_factory=list)
-    #: A worker failed by itself before any task was lost; what fails after a loss fails because of it.
+    #: A worker failed by itself before any task was lost; failures after a loss result from it.
     failed_first: bool = False
 
     def handle(self, message: Message) -> None:
-        """Take what a task has told."""
+        """Handle a message of a task."""
         if isinstance(message, TaskStarted):
             self.host_of_task[message.index] = message.host
         elif isinstance(message, RanksAssigned):
@@ -57,22 +57,22 @@ class Progress:
 
     @property
     def started(self) -> bool:
-        """All tasks run: they agree on ranks only together."""
+        """Whether all tasks run: they agree on ranks only together."""
         return bool(self.ranks_of_task) or len(self.host_of_task) == self.size
 
     def _left(self, task: int) -> list[int | None]:
-        """The ranks of the workers of a task that have not ended; None in their place before they are known."""
+        """The ranks of a task's workers that have not ended; None before its ranks are known."""
         return [rank for rank in self.ranks_of_task.get(task, (None,)) if rank is None or rank not in self.outcomes]
 
     def _all_are_done(self) -> bool:
-        """Every worker has ended well."""
+        """Whether every worker has finished successfully."""
         ranks = [rank for ranks in self.ranks_of_task.values() for rank in ranks]
         return len(self.ranks_of_task) == self.size and all(
             rank in self.outcomes and self.outcomes[rank].ok for rank in ranks
         )
 
     def failure(self, spark_says: str) -> LaunchError:
-        """The story of a job that Spark gave up."""
+        """The error of a job that Spark gave up."""
         if self.failed_first:
             try:
                 collect(list(self.outcomes.values()))
@@ -81,7 +81,7 @@ class Progress:
         reason = f"Spark says: {spark_says}"
         if self._all_are_done():
             text = f"All workers finished, but Spark could not bring their results. {reason}"
-            # What was too large once will be so again.
+            # Results that were too large will be too large again.
             return WorkerFailedError(text, died=True) if _RESULTS_LOST.search(spark_says) else LaunchError(text)
         if not self.lost:
             text = f"Spark could not run the workers. {reason}"
@@ -91,15 +91,15 @@ class Progress:
         who = f"The task of partition {task}" if rank is None else f"Rank {rank}"
         others = f"; {len(self.lost) - 1} more tasks ended after it" if len(self.lost) > 1 else ""
         return WorkerFailedError(
-            f"{who} on host {self.host_of_task.get(task, 'unknown')} was lost: its Spark task ended without a word, so "
-            f"its executor or its Python process was killed, perhaps for lack of memory{others}. {reason}",
+            f"{who} on host {self.host_of_task.get(task, 'unknown')} was lost: its Spark task ended without a "
+            f"message, so its executor or Python process was killed, perhaps for lack of memory{others}. {reason}",
             rank,
             died=True,
         )
 
 
 def short_reason(error: BaseException) -> str:
-    """The sentences of a Spark exception, without its thousands of characters of stack frames."""
+    """The sentences of a Spark exception, without its stack traces."""
     sentences = [
         _JAVA_CLASS.sub("", line.lstrip(": ")).partition(" Consider setting ")[0].rstrip()
         for line in str(error).splitlines()

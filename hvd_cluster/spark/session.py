@@ -1,4 +1,4 @@
-"""What running workers needs from a Spark session, whichever kind it is.
+"""The operations of a Spark session that running workers needs, for any kind of session.
 
 A new kind of session is a new file with a subclass of :class:`Session` and a branch in
 :func:`hvd_cluster.spark.active_session.active`.
@@ -21,15 +21,15 @@ from hvd_cluster.spark.task import SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: A packed call up to this size travels inside the tasks; a larger one once per executor.
+#: A packed call up to this size is sent inside the tasks; a larger one once per executor.
 INLINE_BYTES = 1 << 20
 
 
 class Session(abc.ABC):
-    """A live session of one kind. Methods may be called from any thread unless they say otherwise."""
+    """A live session. Methods may be called from any thread unless they say otherwise."""
 
     def __init__(self, spark: Any) -> None:
-        #: The user's own ``SparkSession``.
+        #: The user's ``SparkSession``.
         self.spark = spark
 
     def run_tasks(
@@ -46,8 +46,8 @@ class Session(abc.ABC):
         Args:
             count: number of tasks.
             function: what :func:`hvd_cluster.spark.task.task_for` returned.
-            barrier: all start together, or none.
-            profile: a ``pyspark.resource.ResourceProfile`` for them; None for what the session's settings say.
+            barrier: whether all start together or none does.
+            profile: their ``pyspark.resource.ResourceProfile``; None for the session's settings.
             rows: what the tasks read; None for nothing.
         """
         frame: DataFrame = self.spark.range(0, count, 1, count) if rows is None else rows.for_tasks(count)
@@ -56,27 +56,27 @@ class Session(abc.ABC):
         return found
 
     def takes_profiles(self) -> bool:
-        """Whether this Spark lets the tasks of a DataFrame have a resource profile: since 4.0."""
+        """Whether this Spark supports resource profiles for the tasks of a DataFrame, as 4.0 does."""
         return "profile" in inspect.signature(type(self.spark.range(0)).mapInArrow).parameters
 
     def conf(self, name: str) -> str | None:
-        """A setting of the session, or None where nobody has set it."""
+        """A setting of the session, or None if it is not set."""
         try:
             value = self.spark.conf.get(name, None)
-        except Exception as error:  # whichever class: the text names the condition, others are raised
+        except Exception as error:  # of any class; the text names the condition
             if "CONFIG_NOT_AVAILABLE" not in str(error):
                 raise
-            return None  # a serverless cluster does not tell how it is made
+            return None  # a serverless cluster hides its settings
         return None if value is None else str(value)
 
     @property
     def is_local(self) -> bool:
-        """True when every task runs on the machine of the driver's JVM (on Connect: of the server)."""
+        """Whether every task runs on the machine of the driver's JVM (on Connect: of the server)."""
         return (self.conf("spark.master") or "").startswith("local")
 
     @abc.abstractmethod
     def slots(self, profile: Any = None) -> SlotCounts:
-        """The places for tasks, as far as this kind of session can tell without starting a job.
+        """The slots for tasks, as far as this kind of session knows them without starting a job.
 
         Args:
             profile: the tasks' ``pyspark.resource.ResourceProfile``, if they have one.
@@ -88,39 +88,39 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def ship(self, call: bytes) -> tuple[Any, Callable[[], None]]:
-        """Bring ``call`` to where tasks can take it.
+        """Send ``call`` to where tasks can read it.
 
         Returns:
-            what the task hands to :func:`hvd_cluster.spark.barrier.receive`, and a function that frees it afterwards.
+            The argument for :func:`hvd_cluster.spark.barrier.receive`, and a function that frees it afterwards.
         """
 
     def keep(self, content: bytes) -> Any:
-        """What :meth:`ship` returns first, never freed; the same content is brought only once in a session's life."""
+        """The first value that :meth:`ship` returns, never freed; the same content is sent only once per session."""
         return self.ship(content)[0]
 
     def thread(self, target: Callable[[], None], tag: str) -> threading.Thread:
-        """A thread, not yet started, that runs ``target`` such that :meth:`cancel` with ``tag`` reaches its jobs."""
+        """A thread, not yet started, that runs ``target`` so that :meth:`cancel` with ``tag`` cancels its jobs."""
         return spark_jobs.thread(self.spark, target, tag, "Horovod Spark Run")
 
     def cancel(self, tag: str) -> None:
-        """Cancel the jobs that run under ``tag``; a job that has not been submitted yet is not reached."""
+        """Cancel the jobs that run under ``tag``; not one that has not been submitted yet."""
         spark_jobs.cancel(self.spark, tag)
 
     @abc.abstractmethod
     def running_tasks(self, tag: str) -> int | None:
-        """How many tasks of the jobs under ``tag`` run now; None when this session cannot tell."""
+        """How many tasks of the jobs under ``tag`` run now; None if this session does not know."""
 
     @abc.abstractmethod
     def driver_hosts(self) -> tuple[str, list[str]]:
         """Where this process listens for its tasks.
 
         Returns:
-            the address to listen on, and the names or addresses under which tasks may reach it, the likeliest first.
+            The address to listen on; and the names or addresses at which tasks may reach it, the most likely first.
         """
 
 
 def nothing_to_free() -> None:
-    """What frees a call that :meth:`Session.ship` left as it was, or that the server keeps."""
+    """Frees a call that :meth:`Session.ship` left unchanged, or that the server keeps."""
 
 
 def check_profile(session: Session, profile: Any) -> None:

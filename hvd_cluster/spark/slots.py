@@ -1,4 +1,4 @@
-"""Places for workers on a Spark cluster: what is there, what is needed, and how to say so."""
+"""Slots for workers on a Spark cluster: how many there are, how many are needed, and messages about them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hvd_cluster.errors import LaunchError, NotEnoughSlotsError
 
 @dataclass(frozen=True, kw_only=True)
 class SlotCounts:
-    """How many barrier tasks a cluster can run at once."""
+    """How many tasks a cluster can run at once."""
 
-    #: Tasks that the executors which are there now can run at once; None when the session cannot tell.
+    #: Tasks that the present executors can run at once; None if the session does not know.
     total: int | None = None
     #: How many of ``total`` run something else now.
     busy: int = 0
-    #: The most that this session can ever have, from its settings; None when more executors may join.
+    #: The maximum that this session can ever have, from its settings; None if more executors may start.
     max_total: int | None = None
     #: ``spark.dynamicAllocation.enabled`` on a cluster; Spark refuses barrier stages with it.
     dynamic_allocation: bool = False
     #: ``spark.master``, for messages.
     master: str = ""
-    #: GPUs that each task asks for.
+    #: GPUs that each task requests.
     gpus_per_task: float = 0.0
-    #: How the nodes of the cluster come and go by themselves, in words: "2 to 8 nodes"; empty where they do not.
+    #: The automatic scaling of the cluster, in words: "2 to 8 nodes"; empty without it.
     autoscaling: str = ""
 
     @property
@@ -39,7 +39,7 @@ class SlotCounts:
         return self.total is None or self.total >= needed
 
     def describe(self, needed: int) -> str:
-        """One sentence: "8 slots needed, 6 free; dynamic allocation is on"."""
+        """A sentence such as "8 slots needed, 6 free; dynamic allocation is on"."""
         parts = [f"{needed} slots needed, {'an unknown number' if self.free is None else self.free} free"]
         if self.busy:
             parts.append(f"{self.busy} of {self.total} are busy with other tasks")
@@ -57,13 +57,13 @@ def check(needed: int, slots: SlotCounts, *, barrier: bool = True) -> None:
     """Refuse a job that can never start.
 
     Args:
-        needed: its tasks.
-        slots: the places for them.
-        barrier: all of them start together, or none.
+        needed: number of its tasks.
+        slots: the slots for them.
+        barrier: whether all of them start together.
 
     Raises:
         NotEnoughSlotsError: the session can never have ``needed`` slots.
-        LaunchError: the session's settings forbid barrier stages.
+        LaunchError: the session's settings do not allow barrier stages.
     """
     if slots.dynamic_allocation and barrier:
         text = (
@@ -80,14 +80,14 @@ def check(needed: int, slots: SlotCounts, *, barrier: bool = True) -> None:
 
 
 def remedy(slots: SlotCounts) -> str:
-    """What to change so that there are more slots."""
+    """What to change to get more slots."""
     if slots.master.startswith("local"):
         return "start it with more cores, e.g. master('local[8]')"
     return "ask for more executors (spark.executor.instances, spark.cores.max) or for more cores of each"
 
 
 def of_master(master: str, cpus_per_task: int = 1) -> int | None:
-    """The slots that a ``local...`` master has, by its name; None for other masters and ``local[*]``."""
+    """The slots of a ``local...`` master, from its name; None for other masters and ``local[*]``."""
     cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master)
     if cluster:
         return int(cluster[1]) * (int(cluster[2]) // cpus_per_task)
@@ -96,7 +96,7 @@ def of_master(master: str, cpus_per_task: int = 1) -> int | None:
 
 
 def with_profile(slots: SlotCounts, profile: Any) -> SlotCounts:
-    """What of ``slots`` still holds for tasks with a ``pyspark.resource.ResourceProfile``; all of it without one."""
+    """``slots`` for tasks with a ``pyspark.resource.ResourceProfile``: without what the profile makes unknown."""
     if profile is None:
         return slots
     gpus = profile.taskResources.get("gpu")
@@ -104,32 +104,32 @@ def with_profile(slots: SlotCounts, profile: Any) -> SlotCounts:
 
 
 def with_total(slots: SlotCounts, total: int, busy: int) -> SlotCounts:
-    """``slots`` of a session that knows exactly how many it has now, and how many of them are busy."""
-    # Some clusters give more than the settings ask for.
+    """``slots`` of a session that knows how many it has now and how many of them are busy."""
+    # Some clusters provide more than the settings request.
     return replace(
         slots, total=total, busy=busy, max_total=None if slots.max_total is None else max(slots.max_total, total)
     )
 
 
 def of_settings(conf: Callable[[str], str | None]) -> SlotCounts:
-    """What the settings of a session alone tell, for sessions that show no more."""
+    """What the settings of a session say, for sessions that provide no more."""
     master = conf("spark.master") or ""
     cpus_per_task = int(conf("spark.task.cpus") or 1)
     gpus_per_task = float(conf("spark.task.resource.gpu.amount") or 0)
-    most = of_master(master, cpus_per_task)
-    on_cluster = most is None and not master.startswith("local")
+    max_total = of_master(master, cpus_per_task)
+    on_cluster = max_total is None and not master.startswith("local")
     instances, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
-    # A standalone master gives an application all the executors that there is room for.
+    # A standalone master gives an application as many executors as fit.
     if on_cluster and instances and cores and not master.startswith("spark://"):
         per_executor = int(cores) // cpus_per_task
         gpus = conf("spark.executor.resource.gpu.amount")
         if gpus and gpus_per_task:
             per_executor = min(per_executor, int(float(gpus) / gpus_per_task))
-        most = int(instances) * per_executor
+        max_total = int(instances) * per_executor
     return SlotCounts(
-        total=None if on_cluster else most,
-        max_total=most,
-        # Spark itself ignores the setting where the executors live in one process.
+        total=None if on_cluster else max_total,
+        max_total=max_total,
+        # Spark itself ignores the setting if the executors are in one process.
         dynamic_allocation=(conf("spark.dynamicAllocation.enabled") or "").lower() == "true"
         and not re.fullmatch(r"local(\[[^,\]]*(,\s*\d+)?])?", master),
         master=master,
@@ -139,7 +139,7 @@ def of_settings(conf: Callable[[str], str | None]) -> SlotCounts:
 
 
 def _autoscaling(conf: Callable[[str], str | None]) -> str:
-    """Databricks says so in the tags of its clusters."""
+    """The autoscaling of a Databricks cluster, from its tags."""
     tags = "spark.databricks.clusterUsageTags."
     if conf(f"{tags}clusterScalingType") != "autoscaling":
         return ""

@@ -1,7 +1,7 @@
 """The function that Spark runs in every task of a job, and the rows that it returns.
 
-:func:`task_for` returns a function that pickles by value and imports nothing of ours before it runs, so that an
-executor without this package answers with a sentence and not with a failed unpickling.
+:func:`task_for` returns a function that is pickled by value and imports nothing of this package before it runs, so that
+an executor without the package returns a message instead of failing to unpickle.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-#: The columns of a task's rows: the slot that the row is about; what ``data`` is; the number of this piece of it; the
+#: The columns of a task's rows: the slot that the row is about; the kind of ``data``; the number of this piece; the
 #: piece.
 SCHEMA = "slot int, kind string, part int, data binary"
-#: How a module comes to the workers; see :func:`hvd_cluster.launch.call.pack`.
+#: How to make a module available to the workers; see :func:`hvd_cluster.launch.call.pack`.
 MODULE_REMEDY = (
     "install it on the executors, or ship it from the driver with spark.addArtifacts('FILE.py', pyfile=True) "
     "(on a classic session also SparkContext.addPyFile('FILE.py')) or spark.submit.pyFiles"
@@ -25,11 +25,11 @@ def task_for(
     """The function for ``mapInArrow``.
 
     Args:
-        module: a module of ours, whose ``perform(context, *arguments)`` does the work and returns rows as
-            (slot, kind, data), those with the pieces of one value in their order.
+        module: a module of this package whose ``perform(context, *arguments)`` does the work and returns rows as (slot,
+            kind, data), with the pieces of one value in order.
         arguments: plain data, or what :meth:`Session.ship` returned.
-        barrier: it is a task of a barrier stage; the others then wait for its word.
-        receiver: what takes the task's rows, see :class:`hvd_cluster.spark.rows.Rows`; empty where they say nothing.
+        barrier: whether it is a task of a barrier stage; the others then wait for its message.
+        receiver: receives the task's rows, see :class:`hvd_cluster.spark.rows.Rows`; empty to ignore them.
     """
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def task_for(
                 rows = work.perform(context, *arguments, received(receiver, batches))
             else:
                 rows = work.perform(context, *arguments)
-        for _ in batches:  # Spark wants its input read
+        for _ in batches:  # Spark requires that the input is read
             pass
         for part, (slot, kind, data) in enumerate(rows):
             yield pa.RecordBatch.from_arrays(
@@ -77,6 +77,6 @@ def task_for(
 
 
 def problems(rows: Iterable[Any]) -> list[str]:
-    """The sentences with which tasks refused to work, each once."""
+    """The problems that tasks reported, each once."""
     texts = [bytes(row.data).decode("utf-8", "replace") for row in rows if row.kind == "problem"]
     return list(dict.fromkeys(texts))

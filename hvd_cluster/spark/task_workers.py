@@ -1,4 +1,4 @@
-"""The workers of one barrier task: children of its process."""
+"""The workers of one barrier task: child processes of the task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hvd_cluster.spark.host import resolve_executable
 from hvd_cluster.spark.plan import TaskPlan
 from hvd_cluster.topology import Topology
 
-#: Seconds between SIGTERM and SIGKILL for a worker that has to go.
+#: Seconds between SIGTERM and SIGKILL for a worker that must end.
 _TERM_S = 2.0
 _POLL_S = 0.1
 
@@ -28,12 +28,12 @@ class TaskWorkers:
     """Starts the workers of a task, and runs them to their end.
 
     Args:
-        topologies: their places.
-        placements: the same with the devices of their host.
-        job: what they are part of.
+        topologies: their topologies.
+        placements: their placements, with the devices of their host.
+        job: the task's plan.
         call: the packed call.
-        driver: hears their output, their progress and how they end.
-        env: variables of this host for them; the job's own go on top.
+        driver: receives their output, progress and outcomes.
+        env: variables of this host for them; the job's variables override them.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class TaskWorkers:
         self._outcomes: dict[int, Outcome] = {}
 
     def run(self, end_tracker: EndTracker) -> list[Outcome]:
-        """Run the workers until all have ended; stop them when the driver asks, or some time after another's failure.
+        """Run the workers until all have ended. Stop them if the driver asks, or soon after another worker's failure.
 
         Args:
-            end_tracker: hear of each end, and let us know when a worker has failed elsewhere.
+            end_tracker: announces each end, and reports failures of other tasks' workers.
 
         Returns:
-            How each ended, in their order.
+            Their outcomes, in order.
 
         Raises:
             ConnectionError: the task of rank 0 is gone.
@@ -81,7 +81,7 @@ class TaskWorkers:
         return [self._outcomes[topology.rank] for topology in self._topologies]
 
     def _start(self, topology: Topology, placement: Placement, end_tracker: EndTracker) -> None:
-        tell = self._driver.tell
+        send = self._driver.send
         env = {**self._env, **task_environment(placement.slot.gpus), **placement.device_env(), **self._job.env}
         try:
             worker = WorkerProcess(
@@ -90,8 +90,8 @@ class TaskWorkers:
                 env=env,
                 executable=resolve_executable(self._job.executable),
                 as_horovod=self._job.as_horovod,
-                on_line=lambda rank, stream, text: tell(OutputLine(rank, stream, text)),
-                on_event=lambda rank, fields: tell(ProgressEvent(rank, fields)),
+                on_line=lambda rank, stream, text: send(OutputLine(rank, stream, text)),
+                on_event=lambda rank, fields: send(ProgressEvent(rank, fields)),
                 on_change=self._changed.set,
             )
         except OSError as error:
@@ -101,7 +101,7 @@ class TaskWorkers:
             self._workers.append(worker)
 
     def _take_ends(self, end_tracker: EndTracker) -> bool:
-        """Say of each worker that has ended how it did; False when all have."""
+        """Handle the workers that have ended; returns False when all have."""
         for worker in self._workers:
             if worker.outcome is not None and worker.rank not in self._outcomes:
                 outcome = worker.wait()
@@ -111,7 +111,7 @@ class TaskWorkers:
 
     def _end(self, outcome: Outcome, end_tracker: EndTracker) -> None:
         self._outcomes[outcome.rank] = outcome
-        self._driver.tell(messages.WorkerEnded(replace(outcome, value=b"" if outcome.ok else None)))
+        self._driver.send(messages.WorkerEnded(replace(outcome, value=b"" if outcome.ok else None)))
         end_tracker.announce_end(outcome.rank, outcome.ok)
 
     def _stop(self) -> None:

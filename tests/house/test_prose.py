@@ -35,8 +35,7 @@ PATTERN = re.compile(
 #: Folders and files that are still to be rewritten. Entries are only ever removed.
 NOT_YET = [
     *("hvd_cluster/data", "hvd_cluster/engine", "hvd_cluster/estimators"),
-    *("hvd_cluster/petastorm", "hvd_cluster/ray"),
-    "hvd_cluster/spark",
+    "hvd_cluster/petastorm",
 ]
 
 

@@ -77,7 +77,7 @@ def test_slurm_s_counts_are_expanded() -> None:
 
 @pytest.mark.parametrize("environ", [{"SLURM_JOB_NODELIST": "a[1-"}, {"SLURM_TASKS_PER_NODE": "two"}])
 def test_variables_that_cannot_be_read_are_named(environ: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(environ))}=.* cannot be read"):
+    with pytest.raises(ValueError, match=f"{next(iter(environ))}=.* cannot be parsed"):
         find_allocation({**SBATCH_TWO_NODES_FOUR_TASKS, **environ})
 
 

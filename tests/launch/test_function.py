@@ -63,9 +63,7 @@ def test_two_controllers_at_once_are_refused() -> None:
 def test_mpi_is_answered_with_one_line_of_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert hvd_cluster.run(int, ("7",), use_mpi=True) == [7]
-    assert [record.message for record in caplog.records] == [
-        "use_mpi=True has no effect: MPI is not used, there is one rendezvous, our own"
-    ]
+    assert [record.message for record in caplog.records] == ["use_mpi=True has no effect: hvd_cluster does not use MPI"]
 
 
 def test_an_argument_of_elastic_jobs_costs_a_line_where_the_job_is_none(caplog: pytest.LogCaptureFixture) -> None:

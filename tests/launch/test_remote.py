@@ -67,7 +67,7 @@ def test_a_host_without_the_folder_of_the_launcher_is_refused(hosts: MakeHosts, 
     line = [*HVDRUN, "-i", made.key, "-np", "1", "-H", made.hosts(1), "true"]
     result = subprocess.run(line, capture_output=True, text=True, check=False, env=made.environment, cwd=folder)
     assert result.returncode == 2
-    assert f"the folder {folder}, in which the launcher runs, cannot be entered on {made[0].address}" in result.stderr
+    assert f"cannot change to {folder}, the launcher's working directory, on {made[0].address}" in result.stderr
 
 
 def test_the_first_failing_rank_ends_the_other_hosts_and_speaks_last(hosts: MakeHosts) -> None:
@@ -145,7 +145,7 @@ def test_an_interface_that_does_not_route_is_passed_over(hosts: MakeHosts) -> No
     assert sorted(result.stdout.splitlines()) == ["[0]<stdout>:eth0", "[1]<stdout>:ib7"], result.stderr
     refused = hvdrun(made, "-np", "2", "-H", made.hosts(1), "--network-interfaces", "aa0", "sh", "-c", show)
     assert refused.returncode == 2
-    assert "no address of these hosts is reached by all others" in refused.stderr
+    assert "these hosts have no address that all other hosts reach" in refused.stderr
     assert "--network-interfaces" in refused.stderr
 
 

@@ -133,7 +133,7 @@ def test_the_room_is_counted_in_the_bundle_where_the_program_is(group: Any) -> N
     assert sorted(bundle for _, bundle in found) == [0, 1, 2]
     found, _ = inside(group, 0, lambda: places_here())
     assert sorted(bundle for _, bundle in found) == [1, 2]
-    assert "with room for 2 workers of 1 CPU each beside itself, but 3 are needed" in inside(
+    assert "with room for 2 workers of 1 CPU each in addition to itself, but 3 are needed" in inside(
         group, 0, lambda: refusal_here(num_workers=3)
     )
 
@@ -158,7 +158,7 @@ def test_executors_in_one_group_take_what_the_others_leave(group: Any, executors
     for extra in ({"num_workers": 1}, {"min_workers": 1}):
         found, text, wait_s = inside(group, 1, lambda extra=extra: run(executors=executors, extra=extra))
         assert sorted(found) == [0, 1, 2]
-        assert "with room for 3 workers of 1 CPU each beside itself. Others use it: there is room for 0" in text
+        assert "with room for 3 workers of 1 CPU each in addition to itself. Others use it: there is room for 0" in text
         assert "placement_group_timeout_s" in text
         assert 3 <= wait_s < 20
 

@@ -46,5 +46,5 @@ def test_a_callback_that_raises_stops_the_job() -> None:
 
 @pytest.mark.parametrize("given", [print, [3], "print"])
 def test_what_is_not_a_list_of_functions_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="callbacks are a list of functions that take a dict, such as"):
+    with pytest.raises(TypeError, match="callbacks must be a list of functions that take a dict, such as"):
         CallbackLoop(given)

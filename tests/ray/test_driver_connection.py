@@ -24,7 +24,7 @@ print(":actor_name:Somebody")
 print("from Python")
 os.write(2, b"past Python\\n")
 line.catch_up()
-line.tell(CallFinished())
+line.send(CallFinished())
 sys.stdin.readline()
 for number in range(20):  # the system takes a message or two before it notices
     print("after the driver's end", flush=True)

@@ -251,7 +251,7 @@ def test_inside_a_placement_group_the_workers_take_its_bundles(ray_cluster: Test
     finally:
         ray.util.remove_placement_group(group)
     assert (sizes, num_groups) == (["2", "2"], 1)
-    assert "room for 2 workers of 1 CPU each beside itself, but 3 are needed" in refusal
+    assert "room for 2 workers of 1 CPU each in addition to itself, but 3 are needed" in refusal
 
 
 def test_an_executable_that_raises_leaves_nothing(ray_cluster: TestCluster) -> None:

@@ -25,7 +25,7 @@ def test_a_node_that_starts_again_at_its_address_is_another_one_to_ray(monkeypat
     host = Host("10.0.0.1", 4)
 
     def target() -> Any:
-        return fleet._places[host.name].options["scheduling_strategy"].node_id
+        return fleet._nodes[host.name].options["scheduling_strategy"].node_id
 
     assert (fleet.add(host), target(), fleet.host_key(host.name)) == ("", first.node_id, first.node_id)
     living[:] = []

@@ -11,7 +11,7 @@ def test_a_log_outside_a_worker_warns_once(caplog: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(ray_logger, "_has_warned", False)
     ray_logger.log({"loss": 1})
     ray_logger.log({"loss": 2})
-    assert caplog.text.count("no worker of a RayExecutor") == 1
+    assert caplog.text.count("not a worker of a RayExecutor") == 1
 
 
 def test_only_a_dict_can_be_logged() -> None:

@@ -57,7 +57,7 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
     [
         ({"max_workers": 2}, ["min_workers is not"]),
         ({"min_workers": 0}, ["min_workers=0 must be >= 1"]),
-        ({"min_workers": 1, "override_discovery": False}, ["override_discovery=False takes settings that have a"]),
+        ({"min_workers": 1, "override_discovery": False}, ["override_discovery=False needs settings with a"]),
         (
             {"min_workers": 1, "num_workers": 1},
             ["Both `min_workers` and `num_workers` provided.", "min_workers makes the job elastic"],
@@ -65,11 +65,11 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
         ({"num_workers": 1, "gpus_per_worker": 1}, ["use_gpu is not"]),
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0.5}, ["cannot share a GPU"]),
         ({"num_workers": 2, "num_hosts": 2}, ["exclude each other"]),
-        ({"num_workers": 2, "num_workers_per_host": 2}, ["num_workers_per_host=2 counts with num_hosts only"]),
-        ({"min_workers": 2, "num_workers_per_host": 2}, ["num_workers_per_host=2 counts with num_hosts only"]),
+        ({"num_workers": 2, "num_workers_per_host": 2}, ["num_workers_per_host=2 needs num_hosts too"]),
+        ({"min_workers": 2, "num_workers_per_host": 2}, ["num_workers_per_host=2 needs num_hosts too"]),
         (
             {"num_workers": 2, "reset_limit": 3, "elastic_timeout": 5, "override_discovery": False},
-            [f"{name} counts in an elastic job only" for name in ("reset_limit=3", "elastic_timeout=5")],
+            [f"{name} needs min_workers too" for name in ("reset_limit=3", "elastic_timeout=5")],
         ),
         ({"num_workers": "4", "use_gpu": "yes"}, ["num_workers='4' must be a whole number", "True or False"]),
         ({"num_workers": 2.5, "cpus_per_worker": "1"}, ["num_workers=2.5", "cpus_per_worker='1' must be a number"]),
@@ -90,7 +90,7 @@ def test_contradictions_are_named_all_at_once(arguments: dict[str, Any], texts: 
 def test_settings_of_the_wrong_type_are_named() -> None:
     with pytest.raises(ValueError, match=r"settings=\{'timeout_s': 3\} must be what create_settings\(\) returns"):
         RayExecutor({"timeout_s": 3}, num_workers=1)
-    with pytest.raises(ValueError, match="override_discovery=False takes settings that have a discovery"):
+    with pytest.raises(ValueError, match="override_discovery=False needs settings with a discovery"):
         ElasticRayExecutor(ElasticRayExecutor.create_settings(), override_discovery=False)
     with pytest.raises(ValueError, match="timeout_s='30' must be a number of seconds; .*nics=7 must be the name"):
         RayExecutor.create_settings(timeout_s="30", nics=7)  # type: ignore[arg-type]
@@ -115,9 +115,9 @@ def test_the_number_of_workers_may_not_be_left_open(tmp_path: Path) -> None:
 def test_arguments_of_the_wrong_type_are_named(args: Any, kwargs: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         packed(print, args, kwargs)
-    with pytest.raises(TypeError, match=r"variables for the workers are a dict, .* not \['A'\]"):
+    with pytest.raises(TypeError, match=r"variables for the workers must be a dict, .* not \['A'\]"):
         checked_variables(["A"])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="names that are texts, such as 'NCCL_DEBUG', not 2$"):
+    with pytest.raises(TypeError, match="must have texts as names, such as 'NCCL_DEBUG', not 2$"):
         checked_variables({"A": 1, 2: "B"})  # type: ignore[dict-item]
 
 

@@ -125,7 +125,7 @@ def spark_driver(secret: bytes) -> Iterator[tuple[int, Callable[[], object]]]:
     def served() -> None:
         with DriverConnection([f"127.0.0.1:{listener.port}"], secret) as line:
             assert line.connected
-            line.tell(OutputLine(0, "stdout", "mine"))
+            line.send(OutputLine(0, "stdout", "mine"))
             assert messages.get(timeout=20).text == "mine"
 
     try:

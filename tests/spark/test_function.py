@@ -46,4 +46,4 @@ def test_arguments_without_effect_say_so(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING), pytest.raises(LaunchError):
         hvd_cluster.spark.run(lambda: 1, num_proc=1, use_mpi=True, extra_mpi_args="--bind-to core")
     assert "extra_mpi_args='--bind-to core' has no effect" in caplog.text
-    assert caplog.text.count("use_mpi=True has no effect: MPI is not used") == 1
+    assert caplog.text.count("use_mpi=True has no effect: hvd_cluster does not use MPI") == 1

@@ -46,9 +46,9 @@ def test_messages_of_many_tasks_arrive_whole_and_in_order(
 ) -> None:
     def tell(index: int) -> None:
         with DriverConnection(server.addresses(LOCAL), secret) as line:
-            line.tell(TaskStarted(index, "h"))
+            line.send(TaskStarted(index, "h"))
             for number in range(200):
-                line.tell(OutputLine(index, "stdout", f"{number} " + "x" * 5000))
+                line.send(OutputLine(index, "stdout", f"{number} " + "x" * 5000))
 
     threads = [threading.Thread(target=tell, args=(index,)) for index in range(4)]
     for thread in threads:
@@ -69,7 +69,7 @@ def test_a_task_that_does_not_hold_the_secret_is_not_heard(
 ) -> None:
     with DriverConnection(server.addresses(LOCAL), new_secret()) as line:
         assert not line.connected
-        line.tell(TaskStarted(0, "h"))
+        line.send(TaskStarted(0, "h"))
     with contextlib.closing(socket.create_connection((LOCAL[0], server.port))) as junk:
         junk.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert junk.recv(1 << 16) is not None
@@ -84,9 +84,9 @@ def test_without_a_driver_output_goes_to_the_executors_log_and_the_task_continue
         port = unused.getsockname()[1]
     with DriverConnection([f"127.0.0.1:{port}", "no-such-host.invalid:1"], secret) as line:
         assert not line.connected
-        line.tell(RanksAssigned(0, 0, "h"))
-        line.tell(ProgressEvent(0, {"epoch": 1}))
-        line.tell(OutputLine(3, "stderr", "hello"))
+        line.send(RanksAssigned(0, 0, "h"))
+        line.send(ProgressEvent(0, {"epoch": 1}))
+        line.send(OutputLine(3, "stderr", "hello"))
     assert capsys.readouterr().err == "[3]<stderr>:hello\n"
 
 
@@ -95,7 +95,7 @@ def test_the_second_address_is_taken_when_the_first_does_not_answer(
 ) -> None:
     with DriverConnection(["no-such-host.invalid:1", *server.addresses(LOCAL)], secret) as line:
         assert line.connected
-        line.tell(TaskStarted(7, "h"))
+        line.send(TaskStarted(7, "h"))
         assert messages.get(timeout=5) == TaskStarted(7, "h")
 
 
@@ -103,7 +103,7 @@ def test_a_stop_reaches_every_task(server: MessageServer, secret: bytes, message
     with contextlib.ExitStack() as stack:
         lines = [stack.enter_context(DriverConnection(server.addresses(LOCAL), secret)) for _ in range(3)]
         for index, line in enumerate(lines):
-            line.tell(TaskStarted(index, "h"))
+            line.send(TaskStarted(index, "h"))
         for _ in lines:
             messages.get(timeout=5)
         assert not any(line.stop_requested.is_set() for line in lines)
@@ -115,7 +115,7 @@ def test_a_stop_reaches_every_task(server: MessageServer, secret: bytes, message
 def test_a_driver_that_is_gone_stops_its_tasks(secret: bytes, messages: queue.SimpleQueue[Any]) -> None:
     with MessageServer(secret, LOCAL[0], messages) as server:
         line = DriverConnection(server.addresses(LOCAL), secret)
-        line.tell(TaskStarted(0, "h"))
+        line.send(TaskStarted(0, "h"))
         messages.get(timeout=5)
     try:
         assert line.stop_requested.wait(10)
@@ -133,7 +133,7 @@ def test_a_slow_reader_slows_the_senders_down_instead_of_filling_the_memory(
 
         def flood() -> None:
             for _ in range(5000):
-                line.tell(OutputLine(0, "stdout", "x" * 10_000))
+                line.send(OutputLine(0, "stdout", "x" * 10_000))
             sent.set()
 
         thread = threading.Thread(target=flood)
@@ -158,7 +158,7 @@ def test_an_end_carries_the_outcome(server: MessageServer, secret: bytes, messag
 
     outcome = Outcome(2, "h", exit_code=-9, finished_at=1.0)
     with DriverConnection(server.addresses(LOCAL), secret) as line:
-        line.tell(WorkerEnded(outcome))
+        line.send(WorkerEnded(outcome))
         assert messages.get(timeout=5) == WorkerEnded(outcome)
 
 
@@ -176,7 +176,7 @@ def test_a_line_from_which_the_driver_takes_nothing_is_closed_at_once(secret: by
         line._channel.settimeout(0.2)
         deadline_s = time.monotonic() + 20
         while line.connected and time.monotonic() < deadline_s:
-            line.tell(ProgressEvent(0, {"text": "x" * (1 << 20)}))
+            line.send(ProgressEvent(0, {"text": "x" * (1 << 20)}))
         assert not line.connected
         began_s = time.monotonic()
         line.close()
@@ -187,7 +187,7 @@ def test_a_line_that_is_silent_for_hours_is_kept_alive_from_both_ends(
     server: MessageServer, secret: bytes, messages: queue.SimpleQueue[Any]
 ) -> None:
     with DriverConnection(server.addresses(LOCAL), secret) as line:
-        line.tell(TaskStarted(0, "h"))
+        line.send(TaskStarted(0, "h"))
         messages.get(timeout=5)
         assert line._channel is not None
         for channel in (line._channel, server._channels[0]):
@@ -214,7 +214,7 @@ def test_a_listener_that_found_no_descriptor_once_still_listens(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             logging.getLogger("hvd_cluster").removeHandler(handler)
     with DriverConnection(server.addresses(LOCAL), secret) as line:
-        line.tell(TaskStarted(0, "h"))
+        line.send(TaskStarted(0, "h"))
         assert messages.get(timeout=5) == TaskStarted(0, "h")
 
 
@@ -237,10 +237,10 @@ def test_the_oldest_of_too_many_strangers_gives_way_and_no_task_does(
     monkeypatch.setattr("hvd_cluster.spark.message_server._PROOF_S", 60.0)
     with MessageServer(secret, LOCAL[0], messages) as server, contextlib.ExitStack() as stack:
         line = stack.enter_context(DriverConnection(server.addresses(LOCAL), secret))
-        line.tell(TaskStarted(0, "h"))
+        line.send(TaskStarted(0, "h"))
         assert messages.get(timeout=5) == TaskStarted(0, "h")
         crowd = [stack.enter_context(socket.create_connection((LOCAL[0], server.port), 10)) for _ in range(3)]
         while crowd[0].recv(1 << 16):  # what a server says first, then the end
             pass
-        line.tell(TaskStarted(1, "h"))
+        line.send(TaskStarted(1, "h"))
         assert messages.get(timeout=5) == TaskStarted(1, "h")

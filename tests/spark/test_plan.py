@@ -13,7 +13,7 @@ from hvd_cluster.spark.plan import TaskPlan, Versions, disagreements, sign, veri
 DRIVER = Versions(python="3.11.7", torch="2.13.0", hvd_cluster="0.1.0")
 
 
-def test_an_outcome_comes_back_only_with_the_jobs_secret_and_for_its_own_seat() -> None:
+def test_an_outcome_comes_back_only_with_the_jobs_secret_and_for_its_own_slot() -> None:
     outcome = Outcome(1, "a", value=b"x" * 1000)
     signed = sign(outcome, 3, b"secret")
     assert verify(signed, 3, b"secret") == outcome

@@ -91,12 +91,16 @@ def test_settings_alone_give_a_cluster_s_upper_bound() -> None:
 
 def test_what_is_there_counts_where_the_settings_ask_for_less() -> None:
     conf = {"spark.master": "yarn", "spark.executor.instances": "2", "spark.executor.cores": "4"}
-    told = slots.of_settings(conf.get)
-    assert (told.max_total, slots.with_total(told, 20, 3).most, slots.with_total(told, 4, 0).most) == (8, 20, 8)
-    slots.check(16, slots.with_total(told, 20, 3))
+    known = slots.of_settings(conf.get)
+    assert (known.max_total, slots.with_total(known, 20, 3).max_total, slots.with_total(known, 4, 0).max_total) == (
+        8,
+        20,
+        8,
+    )
+    slots.check(16, slots.with_total(known, 20, 3))
     # A standalone master starts as many executors as there is room for, whatever the number asked for.
     alone = slots.of_settings({**conf, "spark.master": "spark://10.0.0.1:7077"}.get)
-    assert (alone.max_total, slots.with_total(alone, 20, 0).most) == (None, None)
+    assert (alone.max_total, slots.with_total(alone, 20, 0).max_total) == (None, None)
 
 
 def test_dynamic_allocation_counts_on_clusters_only() -> None:

@@ -1,7 +1,6 @@
-"""What a task of an elastic job does: offer itself to the driver as a host of one slot, until the driver lets it go.
+"""The task of an elastic job: it serves the driver as a host with one slot, until the driver releases it.
 
-Its end of the conversation is the launcher's own agent (:mod:`hvd_cluster.launch.agent`), which starts the worker as a
-child of this process.
+It runs the launcher's own agent (:mod:`hvd_cluster.launch.agent`), which starts the worker as a child of this process.
 """
 
 from __future__ import annotations
@@ -25,41 +24,41 @@ from hvd_cluster.spark.plan import Versions, disagreements
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticTaskPlan:
-    """What the driver tells every task of an elastic job."""
+    """What the driver sends to every task of an elastic job."""
 
-    #: The job's secret; it travels inside the pickled task, and is never shown.
+    #: The job's secret; it is part of the pickled task and is never shown.
     secret: bytes = field(repr=False)
     #: "host:port" candidates for the driver's listener.
     driver_addresses: tuple[str, ...]
-    #: Those of the driver.
+    #: The driver's versions.
     versions: Versions
-    #: Names, or beginnings of names, of the network interfaces to use; none leaves the choice to a probe.
+    #: Names, or prefixes of names, of the network interfaces to use; if empty, a probe decides.
     interfaces: tuple[str, ...] = ()
 
 
 def perform(context: Any, versions: dict[str, str], plan: bytes, slot: int) -> list[tuple[int, str, bytes]]:
-    """Serve the driver until it lets this task go, or has gone.
+    """Serve the driver until it releases this task or is gone.
 
     Args:
         context: the ``TaskContext``.
-        versions: those of the driver, readable whatever version wrote ``offer``.
+        versions: the driver's versions, in a form that every version can read.
         plan: a pickled :class:`ElasticTaskPlan`.
-        slot: which of the job's slots this task is for.
+        slot: the slot of the job that this task is for.
 
     Returns:
-        Nothing, or why this task is of no use, as one row of kind "problem".
+        Nothing; or why this task cannot be used, as one row of kind "problem".
     """
     here = socket.gethostname()
     errors, _ = disagreements(Versions(**versions), {here: Versions.here()})
     if errors:
         return [(slot, "problem", "; ".join(errors).encode())]
-    job: ElasticTaskPlan = pickle.loads(plan)  # Spark brought it, as it brought this function
+    job: ElasticTaskPlan = pickle.loads(plan)  # trusted: Spark sent it together with this function
     channel, _ = reach_driver(job.driver_addresses, job.secret, detect_dead_host)
     if channel is None:
         text = (
             f"the task on {here} cannot reach the driver at {', '.join(job.driver_addresses)}. The process that called "
-            "run_elastic leads the job: open its ports to the executors, or call it on a machine that they reach (with "
-            "a remote Spark Connect server, one beside the cluster)"
+            "run_elastic controls the job: open its ports to the executors, or call it on a machine that they reach "
+            "(with a remote Spark Connect server, one in the cluster's network)"
         )
         return [(slot, "problem", text.encode())]
     gpus = task_gpus(context)
@@ -71,7 +70,7 @@ def perform(context: Any, versions: dict[str, str], plan: bytes, slot: int) -> l
         contextlib.suppress(EOFError, OSError, AuthenticationError),
         contextlib.closing(channel),
     ):
-        # Another attempt of this task is another host: what is known of this one does not hold for it.
+        # Another attempt of this task gets another name, because it counts as another host.
         name = f"{here}/task-{slot}-{secrets.token_hex(3)}"
         Agent(channel, {**env, **variables}, owns_devices=bool(gpus)).serve(name, job.secret, job.interfaces)
     return []

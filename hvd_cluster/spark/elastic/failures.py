@@ -1,25 +1,25 @@
-"""When a job of which tasks are replaced for ever had better be given up. Pure: the clock is an argument."""
+"""Decides when a job whose tasks keep failing is given up. Pure: the time is an argument."""
 
 from __future__ import annotations
 
 from hvd_cluster.launch.outcome import Outcome
 
-#: Spark's own default for spark.task.maxFailures.
+#: Spark's default for spark.task.maxFailures.
 DEFAULT_MAX_FAILURES = 4
 #: Workers of one node or executor fail together: failures within this many seconds are one incident.
 _AT_ONCE_S = 5.0
-#: Deaths that follow each other within this many seconds are no accidents.
+#: Deaths within this many seconds of each other are counted together.
 _IN_A_ROW_S = 60.0
 
 
 class Failures:
-    """Counts incidents: what the user's function raised, and deaths that follow each other fast.
+    """Counts incidents: exceptions of the user's function, and deaths in quick succession.
 
-    A worker that dies is replaced, however often that happens in a long job. But a function that raises does so again,
-    and so does one whose workers are killed as soon as they have started.
+    A worker that dies is replaced, however often that happens in a long job. But a function that raises will raise
+    again, and a function whose workers are killed right after their start will not survive later either.
 
     Args:
-        max_failures: so many incidents of either kind end the job.
+        max_failures: this many incidents of either kind end the job.
     """
 
     def __init__(self, max_failures: int) -> None:
@@ -28,8 +28,8 @@ class Failures:
         self._raised_s: list[float] = []
         self._died_s: list[float] = []
 
-    def judge(self, outcome: Outcome, now_s: float) -> str:
-        """Take note of a worker's failure; says why the job is to end, if it is."""
+    def record(self, outcome: Outcome, now_s: float) -> str:
+        """Record a worker's failure; returns why the job should end, or an empty string."""
         if outcome.is_secondary:
             return ""
         if outcome.error is not None and not is_loss(outcome):
@@ -54,5 +54,5 @@ def _with_incident(began_s: list[float], now_s: float) -> list[float]:
 
 
 def is_loss(outcome: Outcome) -> bool:
-    """The worker did not raise: its task or its executor went, and the launcher says so in an error of its own."""
+    """Whether the worker did not raise: its task or executor was lost, and the error is the launcher's own."""
     return outcome.error is not None and outcome.error.type_name == "LaunchError" and outcome.error.pickled is None

@@ -1,4 +1,4 @@
-"""The hosts of an elastic job on Spark: each is a task of one slot."""
+"""The hosts of an elastic job on Spark: each is a task with one slot."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hvd_cluster.topology import Topology
 
 
 class TaskFleet(AgentFleet):
-    """A fleet whose hosts come by themselves.
+    """A fleet whose hosts connect by themselves.
 
     Args:
         secret: the job's secret.
         task_pool: the tasks.
-        interfaces: names, or beginnings of names, of the network interfaces to use.
+        interfaces: names, or prefixes of names, of the network interfaces to use.
     """
 
     def __init__(self, secret: bytes, task_pool: TaskPool, interfaces: Sequence[str]) -> None:
@@ -38,17 +38,17 @@ class TaskFleet(AgentFleet):
         return ""
 
     def host_key(self, name: str) -> str:
-        """Equal for two tasks of one machine whose workers count devices alike.
+        """Equal for two tasks of one machine whose workers number devices alike.
 
-        A worker with GPUs of its own sees no others, so that in whichever world it is, ``set_device(local_rank())``
-        picks its own: it is alone on its host then.
+        A worker with its own GPUs sees no others. It counts as alone on its host, so that ``set_device(local_rank())``
+        selects its GPU in every world.
         """
         remote = self._hosts[name].remote
         is_alone = remote is not None and remote.handshake is not None and remote.handshake.owns_devices
         return name if is_alone else super().host_key(name)
 
     def topology(self, placement: Placement, name: str, first: str, job_id: str, generation: int = 0) -> Topology:
-        """A worker's place; the name of a task is no address, so the address stands for it."""
+        """A worker's topology. Its host is the address, because the name of a task is not an address."""
         place = super().topology(placement, name, first, job_id, generation)
         return replace(place, host=self._hosts[name].address)
 
@@ -63,7 +63,7 @@ class TaskFleet(AgentFleet):
         on_line: OnLine,
         on_event: OnEvent = ignore_event,
     ) -> Worker:
-        """Start a worker in the task ``name``, which ends with it; the driver's environment stays here."""
+        """Start a worker in the task ``name``, which ends with it. The driver's environment is not sent."""
         remote = self._hosts[name].remote
         assert remote is not None
         started: list[Worker] = []
@@ -76,5 +76,5 @@ class TaskFleet(AgentFleet):
         env = {**self.environment(name, task), **env}
         worker = remote.start(next(self._keys), task, topology, env, on_end, on_line=on_line, on_event=on_event)
         started.append(worker)
-        on_end()  # what happened before the worker was in the list
+        on_end()  # for changes before the worker was in the list
         return worker

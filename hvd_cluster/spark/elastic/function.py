@@ -1,4 +1,4 @@
-"""``hvd_cluster.spark.run_elastic``: a function on workers that come and go with the tasks of a Spark cluster."""
+"""``hvd_cluster.spark.run_elastic``: runs a function on workers that may come and go with a cluster's tasks."""
 
 from __future__ import annotations
 
@@ -64,38 +64,38 @@ def run_elastic(
 ) -> list[Any]:
     """Run ``fn(*args, **kwargs)`` in workers that are replaced when they are lost.
 
-    ``fn`` calls ``hvd.init()`` and trains inside a function decorated with ``hvd.elastic.run``. Each worker has a Spark
-    task of its own, and each task is a Spark job of its own: one that dies, or whose executor does, is followed by
-    another one. There is no barrier stage, so dynamic allocation may be on; up to ``max_num_proc`` tasks are asked for.
+    ``fn`` calls ``hvd.init()`` and trains inside a function decorated with ``hvd.elastic.run``. Each worker has its own
+    Spark task, and each task is a Spark job of its own: if it or its executor dies, another one is started. There is no
+    barrier stage, so dynamic allocation may be on; up to ``max_num_proc`` tasks are requested.
 
     Args:
-        fn: what every worker calls. Scripts', notebooks' and local functions travel by value.
+        fn: what every worker calls. Functions of scripts and notebooks and local functions are pickled by value.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
-        num_proc: workers to begin with; by default as many as the session runs tasks at once.
-        min_num_proc: with fewer the job waits; ``num_proc`` by default.
-        max_num_proc: more are not used; ``num_proc`` by default.
+        num_proc: workers at the start; by default as many as the session runs tasks at once.
+        min_num_proc: with fewer workers the job waits; by default ``num_proc``.
+        max_num_proc: the maximum number of workers; by default ``num_proc``.
         start_timeout: seconds for ``num_proc`` tasks to start; by default HOROVOD_SPARK_START_TIMEOUT, else 600.
         elastic_timeout: seconds to wait for ``min_num_proc`` workers after a loss; by default HOROVOD_ELASTIC_TIMEOUT,
             else 600.
-        reset_limit: how often the workers may change; None for no bound.
-        env: variables to add to the workers' environment; a value of None removes one.
+        reset_limit: how many times the workers may change; None for no limit.
+        env: additional environment variables for the workers; a value of None removes one.
         stdout, stderr, verbose, nics, prefix_output_with_timestamp: see :func:`hvd_cluster.spark.run`.
         min_np, max_np: deprecated names of ``min_num_proc`` and ``max_num_proc``.
         spark: the session; by default the active one.
         resource_profile: see :func:`hvd_cluster.spark.run`.
 
     Returns:
-        What ``fn`` returned in the workers that finished, by their last rank.
+        The return values of ``fn`` in the workers that finished, by their last rank.
 
     Raises:
-        ValueError: arguments that cannot be right.
+        ValueError: an argument is invalid.
         NotEnoughSlotsError: the session can never run ``num_proc`` tasks at once.
-        StartTimeoutError: fewer than that many started in time; the text tells how many slots are missing.
-        WorkerFailedError: all workers that held the state were lost, or ``spark.task.maxFailures`` of them raised; the
-            text begins with the user's own traceback.
-        LaunchError: too few workers for too long, too many resets, no session, an argument that cannot be pickled,
-            tasks that Spark refuses, executors without this package, or ones that cannot reach this process.
+        StartTimeoutError: fewer tasks than that started in time; the message says how many slots are missing.
+        WorkerFailedError: all workers that held the state were lost, or ``spark.task.maxFailures`` of them raised an
+            exception; the message starts with the user's own traceback.
+        LaunchError: there were too few workers for too long, too many resets, no session, an argument that cannot be
+            pickled, tasks that Spark refuses, or executors that lack this package or cannot reach this process.
     """
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
@@ -129,10 +129,10 @@ def run_elastic(
 
 
 def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: float, on_line: OnLine) -> list[Outcome]:
-    """The job from end to end; nothing of it is left when this returns or raises."""
+    """Run the job from start to end; nothing of it remains when this returns or raises."""
     encrypted = encryption.is_wanted(session.conf)
     if encrypted and not session.is_local:
-        logger.warning("if torch has no TLS for Gloo, as its wheels have none: %s", encryption.OPEN_TENSORS_TEXT)
+        logger.warning("if torch has no TLS for Gloo (its wheels have none): %s", encryption.OPEN_TENSORS_TEXT)
     secret = new_secret(encrypted=encrypted)
     max_failures = int(session.conf("spark.task.maxFailures") or DEFAULT_MAX_FAILURES)
     failures = Failures(max_failures)
@@ -143,19 +143,19 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
             wakeup()
 
     with contextlib.ExitStack() as stack:
-        most = spec.max_num_proc or spec.num_proc
-        task_pool = TaskPool(session, most, secret, profile, on_change, spec.interfaces, max_failures)
+        num_tasks = spec.max_num_proc or spec.num_proc
+        task_pool = TaskPool(session, num_tasks, secret, profile, on_change, spec.interfaces, max_failures)
         stack.callback(task_pool.close)
         task_pool.start()
         task_pool.wait_for(spec.num_proc, start_timeout_s)
         fleet = stack.enter_context(TaskFleet(secret, task_pool, spec.interfaces))
         fleet.open(others=not session.is_local)
         driver = ElasticDriver(
-            spec, fleet, on_line, ignore_event, lambda outcome: failures.judge(outcome, time.monotonic())
+            spec, fleet, on_line, ignore_event, lambda outcome: failures.record(outcome, time.monotonic())
         )
         hosts = HostManager(task_pool, fleet, None, spec.discovery_interval_s, driver.wakeup.set)
         stack.callback(hosts.close)
-        stack.callback(driver.close)  # first: whatever a look at the hosts waits for, the workers end now
+        stack.callback(driver.close)  # first, so that workers end even while a discovery blocks
         wakeups.append(driver.wakeup.set)
         hosts.start()
         return driver.run(hosts)

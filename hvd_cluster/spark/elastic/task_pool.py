@@ -1,4 +1,4 @@
-"""The tasks of an elastic job that offer themselves for workers."""
+"""The tasks of an elastic job that can run workers."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until a slot whose task has ended gets another one.
 _RETRY_S = 0.5
-#: The same where tasks end as soon as they have begun: twice as long each time, up to this.
+#: The maximum of that time; it doubles each time that a task ends right after its start.
 _LONGEST_PAUSE_S = 30.0
-#: A task that has lived so long, in seconds, was no vain attempt.
+#: A task that has lived this long, in seconds, did not fail at its start.
 _LIVED_S = 10.0
 _EXPLAIN_S = 10.0
 _LEAVE_S = 3.0
 
 
 class TaskPool(HostDiscovery):
-    """Keeps tasks on plan, each a Spark job of its own: one that ends is followed by another.
+    """Keeps a number of tasks running, each as a Spark job of its own: one that ends is followed by another.
 
-    Not the tasks of one stage: Spark gives a stage up, and kills all of it, when one task has failed too often, on a
-    local master once; and a barrier stage stands and falls as a whole anyway.
+    They are not tasks of one stage, because Spark gives up a stage and kills all of it when one task has failed too
+    often, on a local master once; and a barrier stage always fails as a whole.
 
     Args:
         session: where they run.
-        num_tasks: how many at once, of which some may wait for room.
+        num_tasks: how many tasks at once, some of which may wait for free slots.
         secret: the job's secret.
-        profile: their resource profile; None for what the session's settings say.
-        on_change: called, from another thread, when a task has come or gone.
-        interfaces: names, or beginnings of names, of the network interfaces that the tasks are to use.
-        max_failures: so many tasks of a slot that end at once, before any has called, will not do better later.
+        profile: their resource profile; None for the session's settings.
+        on_change: called, from another thread, when a task has connected or ended.
+        interfaces: names, or prefixes of names, of the network interfaces that the tasks should use.
+        max_failures: if this many tasks of a slot end at once before any has connected, the job fails.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TaskPool(HostDiscovery):
         self._closing = threading.Event()
         self._num_threads = 0
         bind, hosts = session.driver_hosts()
-        self._listener = listen_for_handshakes(secret, self._let_in, [bind])
+        self._listener = listen_for_handshakes(secret, self._accept, [bind])
         addresses = tuple(join_address(host, self._listener.port) for host in hosts)
         self._versions = Versions.here()
         self._plan = pickle.dumps(
@@ -90,7 +90,7 @@ class TaskPool(HostDiscovery):
         )
 
     def start(self) -> None:
-        """Put the tasks on plan."""
+        """Start the tasks."""
         for slot in range(self._num_tasks):
             thread = self._session.thread(functools.partial(self._keep, slot), self._tag)
             with self._changed:
@@ -98,11 +98,11 @@ class TaskPool(HostDiscovery):
             thread.start()
 
     def wait_for(self, count: int, timeout_s: float) -> None:
-        """Return when ``count`` tasks run.
+        """Return when ``count`` tasks are running.
 
         Raises:
-            StartTimeoutError: they do not after ``timeout_s`` seconds.
-            LaunchError: tasks run, but are of no use.
+            StartTimeoutError: they are not after ``timeout_s`` seconds.
+            LaunchError: tasks run but cannot be used.
         """
         began_s = time.monotonic()
         explain_s = began_s + _EXPLAIN_S
@@ -122,21 +122,21 @@ class TaskPool(HostDiscovery):
                 logger.warning("still waiting for Spark to start the workers: %s", self._waits_for(count))
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """The tasks that run, one slot each."""
+        """The running tasks, one slot each."""
         with self._changed:
             return dict.fromkeys(self._present(), 1)
 
     def _present(self) -> list[str]:
-        """The tasks that can take a worker: those whose words have arrived, which comes a moment after their call."""
+        """The tasks that can run a worker: those whose handshake has arrived."""
         return [name for name, remote in self._remotes.items() if remote.handshake is not None and not remote.gone]
 
     def remote(self, name: str) -> RemoteHost | None:
-        """The connection to a task; None where it has gone."""
+        """The connection to a task; None if it is gone."""
         with self._changed:
             return self._remotes.get(name)
 
     def release(self, name: str) -> None:
-        """Let a task end: its worker has ended. Another one follows it."""
+        """Let a task end because its worker has ended. Another task follows it."""
         with self._changed:
             remote = self._remotes.pop(name, None)
             if remote is not None:
@@ -145,7 +145,7 @@ class TaskPool(HostDiscovery):
             remote.request_end()
 
     def close(self) -> None:
-        """End all tasks, also those that have not begun, and follow them with no others."""
+        """End all tasks, including those that have not started, without replacing them."""
         self._closing.set()
         with self._changed:
             for remote in self._remotes.values():
@@ -157,35 +157,35 @@ class TaskPool(HostDiscovery):
             remote.close(time.monotonic())
 
     def _ended(self, timeout_s: float) -> bool:
-        """Whether no task runs or waits any more, by ``timeout_s`` seconds from now."""
+        """Whether all tasks have ended within ``timeout_s`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_threads == 0, timeout_s)
 
     def _keep(self, slot: int) -> None:
-        """Runs in a thread for each slot: one task after the other."""
+        """Run one task after the other in a slot; runs in a thread for each slot."""
         function = task.task_for(
             "hvd_cluster.spark.elastic.agent_task", (asdict(self._versions), self._plan, slot), barrier=False
         )
-        pause_s, num_vain = 0.0, 0
+        pause_s, num_early_ends = 0.0, 0
         try:
             while not self._closing.wait(pause_s):
                 began_s = time.monotonic()
                 problem = self._run_one(function)
-                is_vain = bool(problem) and time.monotonic() - began_s < _LIVED_S
-                num_vain = num_vain + 1 if is_vain else 0
-                if num_vain == self._max_failures:
+                ended_early = bool(problem) and time.monotonic() - began_s < _LIVED_S
+                num_early_ends = num_early_ends + 1 if ended_early else 0
+                if num_early_ends == self._max_failures:
                     self._give_up()
-                pause_s = min(2 * max(pause_s, _RETRY_S), _LONGEST_PAUSE_S) if is_vain else _RETRY_S
+                pause_s = min(2 * max(pause_s, _RETRY_S), _LONGEST_PAUSE_S) if ended_early else _RETRY_S
         finally:
             with self._changed:
                 self._num_threads -= 1
                 self._changed.notify_all()
 
     def _run_one(self, function: Callable[..., Any]) -> str:
-        """One task from its beginning to its end; says why it was of no use, if so."""
+        """Run one task to its end; returns why it could not be used, or an empty string."""
         try:
             problems = task.problems(self._session.run_tasks(1, function, barrier=False, profile=self._profile))
-        except Exception as error:  # noqa: BLE001  whatever Spark raises: it has lost the task, and gets another chance
+        except Exception as error:  # noqa: BLE001  of any kind: Spark has lost the task, and another one is started
             if self._closing.is_set():
                 return ""
             reason = short_reason(error)
@@ -194,14 +194,14 @@ class TaskPool(HostDiscovery):
                 self._reason = reason
             return "lost"
         if problems and not self._closing.is_set():
-            logger.warning("a task of the elastic job is of no use: %s", "; ".join(problems))
+            logger.warning("a task of the elastic job cannot be used: %s", "; ".join(problems))
             with self._changed:
                 self._problems += problems
                 self._changed.notify_all()
         return "; ".join(problems)
 
     def _give_up(self) -> None:
-        """Tasks of a slot have ended at once too often: before any other has done better, none will."""
+        """Tasks of a slot have ended at once too often; if no other task has connected, fail the job."""
         with self._changed:
             if self._reason and not self._has_called:
                 self._problems.append(
@@ -210,8 +210,8 @@ class TaskPool(HostDiscovery):
                 )
                 self._changed.notify_all()
 
-    def _let_in(self, handshake: AgentHandshake, channel: Channel) -> bool:
-        """Runs in a thread of the listener: a task has connected."""
+    def _accept(self, handshake: AgentHandshake, channel: Channel) -> bool:
+        """A task has connected; runs in a thread of the listener."""
         remote = RemoteHost(Host(handshake.name, 1), self._notice)
         with self._changed:
             if self._closing.is_set():
@@ -219,11 +219,11 @@ class TaskPool(HostDiscovery):
             self._remotes[handshake.name] = remote
             self._has_called = True
         remote.attach(handshake, channel)
-        logger.info("a task on %s offers itself", handshake.hostname)
+        logger.info("a task on %s has connected", handshake.hostname)
         return True
 
     def _notice(self) -> None:
-        """A task has come or gone; called without our lock, for the one that has changed holds its own."""
+        """A task has connected or is gone. Called without our lock, because the caller holds that of the connection."""
         with self._changed:
             for name in [name for name, remote in self._remotes.items() if remote.gone]:
                 self._gone.append(self._remotes.pop(name))

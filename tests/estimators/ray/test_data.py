@@ -197,7 +197,7 @@ def test_a_fit_inside_a_placement_group_writes_its_data_outside_of_it(ray_cluste
     try:
         assert ray.get(trial.fit.remote(str(tmp_path / "one"), 1, False), timeout=150) == "1 epoch"
         refused = ray.get(trial.fit.remote(str(tmp_path / "two"), 2, True), timeout=60)
-        assert "with room for 0 workers of 1 CPU each beside itself, but 2 are needed" in refused
+        assert "with room for 0 workers of 1 CPU each in addition to itself, but 2 are needed" in refused
         assert not list(tmp_path.glob("two/**/*.parquet"))
     finally:
         ray.kill(trial)

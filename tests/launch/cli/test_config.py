@@ -91,8 +91,14 @@ def test_what_makes_no_sense_any_more_costs_a_line_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("params: {cycle: 1}\nlogging: {level: loud}", r"params.cycle is not one of .*; logging.level='loud' is not one of"),
-        ("params: {cycle_time_ms: soon, cache_capacity: 1.5}", "cycle_time_ms='soon' must be of type float; .*=1.5 must be of type int"),
+        (
+            "params: {cycle: 1}\nlogging: {level: loud}",
+            r"params.cycle is not one of .*; logging.level='loud' is not one of",
+        ),
+        (
+            "params: {cycle_time_ms: soon, cache_capacity: 1.5}",
+            "cycle_time_ms='soon' must be of type float; .*=1.5 must be of type int",
+        ),
         ("autotune: {enabled: 1}", "autotune.enabled=1 must be true or false"),
         ("timeline: trace.json", "timeline: must have keys \\(filename, mark_cycles\\), got 'trace.json'"),
         ("parameters: {}", "parameters: is not one of the sections controller, params"),

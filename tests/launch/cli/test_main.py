@@ -160,7 +160,10 @@ def test_lines_can_carry_the_time() -> None:
         (["-np", "3", "-H", "localhost:2", "true"], "Requested more processes (3) than there are available slots (2)"),
         (["-np", "1", "-H", "localhost", "true"], "Invalid host input"),
         (["-np", "1", "no-such-program"], "the program 'no-such-program' does not exist on this host"),
-        (["--min-np", "1", "-H", "localhost:1,elsewhere:1", "no-such"], "the program 'no-such' does not exist on this host"),
+        (
+            ["--min-np", "1", "-H", "localhost:1,elsewhere:1", "no-such"],
+            "the program 'no-such' does not exist on this host",
+        ),
         (["-np", "0", "true"], "-np must be at least 1"),
         (["true"], "the number of workers is missing: -np N"),
         (["-np", "1", "--start-timeout", "0", "true"], "--start-timeout=0 must be > 0"),

@@ -176,7 +176,7 @@ def test_too_few_workers_for_too_long_end_the_job_with_what_it_lacks(tmp_path: P
     told = job.refusal()
     assert "waiting: 2 workers needed, 1 ready, 1 slots usable" in told
     assert "Timed out waiting for minimum number of slots to become available" in told
-    assert "127.0.0.1 is kept out" in told
+    assert "127.0.0.1 is excluded" in told
     assert "The first worker that failed:\n\nRank 1 on host 127.0.0.1 was killed by signal 9" in told
 
 
@@ -226,7 +226,7 @@ def test_a_program_that_fails_everywhere_ends_the_job_with_its_own_words(tmp_pat
     job = Job(tmp_path, "localhost:1,127.0.0.1:1", "-np", "2", command=command)
     told = job.refusal()
     assert job.process.returncode == 7
-    assert "kept out for good after a failure" in told
+    assert "excluded permanently after a failure" in told
     assert told.endswith("what went wrong\n")
 
 

@@ -14,35 +14,35 @@ ECHO = Outcome(1, "a", error=ErrorReport("hvd_cluster.errors.WorldEndedError", "
 
 def test_what_the_function_raises_counts_however_long_it_takes() -> None:
     failures = Failures(3)
-    assert [failures.judge(RAISED, at_s) for at_s in (0.0, 10_000.0)] == ["", ""]
-    assert "3 times workers raised an exception; spark.task.maxFailures, now 3" in failures.judge(RAISED, 20_000.0)
+    assert [failures.record(RAISED, at_s) for at_s in (0.0, 10_000.0)] == ["", ""]
+    assert "3 times workers raised an exception; spark.task.maxFailures, now 3" in failures.record(RAISED, 20_000.0)
 
 
 def test_deaths_count_only_when_they_follow_each_other_fast() -> None:
     failures = Failures(3)
-    assert [failures.judge(DEATH, 100.0 * number) for number in range(20)] == [""] * 20
-    assert failures.judge(LOSS, 1910.0) == ""
-    assert "3 times workers died within 60 s" in failures.judge(LOSS, 1920.0)
+    assert [failures.record(DEATH, 100.0 * number) for number in range(20)] == [""] * 20
+    assert failures.record(LOSS, 1910.0) == ""
+    assert "3 times workers died within 60 s" in failures.record(LOSS, 1920.0)
 
 
 def test_the_workers_of_an_executor_that_fail_together_count_once() -> None:
     failures = Failures(3)
     for began_s in (0.0, 10.0):
-        assert {failures.judge(outcome, began_s + 0.5 * n) for n in range(8) for outcome in (DEATH, RAISED)} == {""}
-    assert failures.judge(DEATH, 20.0) != ""
+        assert {failures.record(outcome, began_s + 0.5 * n) for n in range(8) for outcome in (DEATH, RAISED)} == {""}
+    assert failures.record(DEATH, 20.0) != ""
 
 
 def test_workers_that_die_every_few_seconds_are_not_taken_for_one_incident_forever() -> None:
     failures = Failures(4)
-    assert any(failures.judge(DEATH, 4.0 * number) for number in range(15))
+    assert any(failures.record(DEATH, 4.0 * number) for number in range(15))
 
 
 def test_who_only_noticed_the_end_of_another_one_counts_for_nothing() -> None:
     failures = Failures(1)
-    assert failures.judge(ECHO, 0.0) == ""
-    assert failures.judge(DEATH, 0.0) != ""
+    assert failures.record(ECHO, 0.0) == ""
+    assert failures.record(DEATH, 0.0) != ""
 
 
 def test_a_launch_error_of_the_users_own_is_not_a_loss() -> None:
     own = ErrorReport("hvd_cluster.errors.LaunchError", "nested", "...", b"pickled")
-    assert "raised" in Failures(1).judge(Outcome(0, "a", error=own), 0.0)
+    assert "raised" in Failures(1).record(Outcome(0, "a", error=own), 0.0)
