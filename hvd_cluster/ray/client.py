@@ -8,18 +8,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
 from hvd_cluster.launch.call import PackedCall, unpack
-from hvd_cluster.ray.adapter import Adapter, Callback
+from hvd_cluster.ray.adapter import Adapter, Callback, packed
 from hvd_cluster.ray.bundles import in_bundle
 from hvd_cluster.ray.connection import ENDED, Connection, ConnectionEndedError
 from hvd_cluster.ray.session import load_ray
 from hvd_cluster.ray.spec import ExecutorSpec
-from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.strategy import Reservation
 
 logger = logging.getLogger(__name__)
@@ -45,15 +44,8 @@ class ClientAdapter(Adapter):
         self._connection = Connection()
         self._reservation: Reservation | None = None
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, Any] | None = None,
-    ) -> None:
+    def _start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         self.shutdown()
-        executable = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
         arguments = {field.name: getattr(self._spec, field.name) for field in fields(self._spec)}
         options: dict[str, Any] = {}
         self._connection = Connection.current()
@@ -68,33 +60,21 @@ class ClientAdapter(Adapter):
             self._actor = actor_class.options(num_cpus=0, max_concurrency=2, **options).remote(
                 packed(self._executor_class, kwargs=arguments)
             )
-            self._result(self._actor.start.remote(executable, extra_env_vars))
+            self._result(self._actor.start.remote(executable, env))
         except BaseException:  # also after an interrupt: what was started must end
             self._drop()
             raise
 
-    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        results: list[Any] = self._call("execute", packed(fn), callbacks)
+    def _call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
+        results: list[Any] = self._forward("execute" if with_executable else "run", call, callbacks)
         return results
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] | None = None,
-    ) -> list[Any]:
-        results: list[Any] = self._call("run", packed(fn, args, kwargs), callbacks)
-        return results
-
-    def run_remote(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        refs: list[Any] = self._result(self._started().run_remote.remote(packed(fn, args, kwargs)))
+    def _call_remote(self, call: PackedCall) -> list[Any]:
+        refs: list[Any] = self._result(self._started().run_remote.remote(call))
         return refs
 
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        return self._call("execute_single", packed(fn), None)
+    def _call_one(self, call: PackedCall) -> Any:
+        return self._forward("execute_single", call, None)
 
     def shutdown(self) -> None:
         try:
@@ -123,7 +103,7 @@ class ClientAdapter(Adapter):
             raise LaunchError(f"the executor has no workers: {ENDED}. Call start() first.")
         return self._actor
 
-    def _call(self, method: str, call: PackedCall, callbacks: Sequence[Callback] | None) -> Any:
+    def _forward(self, method: str, call: PackedCall, callbacks: Sequence[Callback] | None) -> Any:
         ray, actor = load_ray(), self._started()
         ref = getattr(actor, method).remote(call, bool(callbacks))
         try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutError
 from hvd_cluster.launch.call import PackedCall
-from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
@@ -30,7 +29,6 @@ from hvd_cluster.ray.resources import WorkerResources
 from hvd_cluster.ray.settings import ElasticSettings
 from hvd_cluster.ray.spec import group_to_use
 from hvd_cluster.ray.start_watch import StartWatch
-from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.strategy import in_use, missing, too_small
 from hvd_cluster.rendezvous.secret import new_secret
 
@@ -58,48 +56,25 @@ class ElasticAdapter(Adapter):
         self._is_started = False
         self._connection = Connection()
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, Any] | None = None,
-    ) -> None:
+    def _start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         """Wait for room for ``min_num_proc`` workers. They start, and create their executables, with each call."""
         self._spec({})  # reports invalid settings now
         self._connection = Connection.current()
         self._group = group_to_use(self._use_current_group)
         self._await_room(self._group)
-        self._executable = (
-            None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
-        )
-        self._env = checked_variables(extra_env_vars)
+        self._executable, self._env = executable, dict(env)
         self._is_started = True
 
-    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        return self._run(ActorCall("perform", (packed(fn), True, self._executable)), callbacks)
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] | None = None,
-    ) -> list[Any]:
-        return self._run(ActorCall("perform", (packed(fn, args, kwargs), False, self._executable)), callbacks)
-
-    def run_remote(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-    ) -> NoReturn:
+    def _call_remote(self, call: PackedCall) -> NoReturn:
         raise NotImplementedError("run_remote: the workers of an elastic job may change while it runs; call run()")
 
-    def execute_single(self, fn: Callable[[Any], Any]) -> NoReturn:
+    def _call_one(self, call: PackedCall) -> NoReturn:
         raise NotImplementedError("execute_single: an elastic job has no rank 0 between two calls; call execute()")
 
     def shutdown(self) -> None:
         self._is_started = False
 
-    def _run(self, call: ActorCall, callbacks: Sequence[Callback] | None) -> list[Any]:
+    def _call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise LaunchError("the executor has no workers: call start() first")
         if self._connection.has_ended:
@@ -110,7 +85,8 @@ class ElasticAdapter(Adapter):
         loop = CallbackLoop(callbacks)
         on_line = printer(None, None, with_timestamp=False, verbose=int(settings.verbose))
         with contextlib.ExitStack() as stack:
-            fleet = NodeFleet(new_secret(), self._resources, call, loop.put, group)
+            actor_call = ActorCall("perform", (call, with_executable, self._executable))
+            fleet = NodeFleet(new_secret(), self._resources, actor_call, loop.put, group)
             stack.callback(fleet.close)
             fleet.open(others=True)
             discovery = self._discovery(group, fleet)

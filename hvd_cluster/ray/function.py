@@ -11,10 +11,10 @@ from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.ray.actor import ActorCall, OutputSinks
 from hvd_cluster.ray.actor_group import ActorGroup
+from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.session import connect, refuse_client
 from hvd_cluster.ray.settings import MiniSettings
 from hvd_cluster.ray.spec import packed_strategy, resource_problems, worker_resources
-from hvd_cluster.ray.static import packed
 
 
 @none_is_default

@@ -18,8 +18,8 @@ from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.ray import RayExecutor, actor_group
 from hvd_cluster.ray.actor import ActorWorker, OutputSinks
+from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.connection import Connection
-from hvd_cluster.ray.static import packed
 from hvd_cluster.ray.worker import BaseHorovodWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

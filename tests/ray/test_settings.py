@@ -11,9 +11,9 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators import RayBackend, SparkBackend
 from hvd_cluster.launch.checks import checked_variables
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, nodes
+from hvd_cluster.ray.adapter import packed
 from hvd_cluster.ray.discovery import RayHostDiscovery
 from hvd_cluster.ray.settings import MiniSettings, nics_to_env_var
-from hvd_cluster.ray.static import packed
 
 
 def test_settings_have_horovods_defaults() -> None:
