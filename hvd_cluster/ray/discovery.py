@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.ray import nodes
@@ -127,9 +127,10 @@ class TestDiscovery(RayHostDiscovery):
         gpus_per_slot: float = 1,
         verbose: bool = True,
         seed: int = 0,
-        **unknown: object,
+        *,
+        _graceful: bool = True,
+        **unknown: NoReturn,
     ) -> None:
-        unknown.pop("_graceful", None)  # an argument of Horovod's; here workers always leave between two steps
         names = ("min_hosts", "max_hosts", "change_frequency_s", "use_gpu", "cpus_per_slot", "gpus_per_slot", "verbose")
         refuse_unknown("TestDiscovery", unknown, (*names, "seed"))
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)

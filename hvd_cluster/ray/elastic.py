@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from hvd_cluster.launch.arguments import none_is_default
+from hvd_cluster.launch.elastic.discovery import HostDiscovery
 from hvd_cluster.ray.adapter import Callback
 from hvd_cluster.ray.discovery import RayHostDiscovery, TestDiscovery
 from hvd_cluster.ray.elastic_adapter import ElasticAdapter
@@ -64,10 +65,18 @@ class ElasticRayExecutor:
         elastic_timeout: float = 600,
         timeout_s: float = 30,
         ssh_identity_file: str | None = None,
-        nics: Any = None,
+        nics: str | Iterable[str] | None = None,
         min_np: int | None = None,
         max_np: int | None = None,
-        **further: Any,
+        *,
+        verbose: int | bool = 1,
+        key: Any = None,
+        ssh_port: int | None = None,
+        elastic: bool = True,
+        placement_group_timeout_s: float = 100,
+        cooldown_range: tuple[float, float] | None = None,
+        discovery: HostDiscovery | None = None,
+        **unknown: NoReturn,
     ) -> ElasticSettings:
         """The settings of an executor.
 
@@ -79,17 +88,17 @@ class ElasticRayExecutor:
             timeout_s: seconds for the first ``min_num_proc`` workers of a job to report, once there is room for them.
             ssh_identity_file: accepted for compatibility; Ray starts the workers.
             nics: network interface for the workers' data.
-            further: other fields of :class:`~hvd_cluster.ray.settings.ElasticSettings`, such as ``verbose``,
-                ``cooldown_range``, ``discovery``, or ``placement_group_timeout_s``, for which :meth:`start` waits for
-                room.
+            verbose: 0 drops the workers' output.
+            key, ssh_port, elastic: accepted for compatibility.
+            placement_group_timeout_s: seconds for which :meth:`start` waits for room.
+            cooldown_range: shortest and longest time, in seconds, for which a node on which a worker failed is not
+                used; None for forever.
+            discovery: finds the nodes if ``override_discovery=False``.
 
         Raises:
-            TypeError: there is no such field.
+            TypeError: an argument does not exist; the message suggests a similar one.
         """
-        fields = ElasticSettings.__dataclass_fields__
-        refuse_unknown(
-            "ElasticRayExecutor.create_settings", {n: v for n, v in further.items() if n not in fields}, fields
-        )
+        refuse_unknown("ElasticRayExecutor.create_settings", unknown, ElasticSettings.__dataclass_fields__)
         return ElasticSettings(
             min_num_proc=min_num_proc if min_np is None else min_np,
             max_num_proc=max_num_proc if max_np is None else max_np,
@@ -98,7 +107,13 @@ class ElasticRayExecutor:
             timeout_s=timeout_s,
             ssh_identity_file=ssh_identity_file,
             nics=nics,
-            **further,
+            verbose=verbose,
+            key=key,
+            ssh_port=ssh_port,
+            elastic=elastic,
+            placement_group_timeout_s=placement_group_timeout_s,
+            cooldown_range=cooldown_range,
+            discovery=discovery,
         )
 
     def start(self) -> None:

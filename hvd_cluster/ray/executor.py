@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.ray.adapter import Adapter, Callback
@@ -50,7 +50,7 @@ class RayExecutor:
     @none_is_default
     def __init__(
         self,
-        settings: Any = None,
+        settings: MiniSettings | None = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
         num_workers_per_host: int = 1,
@@ -64,7 +64,7 @@ class RayExecutor:
         cooldown_range: Sequence[float] | None = None,
         elastic_timeout: float = 600,
         override_discovery: bool = True,
-        **unknown: Any,
+        **unknown: NoReturn,
     ) -> None:
         refuse_unknown("RayExecutor", unknown, [field.name for field in fields(ExecutorSpec)])
         self.settings = self.create_settings() if settings is None else settings
@@ -101,9 +101,9 @@ class RayExecutor:
         ssh_identity_file: str | None = None,
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
-        nics: Any = None,
+        nics: str | Iterable[str] | None = None,
         verbose: int | bool = 1,
-        **unknown: Any,
+        **unknown: NoReturn,
     ) -> MiniSettings:
         """The settings of an executor.
 
