@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from hvd_cluster.engine import current
 from hvd_cluster.engine import process_sets as sets
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.interrupts import interrupts
@@ -19,7 +20,7 @@ from hvd_cluster.engine.log_output import configure_logging
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
-from hvd_cluster.errors import HorovodInternalError, NotInitializedError
+from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.rendezvous.communicator import is_communicator, meet_through, some_of
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
@@ -27,13 +28,12 @@ from hvd_cluster.topology import Topology, export, inherited
 
 logger = logging.getLogger(__name__)
 
+engine, is_initialized, rank = current.engine, current.is_initialized, current.rank
+
 #: Worlds of an elastic job in a row that may break before they have come together: then it is no accident.
 _MAX_BROKEN_WORLDS = 10
 
 _lock = threading.RLock()
-_engine: Engine | None = None
-#: The engine is that of the process which this one was forked from. Asking for the process id takes a system call.
-_is_inherited = False
 _static_sets: list[ProcessSet] = []
 #: How often this process has assembled a world, by job, generation and name; equal on all its ranks.
 _attempts: dict[tuple[str, int, str], int] = {}
@@ -108,7 +108,6 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
 
 def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
     """Become ``topology.rank`` of the world that it describes."""
-    global _engine, _is_inherited
     server = None
     if is_communicator(comm):
         meeting = meet_through(comm, settings.gloo_timeout_s, settings.gloo_interface)
@@ -139,66 +138,30 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         try:
             started.start()
             _static_sets[:] = static
-            _is_inherited = False
-            _engine = started
+            current.install(started)
             on_failure.pop_all()
         finally:
             interrupts.is_held_back = is_held_back
     if settings.timeline and settings.timeline != "DYNAMIC":
-        _engine.record_timeline(settings.timeline, settings.timeline_mark_cycles)
+        started.record_timeline(settings.timeline, settings.timeline_mark_cycles)
 
 
 def shutdown() -> None:
     """Leave the world; outstanding operations fail on every rank. May be called twice."""
-    global _engine
     with _lock:
-        if _engine is None or _is_inherited:
+        running = current.remove()
+        if running is None:
             return
-        engine, _engine = _engine, None
         try:
-            engine.shutdown()
+            running.shutdown()
         finally:
             sets.unregister(_static_sets)
             _static_sets.clear()
 
 
-def is_initialized() -> bool:
-    """True between :func:`init` and :func:`shutdown`."""
-    return _engine is not None and not _is_inherited
-
-
-def engine() -> Engine:
-    """The engine of this process.
-
-    Raises:
-        NotInitializedError: before :func:`init`; it is a ValueError.
-        HorovodInternalError: in a process forked after :func:`init`.
-    """
-    if _engine is None:
-        raise NotInitializedError
-    if _is_inherited:
-        raise HorovodInternalError(
-            "this process was forked after hvd.init() and is not a rank: use hvd in the process that called init(), "
-            "or start the workers of a DataLoader with multiprocessing_context='spawn'"
-        )
-    return _engine
-
-
-def _topology() -> Topology:
-    # The rank is the same in a forked child, and data loaders ask for it there.
-    if _engine is None:
-        raise NotInitializedError
-    return _engine.world.topology
-
-
-def rank() -> int:
-    """Index of this worker over all workers."""
-    return _topology().rank
-
-
 def size() -> int:
     """Number of workers."""
-    return _topology().size
+    return current.topology().size
 
 
 def is_alone() -> bool:
@@ -212,22 +175,22 @@ def is_alone() -> bool:
 
 def local_rank() -> int:
     """Index of this worker over the workers of its host."""
-    return _topology().local_rank
+    return current.topology().local_rank
 
 
 def local_size() -> int:
     """Number of workers on this host."""
-    return _topology().local_size
+    return current.topology().local_size
 
 
 def cross_rank() -> int:
     """Index of this host among the hosts that have a worker of this local rank."""
-    return _topology().cross_rank
+    return current.topology().cross_rank
 
 
 def cross_size() -> int:
     """Number of hosts that have a worker of this local rank."""
-    return _topology().cross_size
+    return current.topology().cross_size
 
 
 def is_homogeneous() -> bool:
@@ -309,14 +272,7 @@ def rocm_built() -> bool:
     return torch.version.hip is not None
 
 
-def _in_forked_child() -> None:
-    global _is_inherited
-    _is_inherited = True
-    if _engine is not None:
-        _engine.abandon()
-
-
 @lru_cache(maxsize=1)
 def _register_exit_hooks() -> None:
     atexit.register(shutdown)
-    os.register_at_fork(after_in_child=_in_forked_child)
+    os.register_at_fork(after_in_child=current.abandon)

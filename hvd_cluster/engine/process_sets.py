@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hvd_cluster.engine import current
 from hvd_cluster.engine.request import Handle, Kind, Request, Signature
 from hvd_cluster.rendezvous.communicator import is_communicator, ranks_in
-
-if TYPE_CHECKING:
-    from hvd_cluster.engine.engine import Engine
 
 #: The process sets that were added after init().
 _registered: list[ProcessSet] = []
@@ -58,20 +56,16 @@ class ProcessSet:
         Raises:
             ValueError: this process is not in the set.
         """
-        from hvd_cluster.engine import basics
-
         if self.process_set_id is None or self.ranks is None:
             return None
         _check_registered(self)
-        if basics.rank() not in self.ranks:
+        if current.rank() not in self.ranks:
             raise ValueError("Process is not part of provided process set.")
-        return self.ranks.index(basics.rank())
+        return self.ranks.index(current.rank())
 
     def included(self) -> bool:
         """True when this process is in the set; also before the set is registered, but not before ``init``."""
-        from hvd_cluster.engine import basics
-
-        return self.ranks is None or basics.rank() in self.ranks
+        return self.ranks is None or current.rank() in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -146,7 +140,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _check_dynamic("adding process sets")
     ranks = tuple(new.ranks or ())
-    table = _engine().process_sets
+    table = current.engine().process_sets
     if not ranks or ranks[0] < 0 or ranks[-1] >= len(table[0]):
         raise ValueError(f"{new} does not fit a world of {len(table[0])} ranks")
     if ranks in table.values():
@@ -167,7 +161,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         HorovodInternalError: the ranks named different sets.
     """
     _check_dynamic("removing process sets")
-    if not process_set.process_set_id or process_set.process_set_id not in _engine().process_sets:
+    if not process_set.process_set_id or process_set.process_set_id not in current.engine().process_sets:
         return False
     _agree(Kind.REMOVE_PROCESS_SET, tuple(process_set.ranks or ()))
     process_set.process_set_id = None
@@ -175,23 +169,17 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _engine() -> Engine:
-    from hvd_cluster.engine import basics
-
-    return basics.engine()
-
-
 def _check_dynamic(what: str) -> None:
-    if not _engine().has_dynamic_process_sets:
+    if not current.engine().has_dynamic_process_sets:
         raise ValueError(f"Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {what} after Horovod initialization.")
 
 
 def _agree(kind: Kind, ranks: tuple[int, ...]) -> int:
     """Let all ranks of the world carry out ``kind``; the id of the process set."""
-    handle = Handle(_engine().progress)
+    handle = Handle(current.engine().progress)
     # The name holds no ranks, so that different ones meet, and are told so.
     request = Request(kind.value, 0, Signature(kind, ranks=ranks), [], [], lambda _: None, handle)
-    _engine().submit(request, is_waited_for=True)
+    current.engine().submit(request, is_waited_for=True)
     id: int = handle.wait()
     return id
 
@@ -205,7 +193,5 @@ def unregister(process_sets: Iterable[ProcessSet]) -> None:
 
 
 def _check_registered(process_set: ProcessSet) -> None:
-    from hvd_cluster.engine import basics
-
-    if process_set.process_set_id not in basics.engine().process_sets:
+    if process_set.process_set_id not in current.engine().process_sets:
         raise ValueError("Process set does not exist or has not been registered.")

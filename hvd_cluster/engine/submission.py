@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_cluster.engine import basics
+from hvd_cluster.engine import basics, current
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.grouping import split_into_requests
 from hvd_cluster.engine.process_sets import ProcessSet
@@ -326,7 +326,7 @@ def running_engine() -> Engine:
     """The engine; collectives report its absence as :class:`HorovodInternalError`, unlike ``rank()`` and its family."""
     keep_untraced()
     try:
-        return basics.engine()
+        return current.engine()
     except NotInitializedError as error:
         raise HorovodInternalError(str(error)) from None
 
