@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.report import Report, Reports
 from hvd_cluster.engine import tree
 from hvd_cluster.engine.agreement import Agreement
-from hvd_cluster.engine.messages import Bucket, Decision
+from hvd_cluster.engine.messages import Bucket, Decision, LogMessage, ReportBatch
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.request import Key, Kind, Signature, TensorMeta
 from hvd_cluster.engine.shared_memory.ballot import Ballot
@@ -234,8 +234,8 @@ class Simulation:
             position=position,
             quorum=lambda _: len(position.host_ranks),
             pending=lambda: node.pending,
-            send_up=lambda message: node.tree_links.send_up(("up", message)),
-            send_down=lambda entries: node.tree_links.send_down(("log", entries), readers),
+            send_up=node.tree_links.send_up,
+            send_down=lambda entries: node.tree_links.send_down(LogMessage(entries), readers),
             execute=execute,
         )
 
@@ -326,11 +326,11 @@ class Simulation:
         node.pending |= {request.key: request for request in submitted}
         was_pending = bool(node.pending)
         node.agreement.submit(submitted)
-        for source, (kind, content) in node.tree_links.take():
-            if kind == "up":
-                node.agreement.receive(source, content)
-            else:
-                node.agreement.receive_log(content)
+        for source, message in node.tree_links.take():
+            if isinstance(message, ReportBatch):
+                node.agreement.receive(source, message)
+            elif isinstance(message, LogMessage):
+                node.agreement.receive_log(message.entries)
         node.agreement.settle()
         while node.ballot is not None and not node.ballot.may_sleep():
             node.agreement.settle()

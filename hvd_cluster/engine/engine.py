@@ -18,10 +18,11 @@ import torch
 from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.execution import Execution
 from hvd_cluster.engine.loop import SHUTDOWN_TIMEOUT_S, Loop
+from hvd_cluster.engine.messages import Abort, TimelineSwitch
 from hvd_cluster.engine.progress_lock import ProgressLock
 from hvd_cluster.engine.request import Handle, Request
 from hvd_cluster.engine.shared_memory.arena import Arena
-from hvd_cluster.engine.submission_queue import SerialNumber, SubmissionQueue
+from hvd_cluster.engine.submission_queue import Leave, SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.alone import AloneTransport
 from hvd_cluster.engine.tree_links import PeerLost
@@ -161,12 +162,12 @@ class Engine:
         if self._alone is not None:
             self._alone.record_timeline(path, mark_cycles)
         elif self._rank == 0:
-            self._submissions.command("timeline", (path, mark_cycles))
+            self._submissions.command(TimelineSwitch(path, mark_cycles))
 
     def abort(self, reason: str) -> None:
         """End the world with an error: every operation under way, and every later one, fails on all ranks."""
         if self._progress_lock is not None:
-            self._submissions.command("abort", reason)
+            self._submissions.command(Abort(reason))
 
     def shutdown(self) -> None:
         """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
@@ -176,14 +177,14 @@ class Engine:
             is_over = self._progress_lock.is_over
             reason = "its shutdown() was interrupted"
             try:
-                self._submissions.command("leave")
+                self._submissions.command(Leave())
                 if is_over.wait(self._settings.gloo_timeout_s + SHUTDOWN_TIMEOUT_S):
                     self._progress_lock.thread.join(SHUTDOWN_TIMEOUT_S)
                 reason = "shutdown() was called, but another rank did not answer"
             finally:
                 if not is_over.is_set():
                     logger.warning("rank %d: the engine's connections are cut: %s", self._rank, reason)
-                    self._submissions.command("abort", reason)
+                    self._submissions.command(Abort(reason))
                     is_over.wait(SHUTDOWN_TIMEOUT_S)
                 self._close()
             return

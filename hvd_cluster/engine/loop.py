@@ -1,4 +1,4 @@
-"""What whoever drives the engine does: take in requests and messages, agree with the other ranks, carry out."""
+"""The work of the engine in a world of several ranks: receive, agree with the other ranks, execute."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ import logging
 import select
 import time
 from contextlib import ExitStack
-from functools import cache, partial
-
-import torch
+from functools import cache
 
 from hvd_cluster.engine.agreement import Agreement
-from hvd_cluster.engine.autotune import Observation, Tuner
-from hvd_cluster.engine.buffers import BufferPool
-from hvd_cluster.engine.execution import Execution, execute_inline
+from hvd_cluster.engine.autotune import Tuner
+from hvd_cluster.engine.decisions import DecisionRunner
 from hvd_cluster.engine.host_memory import has_core_per_rank, share_host_memory
 from hvd_cluster.engine.interrupts import interrupts
-from hvd_cluster.engine.messages import Bucket, Close, Decision, Entry, JoinDone, Refuse, Tune
+from hvd_cluster.engine.messages import (
+    Abort,
+    Close,
+    Decision,
+    Entry,
+    Goodbye,
+    LogMessage,
+    Message,
+    ReportBatch,
+    TimelineEvents,
+    TimelineSwitch,
+    Tune,
+)
 from hvd_cluster.engine.negotiation import Negotiator
 from hvd_cluster.engine.queues import Queues
-from hvd_cluster.engine.request import Handle, Key, Kind, Request, Signature, neutral_for
 from hvd_cluster.engine.stall import StallInspector
-from hvd_cluster.engine.submission_queue import SubmissionQueue
+from hvd_cluster.engine.submission_queue import Join, Leave, SubmissionQueue
 from hvd_cluster.engine.timeline import JobTimeline, Recorder
 from hvd_cluster.engine.transports.select import TransportTable
-from hvd_cluster.engine.tree_links import Message, PeerLost, TreeLinks
+from hvd_cluster.engine.tree_links import PeerLost, TreeLinks
 from hvd_cluster.engine.world import World
-from hvd_cluster.errors import (
-    SHUT_DOWN_TEXT,
-    HorovodInternalError,
-    JoinUnsupportedError,
-    RanksDisagreeError,
-    WorldEndedError,
-)
+from hvd_cluster.errors import SHUT_DOWN_TEXT
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: A transport that fails often does so because a rank has died, and the news of that is on its way.
+#: How long to wait for the reason after a transport has failed: often a rank has died, and the report is on its way.
 _FAILURE_NEWS_S = 0.5
-#: How long the engine waits at the end for the ranks below it.
+#: How long the engine waits for its children in the tree when the world ends.
 SHUTDOWN_TIMEOUT_S = 10.0
-#: How soon to try again when the log of the host is full.
+#: How soon to retry when the log of the host is full.
 _RETRY_S = 0.001
-#: A driver looks so often for the other ranks' news before it sleeps: about 50 us.
+#: How often the progress thread looks for entries of other ranks before it sleeps: about 50 us.
 _MAX_SPINS = 400
-
-_CPU = torch.device("cpu")
 
 
 class Loop:
-    """The state of one rank of a world of several. Only the holder of the progress lock calls its methods.
+    """The state of one rank. Only the holder of the progress lock calls its methods.
 
     Args:
         world: the connected world.
         settings: the knobs.
         process_sets: the ranks of each process set; grows and shrinks with the dynamic ones.
-        submissions: where requests come from.
-        poll: what the driver waits on.
+        submissions: the requests and commands of the user's threads.
+        poll: what the progress thread waits on.
     """
 
     def __init__(
@@ -81,14 +81,13 @@ class Loop:
         self._links = TreeLinks(world, poll)
         self._timeline = JobTimeline(
             self.recorder,
-            None if self._is_root else lambda events: self._links.send_up(("events", events)),
+            None if self._is_root else lambda records: self._links.send_up(TimelineEvents(records)),
             settings.timeline_max_mb,
         )
-        self._buffers = BufferPool()
         self._fusion_threshold_bytes = settings.fusion_threshold_bytes
-        self._tuner: Tuner | None = None
+        tuner: Tuner | None = None
         if settings.autotune and self._is_root:
-            self._tuner = Tuner.from_settings(settings, Settings.given(), submissions.cycle_timer.delay_s * 1000)
+            tuner = Tuner.from_settings(settings, Settings.given(), submissions.cycle_timer.delay_s * 1000)
         self._negotiator = Negotiator(
             world.tree_position,
             {id: frozenset(ranks) for id, ranks in process_sets.items()},
@@ -96,7 +95,7 @@ class Loop:
             lambda: self._fusion_threshold_bytes,
             settings.disable_group_fusion,
         )
-        with ExitStack() as undo:  # a peer that dies meanwhile leaves nothing of this world behind
+        with ExitStack() as undo:  # if a peer dies meanwhile, nothing of this world remains
             check, plan = self._check, self._negotiator.plan
             if world.client is not None:
                 world.client.watch = check
@@ -128,9 +127,9 @@ class Loop:
             position=position,
             quorum=cache(lambda process_set_id: len(here.intersection(process_sets[process_set_id]))),
             pending=submissions.pending,
-            send_up=lambda message: self._links.send_up(("up", message)),
+            send_up=self._links.send_up,
             send_down=self._send_log,
-            execute=self._execute_decision,
+            execute=self._execute,
         )
         self._queues = Queues(
             process_sets,
@@ -139,28 +138,36 @@ class Loop:
             is_idle=self.transports.is_idle,
             on_drained=self.transports.remove,
         )
-        self._next_process_set_id = len(process_sets)
+        self._decisions = DecisionRunner(
+            self._rank,
+            process_sets,
+            has_all_ranks_here=self._has_all_ranks_here,
+            submissions=submissions,
+            negotiator=self._negotiator,
+            transports=self.transports,
+            queues=self._queues,
+            recorder=self.recorder,
+            tuner=tuner,
+            tune=self._agreement.tune,
+        )
         self._stall = StallInspector(
             self._rank,
             world.hosts,
             process_sets,
             settings,
-            send_up=lambda message: self._links.send_up(("stall", message)),
-            send_down=lambda message: self._links.send_down(("stall", message)),
+            send_up=self._links.send_up,
+            send_down=self._links.send_down,
             abort=self._abort,
         )
-        # What other hosts have to say takes longer than a look is worth.
+        # Messages of other hosts take longer than spinning is worth.
         self._max_spins = _MAX_SPINS if self._has_all_ranks_here and has_core_per_rank(world.topology.size) else 0
         self._typical_spins = 0
-        self._join_handle: Handle | None = None
-        self._join_device = -1
-        self._deciding: list[Request] = []
         self._closing_since_s: float | None = None
 
     # ---- called by the progress lock --------------------------------------------------------------------------------
 
     def is_over(self) -> bool:
-        """After a close: everything decided is done, and the ranks below have said farewell (or had time to)."""
+        """After a close: all decisions are executed, and the children have said goodbye or had time to."""
         if self._is_broken:
             return True
         if self._closing_since_s is None or self._queues:
@@ -173,7 +180,7 @@ class Loop:
         """Do what can be done without waiting.
 
         Args:
-            is_waited_for: somebody waits for what was submitted, so it is not held back for company.
+            is_waited_for: a thread waits for what was submitted, so it is negotiated now.
         """
         if self._links.has_message:
             for rank, message in self._links.take():
@@ -193,7 +200,10 @@ class Loop:
             self._links.rearm()
 
     def spin(self) -> bool:
-        """Look for the other ranks' news for a moment; how long adapts to how long it had to, as in Semaphores."""
+        """Spin until another rank writes to the ballot; for how long adapts to earlier waits, as in Semaphores.
+
+        True if there is something to read.
+        """
         ballot = self._ballot
         if ballot is None:
             return False
@@ -205,13 +215,13 @@ class Loop:
         return ballot.has_unread
 
     def may_sleep(self) -> bool:
-        """False if there is something to do; True promises that the poll will report what comes."""
+        """False if there is something to do; True guarantees that the poll reports what comes."""
         if self._links.has_message or self._queues.has_finished:
             return False
         return self._ballot is None or self._ballot.may_sleep()
 
     def deadline_s(self) -> float | None:
-        """When there is something to do whatever happens, or None."""
+        """When there is something to do even if the poll reports nothing, or None."""
         farewell_s = None if self._closing_since_s is None else self._closing_since_s + SHUTDOWN_TIMEOUT_S
         stall_s = None
         if self._submissions.has_pending or self._stall.is_waiting:
@@ -221,7 +231,7 @@ class Loop:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
-        """Take in what the poll has reported."""
+        """Handle what the poll has reported."""
         for descriptor, event in events:
             if descriptor == self._submissions.wakeup:
                 self._submissions.clear_wakeup()
@@ -237,7 +247,7 @@ class Loop:
         self._stall.inspect(list(self._submissions.pending().values()))
 
     def fail(self, error: BaseException) -> None:
-        """Driving has failed: every rank must hear of it."""
+        """The progress thread has failed: report it to every rank."""
         where = f"rank {self._rank} on {self._world.topology.host}"
         if isinstance(error, PeerLost):
             self._abort(error.reason, error.source)
@@ -252,32 +262,33 @@ class Loop:
             self._abort(f"{where} was interrupted in the middle of an operation by {type(error).__name__}")
 
     def finish(self) -> None:
-        """Say farewell and let go of everything."""
-        with ExitStack() as ends:  # each of them, whatever becomes of the others
+        """Say goodbye and release everything."""
+        with ExitStack() as ends:  # each of them, even if another one raises
             for link in self._world.links.values():
                 ends.callback(link.close)
             if self.host is not None:
                 ends.callback(self.host.close)
             ends.callback(self.transports.close)
-            ends.callback(self._links.send_all, ("bye", None))
+            ends.callback(self._links.send_all, Goodbye())
             ends.callback(self._timeline.close)
             ends.callback(self._timeline.stop)
 
     def expedite(self) -> None:
-        """A thread that does not drive waits for what it has submitted."""
+        """Negotiate now: a thread without the progress lock waits for what it has submitted."""
         self._submissions.is_urgent = True
         self._submissions.wake()
 
     def wake(self) -> None:
-        """Make the poll report something."""
+        """Wake the thread that sleeps in the poll."""
         self._submissions.wake()
 
     def hand_over(self) -> None:
-        """A driver leaves, and perhaps nobody drives for long.
+        """The progress thread leaves, and possibly no other thread takes over for a while.
 
-        Where nothing is pending, the other ranks do not ring for this one for a moment: in a stream of operations it
-        comes back by itself. (But for the leader of a host among others, which the ranks of its host may need for what
-        does not concern it.) What has gone off while the driver worked shall not wake the engine's thread after it.
+        If nothing is pending, the other ranks do not wake this rank for a moment: in a stream of operations it returns
+        by itself. The leader of one host among several is an exception, because the ranks of its host may need it for
+        operations that do not involve it. Timers that expired while the thread worked must not wake the engine's
+        thread later.
         """
         if self._submissions.cycle_timer.is_due and self._submissions.end_cycle():
             self.wake()
@@ -291,21 +302,20 @@ class Loop:
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def _take_commands(self) -> None:
-        for name, argument in self._submissions.take_commands():
-            if name == "join":
-                # What was submitted before counts as submitted: a joined rank's word would stand in for it otherwise,
-                # and the late report be taken for the next request of that name.
+        for command in self._submissions.take_commands():
+            if isinstance(command, Join):
+                # First negotiate what was submitted before: otherwise the join would stand in for it, and its late
+                # report would be taken for the next request of that name.
                 self._negotiate()
-                self._join_handle, self._join_device = argument
+                self._decisions.join(command.handle, command.device)
                 self._stall.note_join()
                 self._agreement.join()
-            elif name == "leave":
+            elif isinstance(command, Leave):
                 self._agreement.leave(self._rank)
-            elif name == "timeline":
-                self._links.send_down(("timeline", argument))
-                self._set_timeline(*argument)
+            elif isinstance(command, TimelineSwitch):
+                self._switch_timeline(command)
             else:
-                raise RuntimeError(argument)
+                raise RuntimeError(command.reason)
 
     def _negotiate(self) -> None:
         self.recorder.mark_cycle()
@@ -315,116 +325,28 @@ class Loop:
             self._agreement.submit(requests)
 
     def _send_log(self, entries: tuple[Entry, ...]) -> None:
-        kind = "close" if any(isinstance(entry, Close) for entry in entries) else "log"
-        self._links.send_down((kind, entries), self._log_readers)
+        self._links.send_down(LogMessage(entries), self._log_readers)
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
-    def _execute_decision(self, decision: Decision) -> None:
-        if isinstance(decision, Bucket):
-            self._execute_bucket(decision)
-        elif isinstance(decision, Refuse):
-            request = self._submissions.decide(decision.key)
-            if request is not None:
-                kind = RanksDisagreeError if decision.is_disagreement else JoinUnsupportedError
-                request.handle.fail(kind(decision.text))
-        elif isinstance(decision, JoinDone):
-            self._submissions.end_join()
-            if self._join_handle is not None:
-                handle, self._join_handle = self._join_handle, None
-                handle.succeed(decision.last_rank)
-        elif isinstance(decision, Tune):
+    def _execute(self, decision: Decision) -> None:
+        if isinstance(decision, Tune):
             self._fusion_threshold_bytes = decision.fusion_threshold_bytes
             self._submissions.cycle_timer.delay_s = decision.cycle_time_ms / 1000
         elif isinstance(decision, Close):
             self._close(decision)
-
-    def _execute_bucket(self, bucket: Bucket) -> None:
-        process_set_id, first = bucket.requests[0][0][0], bucket.requests[0][1]
-        if first.kind in (Kind.ADD_PROCESS_SET, Kind.REMOVE_PROCESS_SET):
-            self._change_process_sets(bucket.requests[0][0], first)
-            return
-        # A set that is gone: at a leader, its removal may have come into the log before what was reported earlier.
-        if self._rank not in self._process_sets.get(process_set_id, ()):
-            return
-        keys = [key for key, _ in bucket.requests]
-        mine = self._submissions.begin(keys)
-        # If anything below raises, these are neither pending nor in a queue, and _abort() has to find them.
-        self._deciding = [request for request in mine if request is not None]
-        if len(self._deciding) < len(mine) and self._join_handle is None:
-            # Zeros in its place would be a wrong result that nobody notices.
-            names = ", ".join(key[1] for key, request in zip(keys, mine, strict=True) if request is None)
-            raise RuntimeError(f"all ranks were taken to have submitted {names}, and this one has not")
-        requests = [
-            request if request is not None else neutral_for(key, signature, self._join_device)
-            for request, (key, signature) in zip(mine, bucket.requests, strict=True)
-        ]
-        if self.recorder.enabled:
-            now_s = time.monotonic()
-            for request in requests:
-                for name in request.tensor_names:
-                    phase = f"NEGOTIATE_{request.signature.kind.name}"
-                    self.recorder.span(name, phase, request.submitted_s, now_s)
-        inputs = requests[0].inputs
-        device = inputs[0].device if inputs else _CPU
-        if (process_set_id, device) not in self.transports:
-            self._queues.finish_exclusive()
-        transport = self.transports[process_set_id, device]
-        meets = transport.ends_in_caller or transport.for_sizes.ends_in_caller
-        if transport.is_exclusive or (meets and not self._has_all_ranks_here):
-            # It waits for ranks of this host, which may wait for this one in a bucket of other hosts too.
-            self._queues.finish_exclusive(but=process_set_id)
-        buckets = self._queues[process_set_id]
-        observe = None if self._tuner is None else self._observe
-        decided_s = 0.0 if observe is None else time.monotonic()
-        release = partial(self._submissions.finish, keys)
-        if buckets or not execute_inline(requests, transport, self.recorder, release):
-            buckets.append(Execution(requests, transport, self._buffers, self.recorder, release, observe))
-        elif observe is not None:
-            observe(requests, decided_s, time.monotonic())
-        self._deciding = []
-
-    def _observe(self, requests: list[Request], decided_s: float, done_s: float) -> None:
-        """At the root, while autotune searches: a bucket was carried out."""
-        if self._tuner is None or requests[0].signature.kind != Kind.ALLREDUCE:
-            return
-        parameters = self._tuner.observe(Observation.of(requests, decided_s, done_s))
-        if parameters is not None:
-            self._agreement.tune(Tune(parameters.fusion_threshold_bytes, parameters.cycle_time_ms))
-        if self._tuner.is_done:
-            self._tuner = None
-
-    def _change_process_sets(self, key: Key, signature: Signature) -> None:
-        """Add or remove a process set; every rank does so at the same place of the log."""
-        request = self._submissions.decide(key)
-        self._deciding = [] if request is None else [request]
-        if signature.kind == Kind.ADD_PROCESS_SET:
-            id = self._next_process_set_id
-            self._next_process_set_id += 1
-            self._negotiator.add_process_set(id, frozenset(signature.ranks))
-            self._process_sets[id] = signature.ranks
-            self._queues.add(id)
-            self._queues.finish_exclusive()
-            self.transports.build(id)
         else:
-            id = next(id for id, ranks in self._process_sets.items() if ranks == signature.ranks)
-            self._negotiator.remove_process_set(id)
-            del self._process_sets[id]
-            for orphan in self._submissions.withdraw(id):
-                orphan.handle.fail(HorovodInternalError(f"the process set of {orphan.name!r} was removed"))
-            self._queues.remove(id)
-        self._deciding = []
-        if request is not None:
-            request.handle.succeed(id)
+            self._decisions.execute(decision)
 
-    def _set_timeline(self, path: str | None, mark_cycles: bool) -> None:
-        if path is None:
+    def _switch_timeline(self, switch: TimelineSwitch) -> None:
+        self._links.send_down(switch)
+        if switch.path is None:
             self._timeline.stop()
         else:
-            self._timeline.start(path, mark_cycles)
+            self._timeline.start(switch.path, switch.mark_cycles)
 
     def _check(self) -> None:
-        """While work waits for other ranks: raise what ends the wait, the end of the world or an overdue interrupt."""
+        """Raise, while work waits for other ranks, if the world has ended or an interrupt has waited too long."""
         self._links.check()
         interrupts.check()
 
@@ -435,66 +357,60 @@ class Loop:
             self._links.receive(rank)
         except PeerLost as gone:
             if self._ballot is not None and not self._is_broken:
-                self._agreement.settle()  # the end may stand there
-            # An end without a farewell, while something all had agreed on is under way, is no end in good order.
-            is_expected = self._closing_since_s is not None and (self._links.has_said_bye(rank) or not self._queues)
+                self._agreement.settle()  # the ballot may contain the end
+            # An end without a goodbye is an error while an agreed operation is in progress.
+            is_expected = self._closing_since_s is not None and (self._links.has_said_goodbye(rank) or not self._queues)
             if not is_expected:
                 self._abort(gone.reason, gone.source)
 
     def _take_message(self, rank: int, message: Message) -> None:
-        kind, content = message
-        if kind == "up":
+        if isinstance(message, ReportBatch):
             if not self._is_broken:
-                self._agreement.receive(rank, content)
-        elif kind in ("log", "close"):
+                self._agreement.receive(rank, message)
+        elif isinstance(message, LogMessage):
             if not self._is_broken:
-                self._agreement.receive_log(content)
-        elif kind == "bye":
-            self._links.note_bye(rank)
-        elif kind == "events":
-            self._timeline.write(content)
-        elif kind == "stall":
-            self._stall.receive(content, self._submissions.pending())
-        elif kind == "timeline":
-            self._links.send_down(message)
-            self._set_timeline(*content)
+                self._agreement.receive_log(message.entries)
+        elif isinstance(message, Goodbye):
+            self._links.note_goodbye(rank)
+        elif isinstance(message, TimelineEvents):
+            self._timeline.write(message.records)
+        elif isinstance(message, TimelineSwitch):
+            self._switch_timeline(message)
+        elif isinstance(message, Abort):
+            self._abort(message.reason, rank)
         else:
-            self._abort(content, rank)
+            self._stall.receive(message, self._submissions.pending())
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     @property
     def _is_broken(self) -> bool:
-        """After an abort. What was decided before is carried out no more.
+        """True after an abort. Decisions are not executed any more.
 
-        It would wait for ranks that are gone, unnoticed: those that told of the abort have said farewell.
+        They would wait for ranks that are gone without noticing: the ranks that reported the abort have said goodbye.
         """
         return self._submissions.has_ended and self._closing_since_s is None
 
     def _close(self, close: Close) -> None:
-        """The world ends in good order: what stands before in the log is finished, the rest fails."""
+        """The world ends in good order: what precedes the end in the log is executed, the rest fails."""
         self._closing_since_s = time.monotonic()
         who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
         self._fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
 
     def _abort(self, reason: str, source: int | None = None) -> None:
-        """The world is broken: tell the neighbours, fail everything, wake what waits in the transports."""
+        """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""
         if self._is_broken:
             return
         self._closing_since_s = None
-        self._links.send_all(("abort", reason), but=source)
+        self._links.send_all(Abort(reason), but=source)
         text = f"{SHUT_DOWN_TEXT} ({reason})"
         self._fail_pending(text)
         try:
-            # Before the waiters wake: they may write the tensors that a transport still works on.
+            # Before the handles fail: their owners may write the tensors that a transport still works on.
             self.transports.abort()
         finally:
-            self._queues.fail(lambda: WorldEndedError(text))
-            for request in self._deciding:
-                request.handle.fail(WorldEndedError(text))
+            self._decisions.fail(text)
 
     def _fail_pending(self, text: str) -> None:
         self._submissions.end(text)
-        if self._join_handle is not None:
-            handle, self._join_handle = self._join_handle, None
-            handle.fail(WorldEndedError(text))
+        self._decisions.fail_join(text)

@@ -1,15 +1,16 @@
-"""What negotiators say to each other: reports on their way up the tree, entries of the log on their way down."""
+"""The messages between ranks: what travels up and down the tree, and the entries of the log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from hvd_cluster.engine.signature import Key, Signature
+from hvd_cluster.engine.timeline.recorder import Record
 
 
 @dataclass(frozen=True)
 class RankSignature:
-    """One rank's word for what a request looks like."""
+    """The signature that one rank has submitted for a request."""
 
     rank: int
     signature: Signature
@@ -17,10 +18,10 @@ class RankSignature:
 
 @dataclass(frozen=True)
 class Report:
-    """ReportBatch: every member of the sender's subtree has submitted this request, or has joined."""
+    """Up: every member of the sender's subtree has submitted this request, or has joined."""
 
     key: Key
-    #: One witness, or two whose signatures differ.
+    #: One signature, or two that differ.
     signatures: tuple[RankSignature, ...]
     #: Some member of the subtree has joined and would send zeros.
     joined: bool = False
@@ -28,31 +29,31 @@ class Report:
 
 @dataclass(frozen=True)
 class CachedReport:
-    """ReportBatch: the same, for a request that the log has defined, when all agree with the definition."""
+    """Up: the same, for a request that the log has defined, if all agree with the definition."""
 
     id: int
-    #: A rank that can vouch for it, for error messages.
+    #: A rank that has submitted it, for error messages.
     rank: int
     joined: bool = False
 
 
 @dataclass(frozen=True)
 class Joined:
-    """ReportBatch: a rank of the sender's subtree has joined; what it had submitted before was reported before."""
+    """Up: a rank of the sender's subtree has joined; its earlier requests were reported before."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """ReportBatch: a rank of the sender's subtree shuts down in good order."""
+    """Up: a rank of the sender's subtree shuts down in good order."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class ReportBatch:
-    """One message to the parent."""
+    """Up: one message of a negotiator to the parent's."""
 
     #: How many log messages the sender had applied.
     num_applied: int
@@ -77,41 +78,41 @@ class Forget:
 
 @dataclass(frozen=True)
 class Run:
-    """Log: carry out these requests now, as one bucket."""
+    """Log: execute these requests now, as one bucket."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Log: fail this request on every rank that submitted it, and go on."""
+    """Log: fail this request on every rank that has submitted it, and continue."""
 
     key: Key
     text: str
-    #: The ranks asked for different things; else a rank has joined, and the operation does not allow that.
+    #: The ranks asked for different things; otherwise a rank has joined, and the operation does not allow that.
     is_disagreement: bool = True
 
 
 @dataclass(frozen=True)
 class Tune:
-    """Log: use these from here on."""
+    """Log: use these parameters from here on."""
 
-    #: Most bytes of one bucket.
+    #: The largest size of a bucket.
     fusion_threshold_bytes: int
-    #: Milliseconds that requests wait for company.
+    #: How long requests wait to be fused with others.
     cycle_time_ms: float
 
 
 @dataclass(frozen=True)
 class JoinDone:
-    """Log: all ranks have joined; nobody is joined any more."""
+    """Log: all ranks have joined; no rank is joined any more."""
 
     last_rank: int
 
 
 @dataclass(frozen=True)
 class Close:
-    """Log: the world ends here, in good order; what stands before is still carried out."""
+    """Log: the world ends here, in good order; everything before is still executed."""
 
     rank: int
 
@@ -128,21 +129,98 @@ class Ready:
 
 @dataclass(frozen=True)
 class Recall:
-    """Log of one host: vote anew for what was voted for in an older epoch."""
+    """Log of one host: vote again for the requests that you voted for in an older epoch."""
 
     epoch: int
 
 
-#: What the ranks of one host read: the world's log, and in between what concerns their host alone.
+#: What the ranks of one host read: the world's log, mixed with messages for this host only.
 HostMessage = tuple[Entry, ...] | Ready | Recall
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Carry out together: the keys and signatures of one :class:`Run`."""
+    """Execute together: the keys and signatures of one :class:`Run`."""
 
     requests: tuple[tuple[Key, Signature], ...]
 
 
-#: What :meth:`Negotiator.apply` tells the engine to do, in this order.
+#: What :meth:`Negotiator.apply` returns for the engine to do, in this order.
 Decision = Bucket | Refuse | Tune | JoinDone | Close
+
+
+@dataclass(frozen=True)
+class LogMessage:
+    """Down: the next entries of the log."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def is_end(self) -> bool:
+        """The world ends in these entries."""
+        return any(isinstance(entry, Close) for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class TimelineSwitch:
+    """Down: start the timeline at ``path`` on rank 0, or stop it (None)."""
+
+    path: str | None
+    mark_cycles: bool = False
+
+
+@dataclass(frozen=True)
+class TimelineEvents:
+    """Up: events for the timeline."""
+
+    records: list[Record]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Up and down: the world is broken."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """Up and down: the sender has finished everything and closes the connection."""
+
+
+@dataclass(frozen=True)
+class StallReport:
+    """Up: these requests of one rank have waited too long."""
+
+    keys: tuple[Key, ...]
+    #: They have waited so long that the job must end.
+    is_final: bool
+
+
+@dataclass(frozen=True)
+class StallQuery:
+    """Down: which of these requests have you submitted, and what did you do last?"""
+
+    number: int
+    keys: tuple[Key, ...]
+    #: The job ends if a rank is still missing.
+    is_final: bool
+
+
+@dataclass(frozen=True)
+class StallReply:
+    """Up: the reply of one rank."""
+
+    number: int
+    rank: int
+    #: The keys that this rank has not submitted although it is in their process set.
+    missing: tuple[Key, ...]
+    #: What the rank has submitted last, "" for nothing, and how many seconds ago.
+    last_name: str
+    last_age_s: float
+    has_joined: bool
+
+
+StallMessage = StallReport | StallQuery | StallReply
+#: What ranks that are linked in the tree send to each other.
+Message = ReportBatch | LogMessage | TimelineSwitch | TimelineEvents | Abort | Goodbye | StallMessage

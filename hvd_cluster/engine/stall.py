@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hvd_cluster.engine.messages import StallMessage, StallQuery, StallReply, StallReport
 from hvd_cluster.engine.request import Key, Request
 from hvd_cluster.settings import Settings
 
@@ -25,47 +26,11 @@ _ROOT_TIMEOUT_S = 5.0
 _MAX_NAMES = 6
 
 
-@dataclass(frozen=True)
-class StallReport:
-    """ReportBatch: these requests of one rank have waited too long."""
-
-    keys: tuple[Key, ...]
-    #: They have waited so long that the job is to end.
-    is_final: bool
-
-
-@dataclass(frozen=True)
-class StallQuery:
-    """Down: which of these requests have you submitted, and what did you do last?"""
-
-    number: int
-    keys: tuple[Key, ...]
-    #: The job ends if a rank is still missing.
-    is_final: bool
-
-
-@dataclass(frozen=True)
-class StallReply:
-    """ReportBatch: what one rank says."""
-
-    number: int
-    rank: int
-    #: Those of the keys that this rank has not submitted, though it is in their process set.
-    missing: tuple[Key, ...]
-    #: What the rank submitted last, how many seconds ago; "" if nothing yet.
-    last_name: str
-    last_age_s: float
-    has_joined: bool
-
-
 @dataclass
 class _OpenQuery:
     query: StallQuery
     deadline_s: float
     replies: dict[int, StallReply] = field(default_factory=dict)
-
-
-Message = StallReport | StallQuery | StallReply
 
 
 class StallInspector:
@@ -88,8 +53,8 @@ class StallInspector:
         process_sets: Mapping[int, tuple[int, ...]],
         settings: Settings,
         *,
-        send_up: Callable[[Message], None],
-        send_down: Callable[[Message], None],
+        send_up: Callable[[StallMessage], None],
+        send_down: Callable[[StallMessage], None],
         abort: Callable[[str], None],
     ) -> None:
         self._rank = rank
@@ -180,7 +145,7 @@ class StallInspector:
             self._queries.remove(query)
             self._conclude(query)
 
-    def receive(self, message: Message, pending: Mapping[Key, Request]) -> None:
+    def receive(self, message: StallMessage, pending: Mapping[Key, Request]) -> None:
         """A message of another rank's inspector. Questions travel down to every rank, all others up to the root."""
         if isinstance(message, StallQuery):
             self._send_down(message)

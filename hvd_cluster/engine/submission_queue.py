@@ -8,14 +8,31 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from hvd_cluster.engine.messages import Abort, TimelineSwitch
 from hvd_cluster.engine.request import Handle, Key, Request
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import DUPLICATE_NAME_TEXT, WorldEndedError
 
-#: What to do besides requests: ("join", (handle, device)), ("leave", None), ("timeline", arguments), ("abort", text).
-Command = tuple[str, Any]
+
+@dataclass(frozen=True)
+class Join:
+    """This rank has run out of data."""
+
+    handle: Handle
+    #: The GPU on which zeros for GPU tensors are made.
+    device: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """This rank shuts down in good order."""
+
+
+#: What user threads ask for besides collectives.
+Command = Join | Leave | TimelineSwitch | Abort
 
 #: In a stream of operations that are waited for, each begins sooner than this after the last one.
 _REST_S = 0.01
@@ -114,14 +131,14 @@ class SubmissionQueue:
                 handle.fail(WorldEndedError(self._end))
                 return
             self._has_joined = True
-            self._commands.append(("join", (handle, device)))
+            self._commands.append(Join(handle, device))
         self.wake()
 
-    def command(self, name: str, argument: Any = None) -> None:
-        """Hand in a command; the world may have ended already."""
+    def command(self, command: Command) -> None:
+        """Hand in a command; ignored if the world has ended."""
         with self._lock:
             if self._end is None:
-                self._commands.append((name, argument))
+                self._commands.append(command)
         self.wake()
 
     def wake(self) -> None:
@@ -228,8 +245,8 @@ class SubmissionQueue:
             self._end = text
             self._has_joined = False
             failing = [request.handle for request in self._pending.values()]
-            failing += [argument[0] for name, argument in self._commands if name == "join"]
-            self._commands = deque(command for command in self._commands if command[0] != "join")
+            failing += [command.handle for command in self._commands if isinstance(command, Join)]
+            self._commands = deque(command for command in self._commands if not isinstance(command, Join))
             self._pending.clear()
             self._submitted.clear()
         for handle in failing:

@@ -1,4 +1,4 @@
-"""The connections to the parent and the children in the tree: what goes out to them, and what came in."""
+"""The connections to the parent and the children in the tree."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
+from hvd_cluster.engine.messages import Abort, Goodbye, LogMessage, Message
 from hvd_cluster.engine.world import World
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.link import Link
 
-#: (what it is, its content). "log", "timeline" and questions travel down, "up", "events" and answers up, "abort" both
-#: ways.
-Message = tuple[str, Any]
-
 
 class PeerLost(Exception):
-    """The world is broken: a neighbour has died, or says so of somebody else.
+    """The world is broken: a linked rank has died, or has reported the death of another rank.
 
     Args:
         reason: what happened.
-        source: the neighbour that it was learned from, who need not be told again.
+        source: the rank that reported it, or that has died.
     """
 
     def __init__(self, reason: str, source: int) -> None:
@@ -35,7 +31,7 @@ class PeerLost(Exception):
 
 
 class TreeLinks:
-    """The open connections of one rank. Used only by whoever drives the engine.
+    """The open connections of one rank. Only the progress thread uses them.
 
     Args:
         world: the connected world.
@@ -43,7 +39,7 @@ class TreeLinks:
     """
 
     def __init__(self, world: World, poll: select.epoll) -> None:
-        #: True when a log outside these connections says that the world ends; the engine sets it.
+        #: True if a log outside these connections contains the end of the world; the engine sets it.
         self.is_closed: Callable[[], bool] = lambda: False
         self._world = world
         self._parent = world.tree_position.parent
@@ -52,31 +48,31 @@ class TreeLinks:
         self._poll = poll
         self._ranks = {link.fileno(): rank for rank, link in self._links.items()}
         self._events: dict[int, int] = {}
-        #: Something was sent or received since :meth:`rearm`.
+        #: True if something was sent or received since :meth:`rearm`.
         self.has_sent = False
         self._inbox: deque[tuple[int, Message]] = deque()
-        self._said_bye: set[int] = set()
-        #: What to say of those whose connection has ended.
+        self._said_goodbye: set[int] = set()
+        #: For each rank whose connection has ended, the reason.
         self._lost: dict[int, str] = {}
         for rank, link in self._links.items():
             self._events[rank] = _poll_events(link)
             poll.register(link.fileno(), self._events[rank])
-            # What came together with the last words of the start-up.
+            # Messages that arrived together with the last one of the start-up.
             self._inbox += ((rank, _unpacked(message)) for message in link.kept)
             link.kept.clear()
 
     @property
     def has_children(self) -> bool:
-        """A rank below is still connected."""
+        """A child is still connected."""
         return any(child in self._links for child in self._children)
 
     @property
     def has_message(self) -> bool:
-        """Something has arrived that was not taken yet."""
+        """A message has arrived that was not taken yet."""
         return bool(self._inbox)
 
     def rank_of(self, descriptor: int) -> int | None:
-        """The neighbour behind a descriptor that the poll reports."""
+        """The rank behind a descriptor that the poll reports."""
         return self._ranks.get(descriptor)
 
     def send_up(self, message: Message) -> None:
@@ -115,17 +111,17 @@ class TreeLinks:
             raise PeerLost(self._lost[rank], rank) from None
 
     def take(self) -> Iterator[tuple[int, Message]]:
-        """Hand out what has arrived, oldest first; more may arrive meanwhile."""
+        """Yield the messages that have arrived, oldest first; more may arrive meanwhile."""
         while self._inbox:
             yield self._inbox.popleft()
 
     def check(self) -> None:
-        """While a transport waits for other ranks: notice the end of the world, and keep everything else for later.
+        """Notice the end of the world while a transport waits for other ranks; keep all messages for later.
 
-        Messages have to be taken in order, and not in the middle of a collective.
+        Messages must be handled in order, and not in the middle of a collective.
 
         Raises:
-            PeerLost: a neighbour has died, or says that the world is broken. Raised each time, until the end.
+            PeerLost: a linked rank has died, or reports that the world is broken; raised at each call from then on.
         """
         ended: dict[int, str] = {}
         for rank, link in self._links.items():
@@ -133,16 +129,16 @@ class TreeLinks:
                 self._inbox += ((rank, _unpacked(message)) for message in link.receive())
             except (EOFError, AuthenticationError) as error:
                 ended[rank] = self._gone(rank, error)
-        # Who sends an abort ends its connections too: the reason is in what it has said.
-        for rank, (kind, content) in self._inbox:
-            if kind == "abort":
-                raise PeerLost(content, rank)
+        # A rank that sends an abort also ends its connections: the reason is in the message.
+        for rank, message in self._inbox:
+            if isinstance(message, Abort):
+                raise PeerLost(message.reason, rank)
         for rank, reason in (self._lost | ended).items():
             if not self._expects_end(rank):
                 raise PeerLost(reason, rank)
 
     def await_failure(self, timeout_s: float) -> PeerLost | None:
-        """A transport has failed: wait a moment for the reason, if another rank has one."""
+        """Wait for another rank to report why a transport has failed; None if none does in time."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             try:
@@ -152,22 +148,22 @@ class TreeLinks:
             time.sleep(0.01)
         return None
 
-    def note_bye(self, rank: int) -> None:
+    def note_goodbye(self, rank: int) -> None:
         """``rank`` has finished everything and will close its connection."""
-        self._said_bye.add(rank)
+        self._said_goodbye.add(rank)
 
-    def has_said_bye(self, rank: int) -> bool:
+    def has_said_goodbye(self, rank: int) -> bool:
         """The end of the connection to ``rank`` was announced."""
-        return rank in self._said_bye
+        return rank in self._said_goodbye
 
     def flush(self, rank: int) -> None:
-        """Write what the connection to ``rank`` takes now."""
+        """Write as much as the connection to ``rank`` accepts now."""
         self.has_sent = True
         with suppress(OSError):  # its end shows at the next read
             self._links[rank].flush()
 
     def rearm(self) -> None:
-        """Wait for room to write where something is left to be written."""
+        """Have the poll report room to write if something remains to be written."""
         self.has_sent = False
         for rank, link in self._links.items():
             events = _poll_events(link)
@@ -182,10 +178,13 @@ class TreeLinks:
                 self._links[rank].send(packed)
 
     def _expects_end(self, rank: int) -> bool:
-        """The end of the world, in good order, was decided and waits to be taken; or ``rank`` has said farewell."""
-        if self.is_closed() or rank in self._said_bye:
+        """The orderly end of the world is in the inbox, or ``rank`` has said goodbye."""
+        if self.is_closed() or rank in self._said_goodbye:
             return True
-        return any(kind == "close" or (kind == "bye" and source == rank) for source, (kind, _) in self._inbox)
+        return any(
+            (isinstance(message, LogMessage) and message.is_end) or (isinstance(message, Goodbye) and source == rank)
+            for source, message in self._inbox
+        )
 
     def _gone(self, rank: int, error: Exception) -> str:
         return f"rank {rank} on {self._world.hosts[rank]} is gone, it died or was killed ({error})"
@@ -198,5 +197,5 @@ def _poll_events(link: Link) -> int:
 
 def _unpacked(message: bytes) -> Message:
     # Signed with the job's secret: the link has checked it.
-    kind, content = pickle.loads(message)
-    return kind, content
+    unpacked: Message = pickle.loads(message)
+    return unpacked

@@ -389,7 +389,7 @@ def test_kill_9_while_a_process_set_is_built_is_an_error_on_every_survivor_withi
 def test_an_engine_that_fails_while_it_decides_fails_the_waiting_handle_too() -> None:
     def fn(where: str) -> str:
         import hvd_cluster.torch as hvd
-        from hvd_cluster.engine import loop as module
+        from hvd_cluster.engine import decisions as module
         from hvd_cluster.engine.transports.shm import ShmTransport
 
         hvd.init()

@@ -7,7 +7,7 @@ from select import poll
 import pytest
 
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp, Request, Signature
-from hvd_cluster.engine.submission_queue import SerialNumber, SubmissionQueue
+from hvd_cluster.engine.submission_queue import Leave, SerialNumber, SubmissionQueue
 from hvd_cluster.engine.timer import Timer
 from hvd_cluster.errors import HorovodInternalError
 
@@ -22,12 +22,12 @@ def submissions() -> Iterator[SubmissionQueue]:
 def test_a_join_that_no_one_has_taken_fails_when_the_world_ends(submissions: SubmissionQueue) -> None:
     handle = Handle()
     submissions.join(handle, -1)
-    submissions.command("leave")
+    submissions.command(Leave())
     submissions.end("the world has ended")
     assert handle.done
     with pytest.raises(HorovodInternalError, match="the world has ended"):
         handle.wait()
-    assert submissions.take_commands() == [("leave", None)]
+    assert submissions.take_commands() == [Leave()]
 
 
 def test_a_join_after_the_end_fails_at_once(submissions: SubmissionQueue) -> None:

@@ -6,10 +6,10 @@ import pickle
 import select
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from hvd_cluster.engine.messages import Abort, Goodbye, LogMessage, Message
 from hvd_cluster.engine.tree import tree_positions
 from hvd_cluster.engine.tree_links import PeerLost, TreeLinks
 from hvd_cluster.engine.world import World
@@ -45,7 +45,7 @@ class Pair:
         self.near = TreeLinks(world, self.poll)
         self._link = link
 
-    def say(self, *message: Any) -> None:
+    def say(self, message: Message) -> None:
         self.far.send(pickle.dumps(message))
 
     def close(self) -> None:
@@ -71,17 +71,17 @@ def test_a_rank_whose_end_was_heard_is_gone_at_every_later_look_too(pair: Pair) 
 
 
 def test_an_abort_that_waits_behind_other_messages_is_the_reason(pair: Pair) -> None:
-    pair.say("log", [])
-    pair.say("abort", "rank 3 on b is gone")
+    pair.say(LogMessage(()))
+    pair.say(Abort("rank 3 on b is gone"))
     pair.near.receive(0)
     pair.far.close()
-    assert next(pair.near.take()) == (0, ("log", []))
+    assert next(pair.near.take()) == (0, LogMessage(()))
     with pytest.raises(PeerLost, match="rank 3 on b"):
         pair.near.check()
 
 
 def test_the_end_after_a_farewell_is_none_to_report(pair: Pair) -> None:
-    pair.say("bye", None)
+    pair.say(Goodbye())
     pair.near.receive(0)
     pair.far.close()
     pair.near.check()
