@@ -1,9 +1,9 @@
-"""One rank's side of agreeing on what to do next: votes where ranks share memory, reports up the tree elsewhere.
+"""One rank's part in the agreement on what to do next: votes between ranks that share memory, reports between hosts.
 
-:mod:`hvd_cluster.engine.negotiation` decides, :mod:`hvd_cluster.engine.shared_memory.ballot` holds the votes of one
-host, and its copy of the log; here they meet. Where the whole world is on one host its last vote decides; else that
-vote tells the leader of the host, which reports to other hosts' leaders and hands on what they decide. Everything comes
-in through arguments and goes out through callbacks, so the tests run it on simulated ranks, in any interleaving.
+:mod:`hvd_cluster.engine.negotiation` decides. :mod:`hvd_cluster.engine.shared_memory.ballot` holds the votes of one
+host and its copy of the log. If the whole world is on one host, the last vote decides. Otherwise the last vote of a
+host wakes its leader, which reports to the leaders of other hosts and passes on what they decide. All input comes
+through arguments and all output goes to callbacks, so the tests run simulated ranks in any interleaving.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from hvd_cluster.engine.tree import TreePosition
 
 
 class Votable(Protocol):
-    """A request, as far as agreement is concerned."""
+    """What the agreement needs of a request."""
 
     @property
     def key(self) -> Key:
-        """What it is matched by."""
+        """Matches it with the requests of other ranks."""
 
     @property
     def signature(self) -> Signature:
-        """What must be equal on all ranks."""
+        """Must be equal on all ranks."""
 
-    #: The epoch in which this rank has voted for it, or -1: it has not, or that is past recalling.
+    #: The epoch in which this rank has voted for it; -1 if it has not, or if the vote cannot be recalled any more.
     epoch: int
 
 
 class Agreement:
-    """Submit, join and leave; hear what comes from the tree; settle.
+    """Feed it with :meth:`submit`, :meth:`join`, :meth:`leave` and what arrives, then call :meth:`settle`.
 
     Args:
         negotiator: this rank's negotiator.
-        ballot: what the ranks of this host share, if they do.
+        ballot: the votes of this host; None if its ranks share no memory.
         position: this rank's position in the tree.
-        quorum: how many ranks of this host a process set has.
-        pending: the requests of this rank that are not decided.
-        send_up: hands a message to the parent in the tree.
-        send_down: hands a message of the log to those children that do not read it in the ballot.
-        execute: does what was decided.
+        quorum: returns how many ranks of this host belong to a process set.
+        pending: returns the requests of this rank that are not decided.
+        send_up: sends a message to the parent in the tree.
+        send_down: sends log entries to the children that do not read them in the ballot.
+        execute: executes a decision.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Agreement:
         self._send_up = send_up
         self._send_down = send_down
         self._execute = execute
-        # What the log of the host had no room for.
+        # What waits for room in the log of the host.
         self._unsent_votes: list[Votable] = []
         self._unappended: deque[tuple[Entry, ...]] = deque()
         self._num_forgotten = 0
         self._pending_recall: tuple[set[int], bool] | None = None
-        #: This rank joins when it has read the recall that begins this epoch; None where it does not join.
+        #: This rank joins when it has read the recall that begins this epoch; None if it does not join.
         self._joins_at: int | None = None
 
     @property
     def is_blocked(self) -> bool:
-        """The log of the host is full: once the other ranks have read it, :meth:`settle` goes on."""
+        """The log of the host is full: :meth:`settle` continues when the other ranks have read it."""
         return bool(self._unsent_votes or self._unappended or self._pending_recall)
 
     def submit(self, requests: Sequence[Votable]) -> None:
-        """Tell the other ranks of requests: by a vote where the log has an id for one, else by a report."""
+        """Announce requests to the other ranks: by a vote if the log has an id for it, otherwise by a report."""
         if self._ballot is None:
             for request in requests:
                 self._negotiator.submit(request.key, request.signature)
@@ -93,12 +93,12 @@ class Agreement:
             self._vote(self._ballot, requests)
 
     def join(self) -> None:
-        """This rank has run out of data; what it has submitted before was submitted here before."""
+        """This rank has run out of data; :meth:`submit` has had all its earlier requests."""
         if self._ballot is None:
             self._negotiator.join()
         else:
-            # What this rank has voted for has to be reported before: the leader would take a report that comes after
-            # its word that it has joined for the next request of that name.
+            # First report what this rank has voted for: the leader would take a report that follows the join for the
+            # next request of that name.
             self._recall(self._ballot, set(), suspend=True)
 
     def leave(self, rank: int) -> None:
@@ -106,14 +106,14 @@ class Agreement:
         self._negotiator.leave(rank)
 
     def tune(self, tune: Tune) -> None:
-        """At the root: let all ranks use other parameters, from one position of the log on."""
+        """At the root: have all ranks use other parameters, from the same position of the log on."""
         self._negotiator.tune(tune)
 
     def receive(self, child: int, message: ReportBatch) -> None:
         """A message from ``child`` has arrived."""
         if self._ballot is not None:
-            # A rank of this host may have read further than this one: what it reports then is its next request of a
-            # name, and would go with the notes of the one before when that is carried out here.
+            # A rank of this host may have read further than this rank. Its report is then for the next request of a
+            # name, and must not be added to the state of the previous one.
             self._read(self._ballot)
         self._negotiator.receive(child, message)
 
@@ -122,13 +122,13 @@ class Agreement:
         self._distribute(entries)
 
     def settle(self) -> None:
-        """Send up what is ready below, or decide on it; then carry out what was decided, in the order of the log."""
+        """Report what the subtree is ready for, or decide on it; then execute the decisions in the order of the log."""
         ballot = self._ballot
         if ballot is None:
             if not self._is_root:
                 self._report()
                 return
-            # Carrying out may free a name that was waiting to be negotiated.
+            # An execution may free a name that waits to be negotiated.
             while entries := self._negotiator.take_log():
                 self._distribute(entries)
         elif self._retry_blocked(ballot):
@@ -149,10 +149,10 @@ class Agreement:
             self._send_up(message)
 
     def _distribute(self, entries: tuple[Entry, ...]) -> None:
-        """One message of the world's log goes to whom this rank brings it, itself included.
+        """Pass one message of the world's log on, and apply it on this rank.
 
-        Through the ring of its host first, where that may be full: a child that had read further in the log than this
-        rank can read would report what this rank does not know.
+        It goes through the ring of this host first, which may be full: a child on another host that had read further
+        than this rank would report ids that this rank does not know.
         """
         if self._ballot is None:
             self._send_down(entries)
@@ -161,7 +161,7 @@ class Agreement:
             self._unappended.append(entries)
 
     def _apply(self, entries: tuple[Entry, ...]) -> None:
-        """Do what one message of the world's log says."""
+        """Apply one message of the world's log."""
         for decision in self._negotiator.apply(entries):
             self._execute(decision)
             if isinstance(decision, Tune) and self._ballot is not None:
@@ -182,7 +182,7 @@ class Agreement:
         return self._pending_recall is not None
 
     def _lead(self, ballot: Ballot) -> None:
-        """The leader's part: what was reported goes up, or into the log, unless some rank may have voted for it."""
+        """The leader's part: report upwards or decide what was reported, unless some rank may have voted for it."""
         while True:
             self._read(ballot)
             if self._unappended:
@@ -207,7 +207,7 @@ class Agreement:
             self._distribute(entries)
 
     def _read(self, ballot: Ballot) -> None:
-        # Carrying out what is read takes time, in which more may be written.
+        # Executing what is read takes time, and more may be written meanwhile.
         while ballot.has_unread:
             for message in ballot.read():
                 if isinstance(message, Ready):
@@ -218,7 +218,7 @@ class Agreement:
                     self._apply(message)
 
     def _note_ready(self, ids: tuple[int, ...]) -> None:
-        """From here on these count as reported by all ranks of this host: no recall concerns them."""
+        """From here on these count as reported by all ranks of this host; a recall does not affect them."""
         pending = self._pending()
         for id in ids:
             request = pending.get(self._negotiator.key_of(id))
@@ -234,7 +234,7 @@ class Agreement:
             self._negotiator.join()
 
     def _submit_again(self, is_void: Callable[[Votable], bool]) -> None:
-        """Submit anew what this rank has voted for to no effect."""
+        """Submit again the requests whose votes are void."""
         again = [request for request in self._pending().values() if request.epoch >= 0 and is_void(request)]
         for request in again:
             request.epoch = -1

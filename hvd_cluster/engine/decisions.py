@@ -89,8 +89,9 @@ class DecisionRunner:
                 handle, self._join_handle = self._join_handle, None
                 handle.succeed(decision.last_rank)
 
-    def fail_join(self, text: str) -> None:
-        """Fail the join of this rank, if there is one; the world has ended."""
+    def fail_pending(self, text: str) -> None:
+        """The world has ended: fail what is not decided yet."""
+        self._submissions.end(text)
         if self._join_handle is not None:
             handle, self._join_handle = self._join_handle, None
             handle.fail(WorldEndedError(text))

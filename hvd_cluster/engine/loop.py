@@ -17,7 +17,6 @@ from hvd_cluster.engine.messages import (
     Abort,
     Close,
     Decision,
-    Entry,
     Goodbye,
     LogMessage,
     Message,
@@ -69,8 +68,6 @@ class Loop:
         poll: select.epoll,
     ) -> None:
         self._world = world
-        self._process_sets = process_sets
-        self._settings = settings
         self._rank = world.topology.rank
         self.recorder = Recorder(self._rank, world.topology.host)
         self._is_root = world.tree_position.parent is None
@@ -114,13 +111,9 @@ class Loop:
         position = world.tree_position
         here = set(position.host_ranks)
         self._has_all_ranks_here = len(here) == world.topology.size
-        self._leads_other_hosts = (
-            world.tree_position.is_leader and self._ballot is not None and not self._has_all_ranks_here
-        )
-        #: Who does not read the log in the ballot.
-        self._log_readers = list(
-            world.tree_position.children if self._ballot is None else world.tree_position.remote_children
-        )
+        self._leads_other_hosts = position.is_leader and self._ballot is not None and not self._has_all_ranks_here
+        #: Children that read the log from this rank instead of the ballot.
+        self._log_readers = list(position.children if self._ballot is None else position.remote_children)
         self._agreement = Agreement(
             self._negotiator,
             self._ballot,
@@ -128,7 +121,7 @@ class Loop:
             quorum=cache(lambda process_set_id: len(here.intersection(process_sets[process_set_id]))),
             pending=submissions.pending,
             send_up=self._links.send_up,
-            send_down=self._send_log,
+            send_down=lambda entries: self._links.send_down(LogMessage(entries), self._log_readers),
             execute=self._execute,
         )
         self._queues = Queues(
@@ -200,10 +193,7 @@ class Loop:
             self._links.rearm()
 
     def spin(self) -> bool:
-        """Spin until another rank writes to the ballot; for how long adapts to earlier waits, as in Semaphores.
-
-        True if there is something to read.
-        """
+        """Spin until another rank writes to the ballot, for a time that adapts to earlier waits; True if one has."""
         ballot = self._ballot
         if ballot is None:
             return False
@@ -283,12 +273,11 @@ class Loop:
         self._submissions.wake()
 
     def hand_over(self) -> None:
-        """The progress thread leaves, and possibly no other thread takes over for a while.
+        """The progress thread leaves; possibly no other thread takes over for a while.
 
-        If nothing is pending, the other ranks do not wake this rank for a moment: in a stream of operations it returns
-        by itself. The leader of one host among several is an exception, because the ranks of its host may need it for
-        operations that do not involve it. Timers that expired while the thread worked must not wake the engine's
-        thread later.
+        If nothing is pending, the other ranks do not wake this rank for a moment: in a stream of operations its thread
+        returns by itself. The leader of one host among several is an exception: its host may need it for operations
+        that do not involve it. Timers that have expired must not wake the engine's thread later.
         """
         if self._submissions.cycle_timer.is_due and self._submissions.end_cycle():
             self.wake()
@@ -323,9 +312,6 @@ class Loop:
         if requests:
             self._stall.note(requests[-1].name)
             self._agreement.submit(requests)
-
-    def _send_log(self, entries: tuple[Entry, ...]) -> None:
-        self._links.send_down(LogMessage(entries), self._log_readers)
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -395,7 +381,7 @@ class Loop:
         """The world ends in good order: what precedes the end in the log is executed, the rest fails."""
         self._closing_since_s = time.monotonic()
         who = "this rank" if close.rank == self._rank else f"rank {close.rank} on {self._world.hosts[close.rank]}"
-        self._fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
+        self._decisions.fail_pending(f"{SHUT_DOWN_TEXT} ({who} has called shutdown or ended)")
 
     def _abort(self, reason: str, source: int | None = None) -> None:
         """The world is broken: report it to the linked ranks, fail everything, end the waits in the transports."""
@@ -404,13 +390,9 @@ class Loop:
         self._closing_since_s = None
         self._links.send_all(Abort(reason), but=source)
         text = f"{SHUT_DOWN_TEXT} ({reason})"
-        self._fail_pending(text)
+        self._decisions.fail_pending(text)
         try:
             # Before the handles fail: their owners may write the tensors that a transport still works on.
             self.transports.abort()
         finally:
             self._decisions.fail(text)
-
-    def _fail_pending(self, text: str) -> None:
-        self._submissions.end(text)
-        self._decisions.fail_join(text)

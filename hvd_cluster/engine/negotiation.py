@@ -1,15 +1,14 @@
 """Agreement on what to do next: events in, messages and decisions out; no sockets, no clock, no tensors.
 
-Ranks match requests by name, not by call order. Readiness only ever turns on, so it is AND-ed incrementally up the tree
-of :mod:`hvd_cluster.engine.tree`: a node reports a request to its parent once, when its own rank and every subtree
-below it have submitted it. The root sequences: it writes one log, which comes down the tree and is applied in the
-same order by every rank. One log for all process sets is what makes overlapping sets free of deadlock: with an order
-per set, three ranks in three sets of two can each begin another one and wait for ever.
+Ranks match requests by name, not by call order. A request that is ready stays ready, so readiness is AND-ed
+incrementally up the tree of :mod:`hvd_cluster.engine.tree`: a node reports a request to its parent once, when its own
+rank and every subtree below it have submitted it. The root decides: it writes one log, which travels down the tree and
+which every rank applies in the same order. All process sets share one log, so overlapping sets cannot deadlock: with an
+order for each set, three ranks in three sets of two could each start with another set and wait forever.
 
-Requests seen before travel as a short id. The ids come from the log itself (:class:`Define`), so every rank knows them
-at the same position in the order; they are never reused within a world. A forgotten id (:class:`Forget`) is kept for
-reading until every child is known to have read past that position in the log: a report sent before that may still carry
-it.
+Requests that were seen before travel as a short id. The ids come from the log itself (:class:`Define`), so every rank
+knows them at the same position. A forgotten id (:class:`Forget`) stays readable until every child is known to have
+applied that position of the log: a report sent earlier may still contain it.
 
 The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancestors are Horovod's coordinator
 (arXiv:1802.05799, section 3) and its response cache.
@@ -17,7 +16,6 @@ The protocol and what was proved of it: ENGINE-FACTS, "Negotiation". Its ancesto
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -41,16 +39,17 @@ from hvd_cluster.engine.messages import (
     Run,
     Tune,
 )
+from hvd_cluster.engine.request_ids import RequestIds
 from hvd_cluster.engine.signature import Key, Signature
 from hvd_cluster.engine.tree import TreePosition
 
-#: A node that has nothing to say still tells its parent after so many messages how far it has read the log.
+#: After this many log messages a node without reports still informs its parent how far it has read.
 _ACKNOWLEDGE_EVERY = 512
 
 
 @dataclass
 class _RequestState:
-    """What a node knows about one request that is not yet decided."""
+    """What a node knows about a request that is not decided yet."""
 
     signatures: list[RankSignature] = field(default_factory=list)
     children: set[int] = field(default_factory=set)
@@ -67,15 +66,14 @@ class _RequestState:
 class Negotiator:
     """The state of one rank.
 
-    Feed it events (:meth:`submit`, :meth:`join`, :meth:`leave`, :meth:`receive`, :meth:`apply`), then take what
-    :meth:`take_reports` and, at the root, :meth:`take_log` have for the neighbours.
+    Feed it events (:meth:`submit` to :meth:`apply`), then send what :meth:`take_reports` and :meth:`take_log` return.
 
     Args:
         position: this rank's position in the tree.
         process_sets: the ranks of each process set; the global set has id 0.
         cache_capacity: number of requests that keep an id; 0 gives every request a new one.
-        groups_apart: a grouped request shares its bucket with no other.
-        fusion_threshold: returns the bytes of one bucket; asked at each decision, since autotune may change it.
+        groups_apart: a grouped request does not share its bucket with others.
+        fusion_threshold: returns the size of a bucket in bytes; called at each decision, since autotune may change it.
     """
 
     def __init__(
@@ -93,14 +91,7 @@ class Negotiator:
         self._groups_apart = groups_apart
         self._states: dict[Key, _RequestState] = {}
         self._touched: dict[Key, None] = {}  # an ordered set
-        # The cache, replicated from the log: least recently used first.
-        self._definitions: OrderedDict[int, tuple[Key, Signature]] = OrderedDict()
-        self._ids: dict[Key, int] = {}
-        self._next_id = 0
-        #: How many ids the log has forgotten so far.
-        self.num_forgotten = 0
-        self._forgotten: deque[tuple[int, int]] = deque()  # (log position, id)
-        self._readable: dict[int, tuple[Key, Signature]] = {}
+        self._ids = RequestIds()
         self._num_applied = 0
         self._num_acknowledged = 0
         self._children_applied = dict.fromkeys(position.children, 0)
@@ -121,7 +112,7 @@ class Negotiator:
     # ---- events -----------------------------------------------------------------------------------------------------
 
     def submit(self, key: Key, signature: Signature) -> None:
-        """This rank has submitted a request; its key is not pending already."""
+        """This rank has submitted a request whose key is not pending."""
         self._contest(key)
         state = self._state_of(key)
         state.mine = True
@@ -140,7 +131,7 @@ class Negotiator:
             self._reports.append(Leaving(rank))
 
     def tune(self, tune: Tune) -> None:
-        """At the root: let all ranks use other parameters."""
+        """At the root: have all ranks use other parameters."""
         self._tune = tune
 
     def receive(self, child: int, message: ReportBatch) -> None:
@@ -148,7 +139,7 @@ class Negotiator:
         self._children_applied[child] = message.num_applied
         for item in message.items:
             if isinstance(item, CachedReport):
-                key, signature = self._definitions.get(item.id) or self._readable[item.id]
+                key, signature = self._ids.read(item.id)
                 self._add_report(child, key, (RankSignature(item.rank, signature),), item.joined)
             elif isinstance(item, Report):
                 self._add_report(child, item.key, item.signatures, item.joined)
@@ -160,10 +151,10 @@ class Negotiator:
         self._drop_readable()
 
     def apply(self, entries: tuple[Entry, ...]) -> list[Decision]:
-        """One log message; forward it to the children first. Returns what this rank has to do, in order.
+        """Apply one log message, after forwarding it to the children; returns this rank's decisions in order.
 
-        The log may go on after its :class:`Close`, by the vote of a rank that had not read it yet. Nobody does what
-        stands there: ranks that have read the end may be gone.
+        A rank that had not read the :class:`Close` yet may have appended entries by its vote. All ranks ignore them,
+        because ranks that have read the end may be gone.
         """
         self._num_applied += 1
         decisions: list[Decision] = []
@@ -171,7 +162,7 @@ class Negotiator:
             if self._is_closed:
                 break
             if isinstance(entry, Define):
-                self._define(entry)
+                self._ids.define(entry)
             elif isinstance(entry, Forget):
                 self._forget(entry.id)
             elif isinstance(entry, Run):
@@ -195,17 +186,22 @@ class Negotiator:
         self._process_sets[id] = ranks
 
     def remove_process_set(self, id: int) -> None:
-        """It exists no more; what was noted of its requests is forgotten, its definitions go with the cache."""
+        """A process set does not exist any more: drop the state of its requests; the cache drops the definitions."""
         for key in [key for key in self._states if key[0] == id]:
             del self._states[key]
             self._touched.pop(key, None)
         self._removed_sets.add(id)
 
-    # ---- what goes out ----------------------------------------------------------------------------------------------
+    # ---- output -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_forgotten(self) -> int:
+        """How many ids the log has forgotten so far."""
+        return self._ids.num_forgotten
 
     @property
     def has_output(self) -> bool:
-        """:meth:`take_reports` or :meth:`take_log` may have something to say."""
+        """:meth:`take_reports` or :meth:`take_log` may return something."""
         return bool(
             self._touched
             or self._unsent_joins
@@ -220,10 +216,10 @@ class Negotiator:
         return self._num_applied - self._num_acknowledged >= _ACKNOWLEDGE_EVERY
 
     def take_reports(self) -> ReportBatch | None:
-        """The message for the parent, if there is something to say. Not at the root."""
+        """The message for the parent, or None if there is nothing to report. Not at the root."""
         for key in self._take_ready():
             self._reports.append(self._report(key))
-        # After the reports: a rank's word that it has joined stands in for what it has not submitted before.
+        # After the reports: a join stands in for what the rank has not submitted before.
         self._reports += [Joined(rank) for rank in self._unsent_joins]
         self._unsent_joins.clear()
         if not self._reports and not self._must_acknowledge:
@@ -234,13 +230,13 @@ class Negotiator:
         return message
 
     def take_log(self) -> tuple[Entry, ...]:
-        """At the root: the next log message, to be sent down and applied here; empty when nothing is decided."""
+        """At the root: the next log message, to be sent down and applied here; empty if nothing is decided."""
         entries: list[Entry] = []
         ready: list[tuple[int, Key, Signature]] = []
         transient: list[int] = []
         used: set[int] = set()
-        # Only this method hands out ids, and what it hands out is applied before it is called again.
-        num_cached = len(self._definitions)
+        # Only this method assigns ids, and they are applied before it is called again.
+        num_cached = len(self._ids)
         for key in self._take_ready():
             state = self._states[key]
             refusal = self._refusal(key, state)
@@ -249,13 +245,13 @@ class Negotiator:
                 continue
             signature = state.signatures[0].signature
             id = self._ids.get(key)
-            if id is not None and self._definitions[id][1] != signature:
+            if id is not None and self._ids[id][1] != signature:
                 entries.append(Forget(id))
                 num_cached -= 1
                 id = None
             if id is None:
-                id = self._next_id
-                self._next_id += 1
+                id = self._ids.next_id
+                self._ids.next_id += 1
                 entries.append(Define(id, key, signature))
                 num_cached += 1
                 if self._cache_capacity == 0:
@@ -268,24 +264,24 @@ class Negotiator:
         entries += [Forget(id) for id in transient]
         if self._cache_capacity:
             surplus = num_cached - self._cache_capacity
-            idle = (id for id in self._definitions if id not in used and not self._is_pending(id))
+            idle = (id for id in self._ids if id not in used and self._ids[id][0] not in self._states)
             entries += [Forget(id) for id, _ in zip(idle, range(surplus), strict=False)]
         if self._tune is not None:
             entries.append(self._tune)
             self._tune = None
-        if self._all_joined():
+        if self._joined and len(self._joined_below) == self._num_below:
             entries.append(JoinDone(self._last_joined))
         if self._leaving is not None:
             entries.append(Close(self._leaving))
             self._leaving = None
         return tuple(entries)
 
-    # ---- where ranks vote through shared memory ---------------------------------------------------------------------
+    # ---- for ranks that vote through shared memory ------------------------------------------------------------------
 
     def add_votes(self, ids: Iterable[int]) -> None:
-        """At the leader of a host: its ranks have all submitted these requests, as the log has defined them."""
+        """At the leader of a host: all ranks of the host have submitted these requests, as the log has defined them."""
         for id in ids:
-            key, signature = self._definitions[id]
+            key, signature = self._ids[id]
             if key[0] in self._removed_sets:
                 continue
             members = [rank for rank in self._position.host_ranks if rank in self._process_sets[key[0]]]
@@ -295,22 +291,21 @@ class Negotiator:
             state.add(RankSignature(members[0], signature))
 
     def key_of(self, id: int) -> Key:
-        """What the log has defined ``id`` as."""
-        return self._definitions[id][0]
+        """The key that the log has defined ``id`` for."""
+        return self._ids[id][0]
 
     def id_of(self, key: Key, signature: Signature) -> int | None:
-        """The id that the log has given to this request, if its signature is the same as then."""
-        id = self._ids.get(key)
-        return id if id is not None and self._definitions[id][1] == signature else None
+        """The id that the log has given to this request, if its signature is still the same."""
+        return self._ids.find(key, signature)
 
     def plan(self, ids: tuple[int, ...]) -> tuple[Run, ...]:
         """The buckets for requests that are ready, by id."""
-        wanted = [(self._definitions[id][0][0], self._definitions[id][1]) for id in ids]
+        wanted = [(self._ids[id][0][0], self._ids[id][1]) for id in ids]
         buckets = plan_buckets(wanted, self._fusion_threshold(), groups_apart=self._groups_apart)
         return tuple(Run(tuple(ids[index] for index in bucket)) for bucket in buckets)
 
     def take_contested(self) -> set[int]:
-        """At the leader: ids of what ranks of this host reported since the last call, and others may vote for."""
+        """At the leader: ids that ranks of this host have reported since the last call and that others may vote for."""
         contested, self._contested = self._contested, set()
         return contested
 
@@ -321,8 +316,9 @@ class Negotiator:
         return self._states.setdefault(key, _RequestState())
 
     def _contest(self, key: Key) -> None:
-        if key in self._ids:
-            self._contested.add(self._ids[key])
+        id = self._ids.get(key)
+        if id is not None:
+            self._contested.add(id)
 
     def _note_join(self, rank: int) -> None:
         self._last_joined = rank
@@ -331,7 +327,7 @@ class Negotiator:
 
     def _add_report(self, child: int, key: Key, signatures: tuple[RankSignature, ...], joined: bool) -> None:
         if key[0] in self._removed_sets:
-            return  # it was sent before its sender had read of the removal
+            return  # it was sent before its sender had read the removal
         if child in self._position.host_ranks:
             self._contest(key)
         state = self._state_of(key)
@@ -351,11 +347,8 @@ class Negotiator:
             self._below_of_set[process_set_id] = below  # ids of process sets are never used again
         return below
 
-    def _all_joined(self) -> bool:
-        return self._joined and len(self._joined_below) == self._num_below
-
     def _take_ready(self) -> list[Key]:
-        """The touched requests that this whole subtree is ready for, in the order in which they became so."""
+        """The touched requests that this whole subtree is ready for, in the order in which they became ready."""
         touched, self._touched = self._touched, {}
         ready = []
         for key in touched:
@@ -374,8 +367,8 @@ class Negotiator:
     def _report(self, key: Key) -> Report | CachedReport:
         state = self._states[key]
         first = state.signatures[0]
-        id = self._ids.get(key)
-        if id is not None and len(state.signatures) == 1 and self._definitions[id][1] == first.signature:
+        id = self._ids.find(key, first.signature)
+        if id is not None and len(state.signatures) == 1:
             return CachedReport(id, first.rank, state.joined)
         return Report(key, tuple(state.signatures), state.joined)
 
@@ -389,36 +382,18 @@ class Negotiator:
             return Refuse(key, text, is_disagreement=False)
         return None
 
-    def _is_pending(self, id: int) -> bool:
-        return self._definitions[id][0] in self._states
-
-    def _define(self, entry: Define) -> None:
-        self._definitions[entry.id] = (entry.key, entry.signature)
-        self._ids[entry.key] = entry.id
-        self._next_id = max(self._next_id, entry.id + 1)
-
     def _forget(self, id: int) -> None:
-        key, signature = self._definitions.pop(id)
-        if self._ids.get(key) == id:
-            del self._ids[key]
+        self._ids.forget(id, self._num_applied)
         self._contested.discard(id)
-        self.num_forgotten += 1
-        self._readable[id] = (key, signature)
-        self._forgotten.append((self._num_applied, id))
 
     def _drop_readable(self) -> None:
         """Drop the forgotten ids that no child can send any more."""
-        if not self._forgotten:
-            return
-        read = min(self._children_applied.values(), default=self._num_applied)
-        while self._forgotten and self._forgotten[0][0] <= read:
-            del self._readable[self._forgotten.popleft()[1]]
+        self._ids.drop_readable(min(self._children_applied.values(), default=self._num_applied))
 
     def _run(self, entry: Run) -> Bucket:
         requests = []
         for id in entry.ids:
-            key, signature = self._definitions[id]
-            self._definitions.move_to_end(id)
+            key, signature = self._ids.use(id)
             self._states.pop(key, None)
             self._touched.pop(key, None)
             requests.append((key, signature))

@@ -17,53 +17,53 @@ from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.request import Handle
 from hvd_cluster.errors import HorovodInternalError
 
-#: How long to wait for the engine's thread before looking again who drives.
+#: How long to wait for the engine's thread before checking again which thread holds the lock.
 _PATIENCE_S = 0.002
 
 
 class ProgressEngine(Protocol):
-    """What is driven. Only the holder of the progress lock calls this."""
+    """What the lock protects. Only its holder calls these methods, except :meth:`expedite` and :meth:`wake`."""
 
     def is_over(self) -> bool:
-        """Nothing is left to be driven."""
+        """Nothing remains to be done."""
 
     def work(self, *, is_waited_for: bool) -> None:
-        """Do what can be done without waiting; ``is_waited_for`` when somebody waits for what was submitted."""
+        """Do what can be done without waiting; ``is_waited_for`` if a thread waits for what was submitted."""
 
     def spin(self) -> bool:
         """Wait a moment for what usually comes soon; True if there is something to do."""
 
     def may_sleep(self) -> bool:
-        """False if there is something to do; True promises that the poll will report what comes."""
+        """False if there is something to do; True guarantees that the poll reports what comes."""
 
     def hand_over(self) -> None:
-        """A driver leaves: see that the poll reports what comes, soon enough."""
+        """The progress thread leaves: make sure that the poll reports what comes, soon enough."""
 
     def deadline_s(self) -> float | None:
-        """``time.monotonic()`` when there is something to do whatever happens; None for never."""
+        """``time.monotonic()`` when there is something to do even if the poll reports nothing; None for never."""
 
     def handle_events(self, events: list[tuple[int, int]]) -> None:
-        """Take in what the poll has reported."""
+        """Handle what the poll has reported."""
 
     def fail(self, error: BaseException) -> None:
-        """Driving has failed: end the world."""
+        """The progress thread has failed: end the world."""
 
     def finish(self) -> None:
-        """Everything is over: let go of everything."""
+        """Everything is over: release everything."""
 
     def expedite(self) -> None:
-        """A thread that does not drive waits for what it has submitted."""
+        """Negotiate now: a thread without the lock waits for what it has submitted."""
 
     def wake(self) -> None:
-        """Make the poll report something."""
+        """Wake the thread that sleeps in the poll."""
 
 
 class ProgressLock:
-    """Lets one thread at a time drive.
+    """Lets one thread at a time advance the engine.
 
     Args:
-        engine: what is driven.
-        poll: what the driver waits on.
+        engine: what it advances.
+        poll: what the progress thread waits on.
     """
 
     def __init__(self, engine: ProgressEngine, poll: select.epoll) -> None:
@@ -73,7 +73,7 @@ class ProgressLock:
         self._holder: int | None = None
         #: Set when the engine's thread ends. (A join() that a signal's exception ends takes the thread for ended.)
         self.is_over = threading.Event()
-        # The engine's thread sleeps on this one, which is ready when the poll is, unless somebody else drives.
+        # The engine's thread sleeps on this one. It is ready when the poll is, unless another thread holds the lock.
         self._sleep = select.epoll()
         self._sleep.register(poll.fileno(), select.EPOLLIN)
         self._is_detached = False
@@ -81,12 +81,12 @@ class ProgressLock:
         self.thread = threading.Thread(target=self._run, name="hvd-engine", daemon=True)
 
     def progress_until(self, handle: Handle) -> None:
-        """Drive until ``handle`` is settled; returns early when another thread drives, or everything is over.
+        """Advance the engine until ``handle`` is settled; returns early if another thread does so, or all is over.
 
         Raises:
-            HorovodInternalError: this thread drives already: it was called from a signal handler or a ``__del__``.
-            BaseException: what a signal handler raises, as it is, once the work in hand is done. The world goes on,
-                unless that work has waited for other ranks for too long.
+            HorovodInternalError: this thread does so already: it was called from a signal handler or a ``__del__``.
+            BaseException: what a signal handler raises, unchanged, once the current work is done. The world continues
+                unless that work has waited too long for other ranks.
         """
         holds_back = interrupts.begin()
         try:
@@ -131,10 +131,10 @@ class ProgressLock:
                         interrupts.work()
                     is_working = True
                     self._engine.handle_events(events)
-            except Exception as error:  # whatever it was, every rank must hear of it
+            except Exception as error:  # whatever it was, every rank must learn of it
                 if not is_working:
                     raise  # a signal handler's
-                # The waiters hear of it through their handles.
+                # The waiters learn of it through their handles.
                 self._engine.fail(error)
                 self._engine.wake()
             except BaseException as error:  # raised again: an interrupt in mid-operation has left it undone
@@ -151,15 +151,15 @@ class ProgressLock:
             self._lock.release()
 
     def _get(self, me: int, handle: Handle, holds_back: bool) -> bool:
-        """Get the progress lock; False where another waiter has it, or the handle is settled meanwhile."""
+        """Get the lock; False if another waiter has it, or if the handle is settled meanwhile."""
         if self._lock.acquire(blocking=False):
             return True
         if self._holder == me:
             raise HorovodInternalError(
                 "an operation was waited for from within another one of the same thread, by a signal handler or a "
-                "__del__: it could wait for nobody but itself"
+                "__del__: it would wait for itself"
             )
-        # Whoever drives has perhaps not seen what this thread waits for, and sleeps.
+        # The progress thread may sleep without having seen what this thread waits for.
         self._engine.expedite()
         # The engine's thread lets go soon. A waiter does when its own result is there, and that may take what this
         # thread does next: so never wait for a waiter. (None: somebody is about to say who it is.)
@@ -173,7 +173,7 @@ class ProgressLock:
         return False
 
     def _leave(self) -> None:
-        """Let the engine's thread see to things again."""
+        """Let the engine's thread take over."""
         try:
             deadline_s = self._engine.deadline_s()
             is_earlier = deadline_s is not None and (self._wakes_s is None or deadline_s < self._wakes_s)
@@ -216,7 +216,7 @@ class ProgressLock:
             self._sleep.poll(_until(self._wakes_s))
 
     def _progress(self) -> bool:
-        """Do what there is to do; True when everything is over."""
+        """Do what there is to do; True if everything is over."""
         try:
             while not self._engine.is_over():
                 self._engine.handle_events(self._poll.poll(0))
@@ -224,7 +224,7 @@ class ProgressLock:
                 if not self._engine.is_over() and self._engine.may_sleep():
                     self._wakes_s = self._engine.deadline_s()
                     return False
-        except Exception as error:  # noqa: BLE001 - a thread that dies in silence leaves all other ranks waiting
+        except Exception as error:  # noqa: BLE001 - if the thread died silently, all other ranks would wait
             self._engine.fail(error)
         return True
 

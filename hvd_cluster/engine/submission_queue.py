@@ -1,4 +1,4 @@
-"""What the user's threads hand to whoever drives the engine, under one lock, and the wakeup that wakes its thread."""
+"""What the user's threads submit to the progress thread, and the descriptor that wakes the engine's thread."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Leave:
     """This rank shuts down in good order."""
 
 
-#: What user threads ask for besides collectives.
+#: What user threads ask for in addition to collectives.
 Command = Join | Leave | TimelineSwitch | Abort
 
-#: In a stream of operations that are waited for, each begins sooner than this after the last one.
+#: In a stream of blocking operations, each begins sooner than this after the previous one.
 _REST_S = 0.01
 
 
 class SerialNumber(NamedTuple):
-    """Where an unnamed operation stands among those of its family; equal on all ranks that take part in it.
+    """The number of an unnamed operation in its family; equal on all ranks that take part in it.
 
-    A rank that joins early makes fewer operations than the others, so the count restarts when all have joined.
+    A rank that joins early submits fewer operations than the others, so the count restarts when all have joined.
     """
 
     num_joins: int
@@ -52,10 +52,10 @@ class SerialNumber(NamedTuple):
 
 
 class SubmissionQueue:
-    """Requests and commands on their way to the engine, and the requests that are not decided yet.
+    """Requests and commands for the engine, and the requests that are not decided yet.
 
     Args:
-        cycle_time_s: how long requests wait for company if nobody waits for them.
+        cycle_time_s: how long requests that no thread waits for are held back, to be fused with others.
     """
 
     def __init__(self, cycle_time_s: float) -> None:
@@ -63,31 +63,31 @@ class SubmissionQueue:
         self._lock = threading.RLock()
         self._has_joined = False
         self._num_joins = 0
-        #: How many unnamed operations there were since the last join, by process set and family.
+        #: The number of unnamed operations since the last join, by process set and family.
         self._numbers: dict[tuple[int, str], int] = {}
         self._pending: dict[Key, Request] = {}
-        #: Decided, and being carried out: their tensors are in use.
+        #: Requests that are being executed: their tensors are in use.
         self._in_use: set[Key] = set()
         self._submitted: list[Request] = []
         self._commands: deque[Command] = deque()
         self._end: str | None = None
-        #: What was submitted has waited for company long enough, or a thread that does not drive waits for it.
+        #: Submitted requests have waited for the cycle time, or a thread without the progress lock waits for them.
         self.is_urgent = False
-        #: Readable when there is something to do. Other ranks ring it too.
+        #: An eventfd, readable if there is something to do. Other ranks write to it too.
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        #: Goes off when what was submitted has waited long enough for company.
+        #: Expires when submitted requests have waited for the cycle time.
         self.cycle_timer = Timer(cycle_time_s)
-        #: Goes off when nobody may have driven the engine for a while.
+        #: Expires when possibly no thread has advanced the engine for a while.
         self.idle_timer = Timer(_REST_S)
 
     # ---- the user's threads -----------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, is_waited_for: bool) -> None:
-        """Hand in a request. It is negotiated when somebody waits for it, or after the cycle time.
+        """Submit a request. It is negotiated when a thread waits for it, or after the cycle time.
 
         Args:
             request: the request.
-            is_waited_for: the caller is about to wait, so nobody need see to it otherwise.
+            is_waited_for: the caller waits for it next, so no timer is needed.
 
         Raises:
             ValueError: one of this name is not done yet.
@@ -123,7 +123,7 @@ class SubmissionQueue:
             return SerialNumber(self._num_joins, number)
 
     def join(self, handle: Handle, device: int) -> None:
-        """Hand in that this rank has run out of data; raises ``ValueError`` when it has said so already."""
+        """This rank has run out of data; raises ``ValueError`` if it has joined already."""
         with self._lock:
             if self._has_joined:
                 raise ValueError("join() was called while another join() of this rank is under way")
@@ -135,7 +135,7 @@ class SubmissionQueue:
         self.wake()
 
     def command(self, command: Command) -> None:
-        """Hand in a command; ignored if the world has ended."""
+        """Submit a command; ignored if the world has ended."""
         with self._lock:
             if self._end is None:
                 self._commands.append(command)
@@ -147,17 +147,17 @@ class SubmissionQueue:
             if self.wakeup >= 0:
                 os.eventfd_write(self.wakeup, 1)
 
-    # ---- whoever drives ----------------------------------------------------------------------------------------
+    # ---- the progress thread ----------------------------------------------------------------------------------------
 
     def clear_wakeup(self) -> None:
-        """Take note of the wakeup, before looking at what is there."""
+        """Reset the wakeup descriptor; call this before looking at what there is."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.wakeup)
 
     def end_cycle(self) -> bool:
-        """The cycle's timer has gone off: what has waited for company long enough is urgent; True if it is.
+        """The cycle timer has expired: requests that have waited for the cycle time are urgent; True if there are any.
 
-        It may have been started for older ones, which somebody has waited for meanwhile: then it runs on for these.
+        If it was started for older requests that were negotiated meanwhile, it is restarted for the present ones.
         """
         with self._lock:
             self.cycle_timer.clear()
@@ -172,7 +172,7 @@ class SubmissionQueue:
 
     @property
     def has_submitted(self) -> bool:
-        """Requests wait to be negotiated."""
+        """There are requests to negotiate."""
         return bool(self._submitted)
 
     @property
@@ -189,7 +189,7 @@ class SubmissionQueue:
 
     @property
     def has_commands(self) -> bool:
-        """Commands wait to be carried out."""
+        """There are commands to execute."""
         return bool(self._commands)
 
     def take_commands(self) -> list[Command]:
@@ -201,7 +201,7 @@ class SubmissionQueue:
 
     @property
     def has_pending(self) -> bool:
-        """Requests wait to be decided."""
+        """There are requests that are not decided."""
         return bool(self._pending)
 
     def pending(self) -> dict[Key, Request]:
@@ -210,7 +210,7 @@ class SubmissionQueue:
             return dict(self._pending)
 
     def decide(self, key: Key) -> Request | None:
-        """This request is pending no longer; None if this rank has not submitted it."""
+        """Take a request out of the pending ones; None if this rank has not submitted it."""
         with self._lock:
             return self._pending.pop(key, None)
 
@@ -222,12 +222,12 @@ class SubmissionQueue:
             return [pop(key, None) for key in keys]
 
     def finish(self, keys: Iterable[Key]) -> None:
-        """These are carried out, and what they are called may be submitted again."""
+        """These were executed: their names may be used again."""
         with self._lock:
             self._in_use.difference_update(keys)
 
     def withdraw(self, process_set_id: int) -> list[Request]:
-        """The requests of a process set are pending no longer."""
+        """Take the requests of a process set out of the pending ones."""
         with self._lock:
             self._submitted = [r for r in self._submitted if r.process_set_id != process_set_id]
             return [self._pending.pop(key) for key in list(self._pending) if key[0] == process_set_id]
@@ -240,7 +240,7 @@ class SubmissionQueue:
             self._has_joined = False
 
     def end(self, text: str) -> None:
-        """The world has ended: fail what is pending, and whatever comes from now on, with ``text``."""
+        """The world has ended: fail what is pending, and everything submitted from now on, with ``text``."""
         with self._lock:
             self._end = text
             self._has_joined = False
@@ -253,7 +253,7 @@ class SubmissionQueue:
             handle.fail(WorldEndedError(text))
 
     def abandon(self) -> None:
-        """Give back the wakeup in a forked child, where another thread's hold on the lock would never end."""
+        """Close the descriptors without the lock: in a forked child another thread would hold it forever."""
         wakeup, self.wakeup = self.wakeup, -1
         if wakeup >= 0:
             os.close(wakeup)
@@ -261,6 +261,6 @@ class SubmissionQueue:
         self.idle_timer.close()
 
     def close(self) -> None:
-        """Give back the wakeup."""
+        """Close the descriptors."""
         with self._lock:
             self.abandon()

@@ -138,7 +138,7 @@ def test_more_names_than_the_cache_holds_are_only_slower(capacity: int) -> None:
         world.run(seed=turn)
     all_histories_are_equal(world)
     assert sorted(decided(world.ranks[0].history)) == sorted([(0, name) for name in "abcdefg"] * 4)
-    assert all(len(node.negotiator._definitions) <= max(capacity, 0) for node in world.ranks)
+    assert all(len(node.negotiator._ids) <= max(capacity, 0) for node in world.ranks)
 
 
 @pytest.mark.long
@@ -179,7 +179,7 @@ def test_any_interleaving_decides_everything_once_and_alike(data: st.DataObject)
     all_histories_are_equal(world)
     assert sorted(decided(world.ranks[0].history)) == sorted(key for key in names for _ in range(rounds))
     assert all(not node.negotiator._states for node in world.ranks)
-    assert all(len(node.negotiator._readable) <= 2 * len(names) * rounds for node in world.ranks)
+    assert all(len(node.negotiator._ids._readable) <= 2 * len(names) * rounds for node in world.ranks)
 
 
 def test_a_rank_that_has_joined_stands_in_for_in_a_process_set_whose_other_ranks_have_not() -> None:

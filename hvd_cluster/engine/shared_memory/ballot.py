@@ -1,21 +1,21 @@
-"""Agreement through shared memory, for the ranks of one host: whoever votes last for a request speaks for all of them.
+"""Agreement through shared memory among the ranks of one host: the last vote for a request decides.
 
 The segment holds a table with a count for each request that the log has given an id (see
 :mod:`hvd_cluster.engine.negotiation`), and the log itself, a ring of bytes that every rank reads at its own pace.
-Everything is touched under one lock. A rank votes for the ids that it has submitted. Where the whole world is on this
-host, the vote that completes a count appends the decision to the log in the same breath, so no other process has to
-run for it. Where other hosts have a say, it appends that the host is ready, and wakes the leader, which reports it.
-Requests without an id, or whose signature has changed, travel as reports up the tree to the leader. The leader appends
-the world's log, its own decisions or what comes from other hosts, to the same ring: one log orders everything.
+One lock protects everything. A rank votes for the ids that it has submitted. If the whole world is on this host, the
+vote that completes a count also appends the decision to the log, so no other process has to run for it. Otherwise it
+appends that the host is ready, and wakes the leader, which reports it to other hosts. Requests without an id, or whose
+signature has changed, travel as reports up the tree to the leader. The leader appends the world's log, whether decided
+here or on another host, to the same ring: one log orders everything.
 
-Votes and reports must not be mixed for one request, or neither would ever be complete. Whoever finds that they may be
-(the leader, when a rank of its host reports a request that has an id; a rank that joins) appends a *recall*: all
-incomplete counts are set to zero and a new epoch begins, and every rank votes again for what it voted for in an older
-epoch, or reports it if that id cannot be voted for any more, or voting is suspended because a rank has joined. An id
-that was recalled for can be voted for again once the log has run it: all ranks have done with it then.
+Votes and reports must not be mixed for one request, or neither would ever be complete. The leader (if a rank of its
+host reports a request that has an id) or a rank that joins then appends a *recall*: it sets all incomplete counts to
+zero and begins a new epoch. Every rank votes again for what it voted for in an older epoch; it reports the request if
+nothing can be voted for with that id any more, or if voting is suspended because a rank has joined. A recalled id can
+be voted for again once the log has run it, because then no rank has it pending.
 
-Order of memory: the lock is a semaphore, whose operations acquire and release; what is read without it
-(:attr:`Ballot.has_unread`) is only a hint to look again under it. So this is correct on weakly ordered processors.
+Memory order: the lock is a semaphore, whose operations acquire and release. What is read without it
+(:attr:`Ballot.has_unread`) is only a hint to look again under it, so this is correct on weakly ordered processors.
 """
 
 from __future__ import annotations
@@ -23,31 +23,38 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from hvd_cluster.engine.messages import Close, Define, Entry, Forget, HostMessage, JoinDone, Ready, Recall, Run
+from hvd_cluster.engine.messages import Close, Define, Entry, Forget, HostMessage, JoinDone, Run
 from hvd_cluster.engine.shared_memory.deadline import Deadline
+from hvd_cluster.engine.shared_memory.log_encoding import (
+    PICKLED,
+    PIECE,
+    READY,
+    RECALL,
+    RUN,
+    LogDecoder,
+    RunEncoder,
+    framed,
+    packed,
+)
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Semaphores
 
-#: Ids share a slot of the table when they differ by this; an id that finds its slot taken is reported, not voted for.
+#: Ids that differ by a multiple of this share a slot of the table; a request whose slot is taken is reported instead.
 _NUM_SLOTS = 1 << 13
 _RING_BYTES = 1 << 20
-#: Longer messages of the leader travel in pieces.
+#: Longer messages of the leader are split.
 _MAX_BYTES = _RING_BYTES // 8
-#: So many fit into the log at once.
+#: This many votes fit into the log at once.
 MAX_VOTES = _MAX_BYTES // 16
-#: How often the lock is tried before a rank blocks: it is held for a few microseconds.
+#: How often a rank tries the lock before it blocks: it is held for a few microseconds.
 _LOCK_TRIES = 400
 
 # Words of the header, then two words for each rank.
 _TAIL, _IS_SUSPENDED, _IS_CLOSED, _EPOCH, _HOLDER, _NUM_WORDS = range(6)
 _POSITION, _SLEEPS, _NUM_RANK_WORDS = range(3)
-
-# The first word of a message is its length in bytes times 8, plus one of these.
-_RUN, _PICKLED, _PIECE, _RECALL, _READY = range(5)
 
 
 class Vote(NamedTuple):
@@ -59,7 +66,7 @@ class Vote(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """What became of votes."""
+    """The result of votes."""
 
     #: The epoch in which they were counted.
     epoch: int
@@ -73,13 +80,13 @@ class Ballot:
     Args:
         memory: :meth:`num_bytes` zero bytes that all ranks share, from ``offset`` on.
         offset: a multiple of 64.
-        ranks: those of the host, by index.
-        index: this rank among them; the one with index 0 creates the lock, and leads.
+        ranks: the global ranks of the host, by index.
+        index: this rank's index; the rank with index 0 creates the lock and leads.
         wakeups: an eventfd for each rank, by index.
-        plan: makes the decision for ids whose counts have become complete together; None where other hosts have a say.
-        check: called now and then while waiting for the lock; raises when the world is broken.
-        timeout_s: how long to wait for the lock. It is held for microseconds: a rank was stopped in just those.
-        spins: a rank may try for the lock before it blocks; False where ranks outnumber cores.
+        plan: returns the buckets for ids whose counts are complete; None if other hosts must agree too.
+        check: called now and then while waiting for the lock; raises if the world is broken.
+        timeout_s: how long to wait for the lock. It is held for microseconds, unless a rank is stopped meanwhile.
+        spins: a rank tries for the lock before it blocks; False if ranks outnumber cores.
     """
 
     def __init__(
@@ -98,7 +105,8 @@ class Ballot:
         num_ranks = len(wakeups)
         self._index = index
         self._wakeups = wakeups
-        self._plan = plan
+        self._encoder = None if plan is None else RunEncoder(plan)
+        self._decoder = LogDecoder()
         self._lock = Semaphores(memory, offset, 1, create=index == 0, max_tries=_LOCK_TRIES if spins else 0)
         if index == 0:
             self._lock.post(0)
@@ -115,27 +123,24 @@ class Ballot:
 
         self._deadline = Deadline(check, timeout_s, holders, "finish its vote")
         self._ranks = words[_NUM_WORDS : _NUM_WORDS + _NUM_RANK_WORDS * num_ranks]
-        #: For each slot: the id plus one, or 0 where the slot is free, and the count.
+        #: For each slot: the id plus one, or 0 if the slot is free, and the count.
         self._table = words[-2 * _NUM_SLOTS :]
         self._ring = whole[start + 8 * num_words : start + 8 * num_words + _RING_BYTES]
         self._zeros = memoryview(bytes(8 * _NUM_SLOTS)).cast("q")
         self._position = 0
         self._outgoing: list[bytes] = []
-        self._pieces: list[bytes] = []
-        self._plans: dict[tuple[int, ...], bytes] = {}
-        self._decoded: dict[bytes, tuple[Run, ...]] = {}
 
     @staticmethod
     def num_bytes(num_ranks: int) -> int:
-        """How much memory a ballot of ``num_ranks`` takes."""
+        """The memory that a ballot of ``num_ranks`` needs."""
         return STRIDE_BYTES + 8 * (_NUM_WORDS + _NUM_RANK_WORDS * num_ranks + 2 * _NUM_SLOTS) + _RING_BYTES
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def cast(self, votes: Sequence[Vote]) -> Cast | None:
-        """Count this rank's votes, and append what follows from those that complete a count; None if the log is full.
+        """Count this rank's votes, and append the decision for complete counts; None if the log is full.
 
-        A full log has to be read by every rank: read it, and call again.
+        Every rank must read a full log: read it, and call again.
 
         Args:
             votes: at most :data:`MAX_VOTES`.
@@ -143,10 +148,10 @@ class Ballot:
         sleepers: list[int] = []
         self._acquire()
         try:
-            # Whoever votes is awake, and reads before it sleeps.
+            # A rank that votes is awake, and reads before it sleeps.
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
             epoch = self._header[_EPOCH]
-            # Whether there is room or not: a rank that joins reports what it has submitted before it says so.
+            # Even if there is no room: a rank that joins first reports what it has submitted.
             if self._header[_IS_SUSPENDED]:
                 return Cast(epoch, [vote.id for vote in votes])
             if not self._has_room(16 * len(votes) + 16):
@@ -164,11 +169,11 @@ class Ballot:
                     complete.append(id)
                     count = 0
                 table[slot + 1] = count
-            if complete and self._plan is None:
-                self._write(_READY, _packed(complete))
+            if complete and self._encoder is None:
+                self._write(READY, packed(complete))
                 sleepers = self._take_sleepers([0])
-            elif complete:
-                self._write(_RUN, self._encoded(tuple(complete)))
+            elif complete and self._encoder is not None:
+                self._write(RUN, self._encoder.encode(tuple(complete)))
                 sleepers = self._take_sleepers()
             return Cast(epoch, refused)
         finally:
@@ -176,9 +181,9 @@ class Ballot:
             self._wake(sleepers)
 
     def append(self, entries: tuple[Entry, ...]) -> bool:
-        """The next message of the world's log; False if the ring is full: read it, and call again with the same one.
+        """Append a message of the world's log; False if the ring is full: read it, and call again with the same one.
 
-        Votes for what it forgets are void: who has cast one reads that here.
+        Votes for ids that it forgets are void; the ranks that have voted read that here.
         """
         sleepers: list[int] = []
         self._acquire()
@@ -191,7 +196,7 @@ class Ballot:
                 starts = range(0, len(message), _MAX_BYTES)
                 self._outgoing = [message[start : start + _MAX_BYTES] for start in starts]
             while self._outgoing and self._has_room(len(self._outgoing[0])):
-                self._write(_PIECE if len(self._outgoing) > 1 else _PICKLED, self._outgoing.pop(0))
+                self._write(PIECE if len(self._outgoing) > 1 else PICKLED, self._outgoing.pop(0))
             sleepers = self._take_sleepers()  # to read what was written, or to make room for the rest
             if self._outgoing:
                 return False
@@ -213,13 +218,13 @@ class Ballot:
             self._wake(sleepers)
 
     def recall(self, ids: Iterable[int], *, suspend: bool = False) -> int | None:
-        """Have all incomplete votes cast anew, but none for ``ids``; the new epoch, or None if the log is full.
+        """Have all ranks vote again, but not for ``ids``; returns the new epoch, or None if the log is full.
 
-        If nobody has voted for any of ``ids`` yet, nobody has to do so anew, and the epoch goes on.
+        If no rank has voted for any of ``ids``, the votes stay valid and the epoch does not change.
 
         Args:
-            ids: what was voted for by some ranks and reported by others; it is reported by all from here on.
-            suspend: nobody votes from here on until all ranks have joined.
+            ids: some ranks have voted for these and others have reported them; from here on all ranks report them.
+            suspend: no rank votes from here on until all ranks have joined.
         """
         ids = list(ids)
         sleepers: list[int] = []
@@ -238,7 +243,7 @@ class Ballot:
             self._header[_EPOCH] += 1
             if suspend:
                 self._header[_IS_SUSPENDED] = 1
-            self._write(_RECALL, _packed([self._header[_EPOCH]]))
+            self._write(RECALL, packed([self._header[_EPOCH]]))
             return self._header[_EPOCH]
         finally:
             self._give_back()
@@ -248,16 +253,16 @@ class Ballot:
 
     @property
     def has_unread(self) -> bool:
-        """A hint, without the lock: there is something to read."""
+        """There is something to read; a hint, because it is read without the lock."""
         return self._header[_TAIL] != self._position
 
     @property
     def is_closed(self) -> bool:
-        """The end of the world, in good order, stands in the log, read or not."""
+        """The log contains the orderly end of the world, read or not."""
         return bool(self._header[_IS_CLOSED])
 
     def may_be_voted_for(self, id: int) -> bool:
-        """Some rank may have voted for ``id``, or may do so."""
+        """Some rank may have voted for ``id``, or may still do so."""
         self._acquire()
         try:
             return not self._header[_IS_SUSPENDED] and self._table[2 * (id % _NUM_SLOTS)] == id + 1
@@ -265,7 +270,7 @@ class Ballot:
             self._give_back()
 
     def read(self) -> list[HostMessage]:
-        """The messages of the log that this rank has not read."""
+        """The messages of the log that this rank has not read yet."""
         if self._header[_TAIL] == self._position:
             return []
         self._acquire()
@@ -278,10 +283,10 @@ class Ballot:
             self._ranks[_NUM_RANK_WORDS * self._index + _SLEEPS] = 0
         finally:
             self._give_back()
-        return list(self._parsed(data))
+        return list(self._decoder.decode(data))
 
     def may_sleep(self) -> bool:
-        """False if there is something to read; True promises that this rank's wakeup rings when there will be."""
+        """False if there is something to read; True guarantees that this rank is woken when there is."""
         if self._header[_TAIL] != self._position:
             return False
         self._acquire()
@@ -294,10 +299,15 @@ class Ballot:
             self._give_back()
 
     def release(self) -> None:
-        """Let go of the memory; no method may be called afterwards."""
+        """Release the memory; no method may be called afterwards."""
         for view in (self._header, self._ranks, self._table, self._ring, *self._wholes):
             view.release()
         self._lock.release()
+
+    def forget_plans(self) -> None:
+        """The buckets for requests that are ready together may have changed."""
+        if self._encoder is not None:
+            self._encoder.forget()
 
     # ---- the lock ---------------------------------------------------------------------------------------------------
 
@@ -322,15 +332,14 @@ class Ballot:
 
     def _wake(self, ranks: list[int]) -> None:
         for index in ranks:
-            with suppress(BlockingIOError):  # it is ringing already
+            with suppress(BlockingIOError):  # it is readable already
                 os.eventfd_write(self._wakeups[index], 1)
 
     def _has_room(self, num_bytes: int) -> bool:
         return self._header[_TAIL] + num_bytes + 16 - min(self._ranks[_POSITION::_NUM_RANK_WORDS]) <= _RING_BYTES
 
     def _write(self, kind: int, payload: bytes) -> None:
-        """One message: a word with its length and kind, the payload, and padding up to the next word."""
-        data = (len(payload) << 3 | kind).to_bytes(8, "little") + payload + bytes(-len(payload) % 8)
+        data = framed(kind, payload)
         start = self._header[_TAIL] % _RING_BYTES
         first = data[: _RING_BYTES - start]
         self._ring[start : start + len(first)] = first
@@ -351,66 +360,3 @@ class Ballot:
     def _count(self, id: int) -> int:
         slot = 2 * (id % _NUM_SLOTS)
         return self._table[slot + 1] if self._table[slot] == id + 1 else 0
-
-    # ---- messages ---------------------------------------------------------------------------------------------------
-
-    def forget_plans(self) -> None:
-        """What decides on plans has changed, the fusion threshold for one."""
-        self._plans.clear()
-
-    def _encoded(self, ids: tuple[int, ...]) -> bytes:
-        """The buckets for ``ids``: for each its length and its ids. A training step asks for the same ones again."""
-        payload = self._plans.get(ids)
-        if payload is None:
-            words: list[int] = []
-            assert self._plan is not None
-            for run in self._plan(ids):
-                words += (len(run.ids), *run.ids)
-            payload = _packed(words)
-            if len(self._plans) > 1000:
-                self._plans.clear()
-            self._plans[ids] = payload
-        return payload
-
-    def _parsed(self, data: bytes) -> Iterator[HostMessage]:
-        start = 0
-        while start < len(data):
-            word = int.from_bytes(data[start : start + 8], "little")
-            length, kind = word >> 3, word & 7
-            payload = data[start + 8 : start + 8 + length]
-            start += 8 + -(-length // 8) * 8
-            if kind == _RUN:
-                yield self._runs(payload)
-            elif kind == _PIECE:
-                self._pieces.append(payload)
-            elif kind == _RECALL:
-                (epoch,) = _unpacked(payload)
-                yield Recall(epoch)
-            elif kind == _READY:
-                yield Ready(tuple(_unpacked(payload)))
-            else:
-                # Written by a rank of this job: nobody else has the descriptor of the segment.
-                message, self._pieces = b"".join((*self._pieces, payload)), []
-                yield pickle.loads(message)
-
-    def _runs(self, payload: bytes) -> tuple[Run, ...]:
-        runs = self._decoded.get(payload)
-        if runs is None:
-            words = _unpacked(payload)
-            found, start = [], 0
-            while start < len(words):
-                end = start + 1 + words[start]
-                found.append(Run(tuple(words[start + 1 : end])))
-                start = end
-            if len(self._decoded) > 1000:
-                self._decoded.clear()
-            runs = self._decoded[payload] = tuple(found)
-        return runs
-
-
-def _packed(words: Iterable[int]) -> bytes:
-    return array("q", words).tobytes()
-
-
-def _unpacked(payload: bytes) -> list[int]:
-    return memoryview(payload).cast("q").tolist()
