@@ -1,4 +1,4 @@
-"""The one world of this process: ``init``, ``shutdown``, and the questions about rank and build."""
+"""The world of this process: ``init``, ``shutdown``, and functions that return its ranks and build options."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 engine, is_initialized, rank = current.engine, current.is_initialized, current.rank
 
-#: Worlds of an elastic job in a row that may break before they have come together: then it is no accident.
+#: How many worlds of an elastic job may break in a row while they are assembled.
 _MAX_BROKEN_WORLDS = 10
 
 _lock = threading.RLock()
 _static_sets: list[ProcessSet] = []
-#: How often this process has assembled a world, by job, generation and name; equal on all its ranks.
+#: How many worlds this process has assembled, by job, generation and name; equal on all ranks.
 _attempts: dict[tuple[str, int, str], int] = {}
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the world that the launcher's environment describes; a world of one when there is no launcher.
+    """Join the world that the launcher's environment describes; a world of one if there is no launcher.
 
     A second call does nothing until :func:`shutdown`.
 
@@ -52,8 +52,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Raises:
         ValueError: the arguments or the environment do not describe a world, or differ between the ranks.
-        NotImplementedError: ``comm`` is a list of ranks, and a process set is made of a communicator, whose processes
-            have no rank in that world that all of them could know.
+        NotImplementedError: ``comm`` is a list of ranks, and a process set was made from a communicator: not all ranks
+            know the ranks of its processes.
         ConnectionError: the other ranks could not be reached in time.
     """
     with _lock:
@@ -70,7 +70,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         static = list(process_sets or ())
         if comm is not None and not is_communicator(comm) and any(each.mpi_comm is not None for each in static):
             raise NotImplementedError(
-                "init(comm=[ranks]) takes process sets of ranks; for those of communicators hand it a communicator too"
+                "init(comm=[ranks]) takes process sets of ranks; for process sets of communicators pass one as comm too"
             )
         started_as = Topology.from_env()
         holds_back = interrupts.begin()
@@ -87,7 +87,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
-    """Join the next world of an elastic job; one that breaks while it comes together is followed by another."""
+    """Join the next world of an elastic job; if it breaks while it is assembled, join the one after it."""
     member = membership(started_as)
     for attempt in range(_MAX_BROKEN_WORLDS):
         topology = member.next_place(settings.elastic_timeout_s)
@@ -103,7 +103,7 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
         except (OSError, EOFError, HorovodInternalError) as error:
             if attempt == _MAX_BROKEN_WORLDS - 1 or interrupts.has_come:
                 raise
-            logger.info("generation %d did not come together: %s", topology.generation, error)
+            logger.info("generation %d could not be assembled: %s", topology.generation, error)
 
 
 def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Settings) -> None:
@@ -121,7 +121,7 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
         if interrupts.has_come:  # the others have not failed, and wait in this attempt
             _attempts[job] -= 1
 
-    # Whatever raises, an interrupt too: nothing of a world that did not come about may stay.
+    # After any exception, also an interrupt, nothing of the unfinished world may remain.
     with ExitStack() as on_failure:
         on_failure.callback(forget_attempt)
         if server is not None:

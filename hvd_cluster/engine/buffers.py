@@ -1,4 +1,4 @@
-"""Buckets in memory: byte buffers that are kept for the next bucket, and the places of tensors in them."""
+"""Memory for buckets: byte buffers that are reused, and the layout of tensors in them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from hvd_cluster.engine.fusion import aligned
 
-#: A fresh 100 MB costs 65 to 94 ms at first touch, so buffers are kept; a step rarely has more buckets under way.
+#: A new buffer of 100 MB costs 65 to 94 ms at first touch, so buffers are kept; a step rarely needs more at once.
 _KEPT_PER_DEVICE = 4
-#: A larger one was a single huge request, and is given back.
+#: A larger buffer was for a single huge request and is freed.
 _MAX_KEPT_BYTES = 256 << 20
 
 
 class BufferPool:
-    """Byte buffers, kept for reuse. Used by whoever drives the engine."""
+    """Byte buffers, kept for reuse. Only the progress thread uses them."""
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[torch.Tensor]] = {}
@@ -41,11 +41,11 @@ class BufferPool:
 
 
 def layout(tensors: Sequence[torch.Tensor], itemsize: int | None = None) -> tuple[list[slice], int]:
-    """Where each tensor stands in a bucket, as slices of bytes, and the bucket's length in bytes.
+    """The slice of bytes of each tensor in a bucket, and the bucket's length in bytes.
 
     Args:
-        tensors: what is to be packed.
-        itemsize: bytes of one element in the bucket, where it differs from that of the tensors.
+        tensors: what is packed.
+        itemsize: bytes of one element in the bucket, if it differs from that of the tensors.
     """
     slices = []
     position = 0

@@ -1,6 +1,6 @@
-"""What to tell every rank when two ranks ask for different things under one name.
+"""The error on every rank if two ranks submit different requests under one name.
 
-The beginnings of the texts are those that Horovod's users match on.
+The texts begin like Horovod's, because programs match them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from hvd_cluster.engine.signature import Key, Kind, ReduceOp, Signature, TensorM
 
 
 def explain(key: Key, ours: Signature, our_rank: int, theirs: Signature, their_rank: int) -> str:
-    """Why the requests of two ranks cannot be carried out together; the signatures must differ."""
+    """Why the requests of two ranks do not match; the signatures must differ."""
     _, name = key
     where = f" (tensor {name!r}; ranks {our_rank} and {their_rank}, in this order)"
     return _difference(ours, theirs) + where
 
 
 def not_with_join(key: Key, signature: Signature) -> str | None:
-    """Why a request cannot be carried out now that a rank has joined; None where it can."""
+    """Why a request cannot be executed after a rank has joined; None if it can."""
     where = f" (tensor {key[1]!r})"
     if signature.kind not in (Kind.ALLREDUCE, Kind.BARRIER):
         return f"{signature.kind.value.capitalize()} is not supported with Join at this time.{where}"

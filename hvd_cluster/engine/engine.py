@@ -35,7 +35,7 @@ _CYCLE_MS, _LOCAL_CYCLE_MS = 1.0, 5.0
 
 
 class Engine:
-    """Carries out the collectives of one rank.
+    """Executes the collectives of one rank.
 
     Args:
         world: the connected world; the engine owns it from here on.
@@ -64,7 +64,7 @@ class Engine:
             try:
                 self._loop = Loop(world, settings, process_sets, self._submissions, poll)
             except PeerLost as gone:
-                raise ConnectionError(f"the world did not come together: {gone.reason}") from gone
+                raise ConnectionError(f"the world could not be assembled: {gone.reason}") from gone
             self._progress_lock = ProgressLock(self._loop, poll)
             on_failure.pop_all()
 
@@ -75,25 +75,25 @@ class Engine:
 
     @property
     def has_dynamic_process_sets(self) -> bool:
-        """Process sets may be added and removed."""
+        """Process sets can be added and removed."""
         return self._settings.dynamic_process_sets
 
     def transport_name(self, process_set_id: int, device: torch.device) -> str:
-        """What carries the tensors of a process set on a kind of device, e.g. "SHM"."""
+        """The name of the transport of a process set and kind of device, e.g. "SHM"."""
         return (
             AloneTransport.name if self._progress_lock is None else self._loop.transports[process_set_id, device].name
         )
 
     @property
     def arena(self) -> Arena | None:
-        """Where tensors live that the ranks of this host can all reach; None where they share no memory."""
+        """The memory for tensors that all ranks of this host can access; None if they share no memory."""
         return None if self._progress_lock is None or self._loop.host is None else self._loop.host.arena
 
     def submit(self, request: Request, *, is_waited_for: bool = False) -> Handle:
-        """Hand in a request.
+        """Submit a request.
 
         Args:
-            request: what to do; its tensors must not be touched until the handle is done.
+            request: its tensors must not be touched until the handle is done.
             is_waited_for: the caller waits for the handle next.
 
         Raises:
@@ -118,7 +118,7 @@ class Engine:
         return request.handle
 
     def progress(self, handle: Handle) -> None:
-        """This thread waits for ``handle``: let it do the engine's work until the outcome is there.
+        """This thread waits for ``handle``: let it advance the engine until the outcome is known.
 
         Raises:
             HorovodInternalError: this thread does so already; a signal handler or a ``__del__`` waits.
@@ -126,17 +126,17 @@ class Engine:
         if self._progress_lock is None:
             return
         if torch.is_inference_mode_enabled():
-            # What the engine makes in this thread must be of use in others.
+            # Other threads must be able to use the tensors that the engine makes in this thread.
             with torch.inference_mode(False):
                 self._progress_lock.progress_until(handle)
         else:
             self._progress_lock.progress_until(handle)
 
     def join(self, device: int = -1) -> Handle:
-        """This rank has run out of data; the handle gives the rank that joined last, once all have.
+        """This rank has run out of data; the handle gives the rank that joined last, when all have.
 
         Args:
-            device: the GPU that the zeros for GPU tensors are made on.
+            device: the GPU for the zeros that stand in for GPU tensors.
 
         Raises:
             ValueError: this rank has joined already.
@@ -153,7 +153,7 @@ class Engine:
         return self._submissions.next_number(process_set_id, family)
 
     def note_span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
-        """For the timeline: something outside the engine went on between two times of ``time.monotonic()``."""
+        """Add a span to the timeline for something outside the engine; times are ``time.monotonic()``."""
         recorder = self._alone.recorder if self._alone is not None else self._loop.recorder
         recorder.span(lane, name, start_s, end_s)
 
@@ -165,12 +165,12 @@ class Engine:
             self._submissions.command(TimelineSwitch(path, mark_cycles))
 
     def abort(self, reason: str) -> None:
-        """End the world with an error: every operation under way, and every later one, fails on all ranks."""
+        """End the world with an error: every pending and every later operation fails on all ranks."""
         if self._progress_lock is not None:
             self._submissions.command(Abort(reason))
 
     def shutdown(self) -> None:
-        """Leave in good order: what all ranks had agreed on is finished, the rest fails on every rank."""
+        """Leave in good order: what all ranks have agreed on is finished, everything else fails on every rank."""
         if self._alone is not None:
             self._alone.close()
         elif self._progress_lock is not None:
@@ -195,7 +195,7 @@ class Engine:
         self.world.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the connections without ending them; they are the parent's."""
+        """In a forked child: close the connections without ending them, because the parent uses them."""
         for link in self.world.links.values():
             link.close()
         if self._progress_lock is not None:
@@ -204,7 +204,7 @@ class Engine:
 
 
 class _SingleRankEngine:
-    """A world of one: whoever submits does the work, one at a time."""
+    """A world of one: the thread that submits executes, one request at a time."""
 
     def __init__(self, world: World, settings: Settings) -> None:
         self._lock = threading.RLock()
@@ -214,13 +214,13 @@ class _SingleRankEngine:
         self._timeline = JobTimeline(self.recorder, None, settings.timeline_max_mb)
 
     def execute(self, request: Request) -> None:
-        """Do what is asked, here and now."""
+        """Execute a request in this thread."""
         device = request.inputs[0].device if request.inputs else torch.device("cpu")
         with self._lock:
             transport = AloneTransport(device, self._rank)
             execution = Execution([request], transport, self._buffers, self.recorder, lambda: None)
             execution.advance(lambda *_: None)
-            self._timeline.flush(at_once=True)  # no thread would do so later
+            self._timeline.flush(at_once=True)  # no thread would do this later
 
     def record_timeline(self, path: str | None, mark_cycles: bool) -> None:
         """Start or stop the timeline."""
@@ -231,7 +231,7 @@ class _SingleRankEngine:
                 self._timeline.start(path, mark_cycles)
 
     def close(self) -> None:
-        """Write what is left of the timeline."""
+        """Write the rest of the timeline."""
         with self._lock:
             self._timeline.stop()
             self._timeline.close()

@@ -1,4 +1,4 @@
-"""Carrying out decided buckets: several at once, without blocking, each process set's launches in one order."""
+"""Execution of decided buckets: several at once, without blocking, launched in one order for each process set."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
 
 Notify = Callable[["Execution", Step], None]
-#: Told of a bucket that was carried out: its requests, when it was decided and when it was done.
+#: Called with an executed bucket: its requests, when it was decided and when it was done.
 Observe = Callable[[list[Request], float, float], None]
 
 
 class Execution:
-    """One bucket on its way through its collective.
+    """One bucket that is being executed.
 
     Args:
-        requests: what it holds.
-        transport: what carries it.
-        buffers: where it may pack its tensors.
+        requests: those of the bucket.
+        transport: moves the tensors.
+        buffers: memory for packed tensors.
         recorder: the timeline.
-        release: called when the tensors are in use no more, before anybody hears that the requests are done.
-        observe: called when they are.
+        release: called when the tensors are not in use any more, before the handles are settled.
+        observe: called after that.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Execution:
         self._step: Step | None = None
         self._decided_s = time.monotonic()
         self._stream = _side_stream(requests)
-        #: Other ranks of this host may stand still in the middle of this bucket until this rank is done with it.
+        #: Other ranks of this host may wait in the middle of this bucket until this rank has finished it.
         self.is_exclusive = transport.is_exclusive
-        #: Its work is a GPU's own, which the order of all process sets' launches decides.
+        #: It runs on a GPU, where buckets of all process sets are launched in one order.
         self.is_on_gpu = transport.device.type == "cuda"
         #: All work of this bucket is launched, so the next one of the process set may begin.
         self.is_launched = False
@@ -65,11 +65,11 @@ class Execution:
         self.is_done = False
 
     def is_waiting_for(self, step: Step) -> bool:
-        """True when ``step`` is the one whose work has to be done before :meth:`advance` can go on."""
+        """True if :meth:`advance` cannot continue before the work of ``step`` is done."""
         return self._step is step and not self.is_done
 
     def advance(self, notify: Notify) -> None:
-        """Go on until work is under way that is not done.
+        """Continue until there is work that is not done.
 
         Args:
             notify: called from any thread with a step whose work is done.
@@ -94,12 +94,12 @@ class Execution:
                     return
 
     def close(self) -> None:
-        """Give up: the world is gone."""
+        """Stop: the world has ended."""
         with suppress(RuntimeError):
             self._steps.close()
 
     def fail(self, error: Callable[[], Exception]) -> None:
-        """Fail every handle of the bucket, each with an error of its own."""
+        """Fail every handle of the bucket, each with its own error."""
         for request in self._requests:
             request.handle.fail(error())
 
@@ -116,9 +116,8 @@ class Execution:
         for work in step.works:
             work.on_done(work_done)
         is_registered = True
-        # Work that was done before the line above has notified nobody. Work that is done just now may both
-        # have notified and be seen here: the notification then comes for a step that has passed, and is
-        # ignored.
+        # Work that was done before the line above has not notified. Work that ends just now may both notify and
+        # be seen here: then the notification comes for an earlier step and is ignored.
         return bool(open_works)
 
     def _finish_step(self, step: Step) -> None:
@@ -153,7 +152,7 @@ class Execution:
                 request.handle.succeed(value, tensors, event)
         if self._observe is not None:
             self._observe(self._requests, self._decided_s, now_s)
-        self.is_done = True  # last: what raises above has to fail the handles that are left
+        self.is_done = True  # last: if something above raises, the remaining handles must fail
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -174,7 +173,7 @@ class Execution:
 def execute_inline(
     requests: list[Request], transport: Transport, recorder: Recorder, release: Callable[[], None]
 ) -> bool:
-    """Carry out a bucket here and now, if the transport can: no stages, nothing to wait for; False if it cannot.
+    """Execute a bucket in this thread, without stages or waits; False if the transport cannot.
 
     The arguments are those of :class:`Execution`.
     """
@@ -202,13 +201,13 @@ def execute_inline(
 
 
 def _outcome(request: Request, results: list[torch.Tensor]) -> tuple[Any, Exception | None]:
-    """What the handle of a request that was carried out gives, or the error of its ``finish``.
+    """The value for the handle of an executed request, or the error of its ``finish``.
 
-    That may run the user's code, e.g. of a compressor: its error is the caller's, and concerns no other rank.
+    ``finish`` may run user code, such as a compressor: its error goes to the caller and does not affect other ranks.
     """
     try:
         return request.finish(results), None
-    except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the one who waits for the handle
+    except Exception as error:  # noqa: BLE001 - whatever it is, the caller that waits for the handle gets it
         return None, error
 
 
@@ -217,7 +216,7 @@ class ExecutionQueue:
 
     Args:
         notify: called from any thread with a bucket and its step whose work is done.
-        gpu_order: of the buckets on GPUs, those of the other process sets included.
+        gpu_order: the order of the buckets on GPUs, over all process sets.
     """
 
     def __init__(self, notify: Notify, gpu_order: LaunchOrder) -> None:
@@ -231,18 +230,18 @@ class ExecutionQueue:
 
     @property
     def is_exclusive(self) -> bool:
-        """A bucket that other ranks of this host may stand still in is not done yet."""
+        """Some bucket is not done in which other ranks of this host may wait."""
         return any(execution.is_exclusive for execution in (*self._running, *self._waiting))
 
     def append(self, execution: Execution) -> None:
-        """A bucket was decided; it begins now if all before it are launched."""
+        """A bucket was decided; it starts now if all earlier ones are launched."""
         self._waiting.append(execution)
         if execution.is_on_gpu:
             self._gpu_order.add(execution)
         self.launch()
 
     def launch(self) -> bool:
-        """Begin what has become possible, and forget what is done; True if anything was begun."""
+        """Start the buckets that can start, and drop those that are done; True if any was started."""
         before = len(self._waiting)
         while self._waiting and all(execution.is_launched for execution in self._running):
             execution = self._waiting[0]

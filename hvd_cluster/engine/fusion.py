@@ -13,17 +13,17 @@ ALIGNMENT_BYTES = 64
 def plan_buckets(
     requests: Sequence[tuple[int, Signature]], threshold_bytes: int, *, groups_apart: bool = False
 ) -> list[list[int]]:
-    """Deal requests into buckets.
+    """Assign requests to buckets.
 
-    Requests may share a bucket when one call can serve them: allreduces of one process set, element type, device,
+    Requests may share a bucket if one call can serve them: allreduces of one process set, element type, device,
     operation and factors; broadcasts of one process set, device and root, whatever their types, because they move
-    bytes. A request larger than the threshold travels alone, as does every other kind. Buckets stand in the order
+    bytes. A request larger than the threshold has its own bucket, as does every other kind. Buckets are in the order
     of their first request, and each keeps the order of its requests.
 
     Args:
         requests: process set id and signature of each ready request, in the order of readiness.
-        threshold_bytes: most bytes of one bucket; 0 turns fusion off.
-        groups_apart: a grouped request shares its bucket with no other.
+        threshold_bytes: the largest size of a bucket; 0 turns fusion off.
+        groups_apart: a grouped request does not share its bucket with others.
 
     Returns:
         Indices into ``requests``, one list for each bucket.

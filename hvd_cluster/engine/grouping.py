@@ -1,4 +1,4 @@
-"""Which tensors of one step travel in one request. Pure."""
+"""Which tensors of one step share a request. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
-#: A request for tensors that need not be carried out together holds so many bytes at most.
+#: The largest size of a request for tensors that need not share one.
 REQUEST_BYTES = 64 * 1024 * 1024
 
 
 def split_into_requests(
     num_bytes: Sequence[int], groups: Sequence[Sequence[int]], max_bytes: int = REQUEST_BYTES
 ) -> list[list[int]]:
-    """The indices of tensors, by request: the groups first, then the rest in its order, as few requests as fit.
+    """The indices of tensors by request: first the groups, then the others in order, in as few requests as possible.
 
     Args:
         num_bytes: bytes of each tensor.
-        groups: indices of tensors that are carried out together, whatever their size.
-        max_bytes: of one of the other requests; a larger tensor travels alone.
+        groups: indices of tensors that share a request, whatever their size.
+        max_bytes: the largest size of the other requests; a larger tensor has its own.
     """
     grouped = {index for group in groups for index in group}
     result = [list(group) for group in groups if group]
@@ -38,11 +38,11 @@ def group_indices(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[H
     """The ``groups`` of a user as lists of indices.
 
     Args:
-        groups: how many groups of about equal length, or lists of what ``keys`` names; None or 0 for none.
-        keys: the identity of each tensor; a list's members that are not among them are left out.
+        groups: the number of groups of about equal length, or lists of keys; None or 0 for none.
+        keys: the identity of each tensor; other members of a list are ignored.
 
     Raises:
-        ValueError: ``groups`` is something else, or names a tensor twice.
+        ValueError: ``groups`` is something else, or holds a key twice.
     """
     if groups is None or (isinstance(groups, int) and groups == 0) or not keys:
         return []

@@ -1,4 +1,4 @@
-"""What the ranks of one host share: the ballot; and the memory for tensors, if the whole world is on this host."""
+"""The memory that the ranks of one host share: the ballot, and tensors if the whole world is on this host."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _PAGE_BYTES = 4096
 
 @dataclass
 class HostMemory:
-    """One rank's part of it."""
+    """One rank's view of it."""
 
     segment: Segment
     ballot: Ballot
-    #: Where tensors live that need not be copied, and what carries the world's; None where other hosts take part.
+    #: Memory for tensors that need not be copied, and the transport of the world; None if there are other hosts.
     arena: Arena | None = None
     transport: ShmTransport | None = None
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         if self.transport is not None:
             self.transport.close()
         if self.arena is not None:
@@ -52,7 +52,7 @@ def share_host_memory(
         settings: the timeout and the use of shared memory are read.
         wakeup: this rank's eventfd.
         plan: see :class:`Ballot`.
-        check: called now and then while waiting; raises when the world is broken.
+        check: called now and then while waiting; raises if the world is broken.
     """
     ranks = world.tree_position.host_ranks
     size = len(ranks)
@@ -104,7 +104,7 @@ def share_host_memory(
 
 
 def _region_bytes(settings: Settings, num_ranks: int) -> int:
-    """How much of the segment each rank may allocate tensors in; takes no memory before that."""
+    """The size of the region in which each rank may allocate tensors; it takes no memory until then."""
     if settings.shared_memory_region_mb is not None:
         return int(settings.shared_memory_region_mb * MIB) // _PAGE_BYTES * _PAGE_BYTES
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -112,5 +112,5 @@ def _region_bytes(settings: Settings, num_ranks: int) -> int:
 
 
 def has_core_per_rank(num_ranks: int) -> bool:
-    """True when every rank of this host can have a core, so that one may spin while it waits for another."""
+    """True if this host has a core for every rank, so that a rank may spin while it waits for another one."""
     return len(os.sched_getaffinity(0)) >= num_ranks

@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers: held back while the main thread does the engine's work, raised where it only waits.
+"""Exceptions of signal handlers: deferred while the main thread advances the engine, raised where it only waits.
 
 Python runs a signal handler between any two steps of the main thread. An exception that it raises there would leave an
 operation half done, and the other ranks with it. So while the main thread works, each handler is called by a stand-in,

@@ -7,18 +7,18 @@ from typing import Protocol
 
 
 class Launched(Protocol):
-    """A bucket on its way; see :class:`hvd_cluster.engine.execution.Execution`."""
+    """A bucket that is being executed; see :class:`hvd_cluster.engine.execution.Execution`."""
 
     is_launched: bool
 
 
 class LaunchOrder:
-    """Buckets that are launched one after the other, in the order of the log, whatever process set they belong to.
+    """Buckets are launched one after the other in the order of the log, whatever process set they belong to.
 
-    NCCL's work runs on one stream of the GPU, in the order of its launches, and each piece ends when the other ranks
-    have come to it. Two ranks that launch the work of two communicators in different orders wait for each other for
-    ever. A bucket that has to learn sizes first is launched when these happen to arrive; until then the next one waits,
-    of another process set too. It never does so for ever: the oldest bucket needs nothing that is younger.
+    NCCL's work runs on one stream of the GPU in the order of its launches, and ends when the other ranks have reached
+    it. Two ranks that launch the work of two communicators in different orders would wait for each other forever. A
+    bucket that first has to learn sizes is launched when they arrive; until then the next bucket waits, even one of
+    another process set. This always ends, because the oldest bucket does not depend on later ones.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class LaunchOrder:
         self._pending.append(bucket)
 
     def is_turn_of(self, bucket: Launched) -> bool:
-        """All before it are launched."""
+        """All earlier buckets are launched."""
         while self._pending and self._pending[0].is_launched:
             self._pending.popleft()
         return not self._pending or self._pending[0] is bucket

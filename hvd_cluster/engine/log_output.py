@@ -1,4 +1,4 @@
-"""Where the library's messages go when ``HOROVOD_LOG_LEVEL`` asks for them: a library is quiet by itself."""
+"""Output of the library's log messages if ``HOROVOD_LOG_LEVEL`` is set; otherwise the library adds no handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEVELS = {"trace": 1, "fatal": logging.CRITICAL}
 
 
 class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to the standard error as long as the program has not said itself where messages go."""
+    """Writes to the standard error unless the program has configured logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -20,7 +20,7 @@ class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def configure_logging(settings: Settings) -> None:
-    """Let messages at or above ``settings.log_level`` be seen, if the user has stated one; else nothing changes."""
+    """Show messages at or above ``settings.log_level``; does nothing if the user has not set it."""
     if settings.log_level is None:
         return
     package = logging.getLogger(_PACKAGE)

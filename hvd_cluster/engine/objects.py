@@ -1,4 +1,4 @@
-"""Python objects on their way between ranks: pickled, signed, and carried by collectives of bytes."""
+"""Collectives of Python objects: pickled, signed, and sent by collectives of bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hvd_cluster.rendezvous.secret import sign, verify
 
 @dataclass(frozen=True)
 class _Unpicklable:
-    """Sent in place of an object that cannot be pickled: the other ranks wait for something."""
+    """Sent instead of an object that cannot be pickled, because the other ranks wait for one."""
 
     rank: int
     text: str
 
 
 class _Pickler(cloudpickle.CloudPickler):
-    """cloudpickle's, with the reducers that Ray adds to its own copy in a process that is connected to Ray."""
+    """cloudpickle's pickler, with the reducers that Ray adds to its own copy in a process that is connected to Ray."""
 
     def __init__(self, file: io.BytesIO) -> None:
         if (of_ray := sys.modules.get("ray.cloudpickle")) is not None:
@@ -39,8 +39,8 @@ class _Pickler(cloudpickle.CloudPickler):
 def dumps(obj: Any) -> bytes:
     """Pickle ``obj`` for another process.
 
-    An ObjectRef of Ray's keeps its owner on the way, without which ``ray.get`` of it never returns. This process holds
-    the object until it ends.
+    An ObjectRef of Ray keeps its owner, without which ``ray.get`` would never return. This process keeps the object
+    until it ends.
     """
     file = io.BytesIO()
     _Pickler(file).dump(obj)
@@ -53,7 +53,7 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: Pr
     Args:
         obj: anything that cloudpickle takes; what the other ranks pass is ignored.
         root_rank: the global rank whose object all get.
-        name: what the ranks are matched by; None takes the next number.
+        name: matches the calls of the ranks; None takes the next number.
         process_set: whose ranks take part.
 
     Returns:
@@ -80,7 +80,7 @@ def allgather_object(obj: Any, name: str | None, process_set: ProcessSet) -> lis
 
     Args:
         obj: anything that cloudpickle takes.
-        name: what the ranks are matched by; None takes the next number.
+        name: matches the calls of the ranks; None takes the next number.
         process_set: whose ranks take part.
 
     Raises:
@@ -98,7 +98,7 @@ def allgather_object(obj: Any, name: str | None, process_set: ProcessSet) -> lis
 
 
 def _pickle(obj: Any) -> tuple[bytes, Exception | None]:
-    """``obj``, or the news that it cannot be pickled, and the error then."""
+    """``obj`` pickled, or a replacement and the error if it cannot be pickled."""
     try:
         return dumps(obj), None
     except Exception as error:  # noqa: BLE001 - pickling runs user code, which may raise anything
@@ -107,7 +107,7 @@ def _pickle(obj: Any) -> tuple[bytes, Exception | None]:
 
 
 def _signed(pickled: bytes, label: str) -> torch.Tensor:
-    """Signed bytes: data sockets are not authenticated, and unpickling strangers' bytes runs their code."""
+    """Signed bytes: data sockets are not authenticated, and unpickling bytes of other processes runs their code."""
     signed = sign(running_engine().world.topology.secret, label, pickled)
     return torch.frombuffer(bytearray(signed), dtype=torch.uint8)
 

@@ -14,21 +14,21 @@ _registered: list[ProcessSet] = []
 
 
 class ProcessSet:
-    """A group of ranks. Hand it to ``init(process_sets=[...])``, then to any collective as ``process_set=``.
+    """A group of ranks. Pass it to ``init(process_sets=[...])``, then to any collective as ``process_set=``.
 
     Args:
         ranks_or_comm: the global ranks, in any order; or a communicator of mpi4py, for ``init`` only: after a
-            ``Split`` each rank hands in its own part, and every part becomes a process set.
+            ``Split`` each rank passes its own part, and every part becomes a process set.
 
     Raises:
-        ValueError: an entry is not an int, or stands twice.
+        ValueError: an entry is not an int, or occurs twice.
     """
 
     #: Set when the process set is registered; None before and after.
     process_set_id: int | None = None
     #: The global ranks, sorted; None for the global set before ``init``.
     ranks: list[int] | None = None
-    #: The communicator that it was made from, if it was.
+    #: The communicator that it was made from, if any.
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -44,14 +44,14 @@ class ProcessSet:
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:
-        """The number of ranks, or None when the set is not registered."""
+        """The number of ranks, or None if the set is not registered."""
         if self.process_set_id is None or self.ranks is None:
             return None
         _check_registered(self)
         return len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's index in the set, or None when the set is not registered.
+        """This process's index in the set, or None if the set is not registered.
 
         Raises:
             ValueError: this process is not in the set.
@@ -64,7 +64,7 @@ class ProcessSet:
         return self.ranks.index(current.rank())
 
     def included(self) -> bool:
-        """True when this process is in the set; also before the set is registered, but not before ``init``."""
+        """True if this process is in the set; also before the set is registered, but not before ``init``."""
         return self.ranks is None or current.rank() in self.ranks
 
     def __str__(self) -> str:
@@ -84,15 +84,15 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = None) -> dict[int, tuple[int, ...]]:
-    """Give ids 1, 2, ... to ``process_sets``; return the ranks of every set by id, the global one included.
+    """Assign ids 1, 2, ... to ``process_sets``; returns the ranks of every set by id, including the global set.
 
     Args:
-        process_sets: this rank's.
-        world_size: how many ranks there are.
-        comm: the communicator that the world was made from, if it was.
+        process_sets: those of this rank.
+        world_size: the number of ranks.
+        comm: the communicator that the world was made from, if any.
 
     Raises:
-        ValueError: an entry repeats another one's ranks, or names a rank that does not exist.
+        ValueError: an entry repeats the ranks of another one, or contains a rank that does not exist.
     """
     everybody = tuple(range(world_size))
     table = {0: everybody}
@@ -113,7 +113,7 @@ def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = No
 
 
 def _parts(process_set: ProcessSet, comm: Any) -> list[tuple[int, ...]]:
-    """The sets that one entry stands for: its ranks, or the different communicators that the ranks hand in for it."""
+    """The sets that one entry describes: its ranks, or the communicators that the ranks pass for it."""
     if process_set.mpi_comm is None:
         return [tuple(process_set.ranks or ())]
     from mpi4py import MPI
@@ -151,7 +151,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a process set. Every rank of the world calls this, in the same order; it blocks until all do.
+    """Remove a process set. Every rank of the world calls this, in the same order; it blocks until all do.
 
     Returns:
         False for the global set and for one that is not registered; True otherwise, and the object has lost its id.
@@ -175,9 +175,9 @@ def _check_dynamic(what: str) -> None:
 
 
 def _agree(kind: Kind, ranks: tuple[int, ...]) -> int:
-    """Let all ranks of the world carry out ``kind``; the id of the process set."""
+    """Have all ranks of the world execute ``kind``; returns the id of the process set."""
     handle = Handle(current.engine().progress)
-    # The name holds no ranks, so that different ones meet, and are told so.
+    # The name has no ranks, so that different ones match and raise an error.
     request = Request(kind.value, 0, Signature(kind, ranks=ranks), [], [], lambda _: None, handle)
     current.engine().submit(request, is_waited_for=True)
     id: int = handle.wait()
@@ -185,7 +185,7 @@ def _agree(kind: Kind, ranks: tuple[int, ...]) -> int:
 
 
 def unregister(process_sets: Iterable[ProcessSet]) -> None:
-    """Forget what :func:`register` did."""
+    """Undo :func:`register`."""
     for process_set in (*process_sets, *_registered):
         process_set.process_set_id = None
     _registered.clear()

@@ -1,4 +1,4 @@
-"""The decided buckets of all process sets, those of removed ones until they are done."""
+"""The decided buckets of all process sets, including removed ones until their buckets are done."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hvd_cluster.engine.collectives.step import Step
 from hvd_cluster.engine.execution import Execution, ExecutionQueue
 from hvd_cluster.engine.launch_order import LaunchOrder
 
-#: How often whoever waits for transports looks whether the other ranks still live.
+#: How often a wait for transports checks whether the other ranks are alive.
 _CHECK_PERIOD_S = 0.05
 
 
 class Queues:
-    """A queue for each process set. True while anything is under way.
+    """A queue for each process set. True while any bucket is being executed.
 
     Args:
-        process_set_ids: the sets that there are.
-        ring: called by the transports' threads when :meth:`advance` has something to do.
+        process_set_ids: the existing sets.
+        wake: called by the transports' threads when :meth:`advance` has something to do.
         check: called while :meth:`finish_exclusive` waits; raises if another rank has died.
-        is_idle: whether the GPUs too have done what a process set's transports were given.
-        on_drained: called with the id of a removed set when nothing of it is under way any more, or later.
+        is_idle: returns whether GPUs have also finished the work of a process set's transports.
+        on_drained: called with the id of a removed set when all its work is done, or later.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Queues:
         #: Steps whose work is done, from the transports' threads.
         self._finished: queue.SimpleQueue[tuple[Execution, Step]] = queue.SimpleQueue()
         self._queues = {id: self._new() for id in process_set_ids}
-        #: Those of removed sets: what was decided before the removal is still carried out.
+        #: Queues of removed sets: what was decided before the removal is still executed.
         self._draining: dict[int, ExecutionQueue] = {}
         self._has_failed = False
 
@@ -63,27 +63,27 @@ class Queues:
     def remove(self, process_set_id: int) -> None:
         """A process set was removed."""
         self._draining[process_set_id] = self._queues.pop(process_set_id)
-        self._let_go()
+        self._drop_drained()
 
     def advance(self) -> None:
-        """Go on with the executions whose step is done."""
+        """Continue the executions whose step is done."""
         finished = []
         while not self._finished.empty():
             finished.append(self._finished.get())
-        self._go_on(finished)
+        self._continue(finished)
 
     def finish_exclusive(self, but: int | None = None) -> None:
-        """Before what waits for other ranks: end the buckets in whose middle some of them may stand still.
+        """Before work that waits for other ranks: finish the buckets in the middle of which some of them may wait.
 
-        The ranks of a host that do not lead wait in the middle of a bucket for the rank that leads. If that went on to
-        wait for them in what the log has next, as it may if the process set is another one, both would wait for ever.
-        So each rank waits only for the oldest of what is not done, and that one can always go on. Buckets of the
-        process set ``but`` are left alone: its own queue keeps them in order.
+        The ranks of a host wait in the middle of a bucket for their leader. If the leader continued with the next entry
+        of the log and waited for them there, as it could in another process set, both would wait forever. So each rank
+        waits only for its oldest unfinished bucket, which can always continue. Buckets of the process set ``but`` are
+        not affected: its own queue keeps them in order.
         """
         mine = None if but is None else self._queues[but]
         while any(other.is_exclusive for other in self._all() if other is not mine):
             with suppress(queue.Empty):
-                self._go_on([self._finished.get(timeout=_CHECK_PERIOD_S)])
+                self._continue([self._finished.get(timeout=_CHECK_PERIOD_S)])
             self._check()
 
     def fail(self, error: Callable[[], Exception]) -> None:
@@ -92,7 +92,7 @@ class Queues:
         for executions in self._all():
             executions.fail(error)
         self._gpu_order.clear()
-        # Nobody takes these any more, and they hold the transport: its threads and its connections.
+        # These are not needed any more, and they hold the transport with its threads and connections.
         self._finished = queue.SimpleQueue()
 
     def _note(self, execution: Execution, step: Step) -> None:
@@ -102,14 +102,14 @@ class Queues:
         self._finished.put((execution, step))
         self._wake()
 
-    def _go_on(self, finished: Sequence[tuple[Execution, Step]]) -> None:
+    def _continue(self, finished: Sequence[tuple[Execution, Step]]) -> None:
         for execution, step in finished:
             if execution.is_waiting_for(step):
                 execution.advance(self._note)
-        # What is launched in one process set may be what another one's turn waits for.
+        # A launch in one process set may be what the queue of another one waits for.
         while any(executions.launch() for executions in self._all()):
             continue
-        self._let_go()
+        self._drop_drained()
 
     def _new(self) -> ExecutionQueue:
         return ExecutionQueue(self._note, self._gpu_order)
@@ -117,8 +117,8 @@ class Queues:
     def _all(self) -> list[ExecutionQueue]:
         return [*self._queues.values(), *self._draining.values()]
 
-    def _let_go(self) -> None:
-        # A GPU that is not done rings nobody: the next occasion will do, and the end of the world is one.
+    def _drop_drained(self) -> None:
+        # A GPU does not wake this thread: check again at the next occasion, at the latest when the world ends.
         for id in [id for id, executions in self._draining.items() if not executions and self._is_idle(id)]:
             del self._draining[id]
             self._on_drained(id)

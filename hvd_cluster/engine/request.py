@@ -1,4 +1,4 @@
-"""What one rank asks of the engine: a request, and a handle to wait on. What ranks must agree on is the signature."""
+"""A request of one rank to the engine, and the handle to wait on. Ranks must agree on its signature."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ class Handle:
         self._written: Sequence[torch.Tensor] = ()
         self._event: torch.cuda.Event | None = None
         self._is_settled = False
-        # A held lock is the cheapest thing that a thread can wait for and a signal can interrupt.
+        # A held lock is the cheapest wait that a signal can interrupt.
         self._blocked = threading.Lock()
         self._blocked.acquire()
 
     def succeed(self, value: Any, written: Sequence[torch.Tensor] = (), event: torch.cuda.Event | None = None) -> None:
-        """The request was carried out; called once.
+        """The request was executed; called once.
 
         Args:
-            value: what :meth:`wait` gives.
-            written: the tensors that hold the results, whether the value shows them or not.
-            event: the CUDA event after which they do, where a GPU still works on them.
+            value: what :meth:`wait` returns.
+            written: the tensors that hold the results, even if ``value`` does not contain them.
+            event: the CUDA event after which they do, if a GPU still works on them.
         """
         self._value = value
         if event is not None:
@@ -88,14 +88,14 @@ class Handle:
         self._settle()
 
     def fail(self, error: Exception) -> None:
-        """The request failed; does nothing when its outcome is known already."""
+        """The request failed; does nothing if its outcome is known already."""
         if self._is_settled:
             return
         self._error = error
         self._settle()
 
     def _settle(self) -> None:
-        self._progress = None  # whoever keeps the handle, or the error, shall not keep the engine
+        self._progress = None  # a kept handle or error must not keep the engine
         self._is_settled = True
         self._blocked.release()
 
@@ -110,13 +110,13 @@ class Handle:
 
     @property
     def error(self) -> Exception | None:
-        """What the request has failed with."""
+        """The error of a failed request."""
         return self._error
 
     def wait(self) -> Any:
-        """The request's value; blocks until it is there, and raises its error if it failed.
+        """The request's value; blocks until it is known, and raises the error if the request failed.
 
-        What is on a GPU may be read by the caller's stream from then on: the stream waits, and not the caller.
+        From then on the caller's stream may read results on a GPU: the stream waits for them, not the caller.
         """
         if not self._is_settled:
             progress = self._progress
@@ -141,9 +141,9 @@ class Request:
     signature: Signature
     #: The tensors to send, as submitted; contiguous.
     inputs: list[torch.Tensor]
-    #: Where results go: the inputs themselves for an in-place operation, empty where the engine allocates.
+    #: Where results go: the inputs for an in-place operation, empty if the engine allocates.
     outputs: list[torch.Tensor]
-    #: Turns the list of results into what the handle gives; one tensor for a single request.
+    #: Makes the value of the handle from the list of results.
     finish: Callable[[list[torch.Tensor]], Any]
     handle: Handle
     #: Rows of the tensor for each rank of the process set; alltoall only.
@@ -154,14 +154,14 @@ class Request:
     epoch: int = -1
     #: The CUDA event after which the inputs hold what was submitted.
     ready_event: torch.cuda.Event | None = None
-    #: What the timeline calls the tensors, where the request's own name does not say it.
+    #: The timeline's names of the tensors, if not the request's name.
     labels: Sequence[str] = ()
-    #: The user has not named it: ``name`` is a beginning, to which a number is added when it is submitted.
+    #: The user has not named it: a number is appended to ``name`` when it is submitted.
     is_unnamed: bool = False
 
     @property
     def key(self) -> Key:
-        """What this request is matched by."""
+        """Matches this request with those of other ranks."""
         return (self.process_set_id, self.name)
 
     @property
@@ -173,12 +173,12 @@ class Request:
         return [self.name] if count <= 1 else [f"{self.name}_{i}of{count}" for i in range(1, count + 1)]
 
 
-# Dynamo leaves alone what stands in our files (see untraced.py); the __init__ that dataclass() makes stands in none.
+# Dynamo does not trace code of our files (see untraced.py); the __init__ that dataclass() generates has no file.
 Request.__init__.__code__ = Request.__init__.__code__.replace(co_filename=__file__)
 
 
 def _hand_over(tensors: Sequence[torch.Tensor], event: torch.cuda.Event) -> None:
-    """Let the caller's stream read results of the engine's stream: it waits for them, and their memory for it."""
+    """Let the caller's stream read results of the engine's stream: it waits for them and keeps their memory."""
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         stream = torch.cuda.current_stream(device)
         stream.wait_event(event)
@@ -188,10 +188,7 @@ def _hand_over(tensors: Sequence[torch.Tensor], event: torch.cuda.Event) -> None
 
 
 def recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
-    """The event after which ``tensors``, all on one device, hold what this thread's stream makes of them.
-
-    None on the CPU, where they do at once.
-    """
+    """The event after which ``tensors``, all on one device, hold what this thread's stream computes; None for a CPU."""
     if not tensors or not tensors[0].is_cuda:
         return None
     event = torch.cuda.Event()
@@ -200,7 +197,7 @@ def recorded_event(tensors: Sequence[torch.Tensor]) -> torch.cuda.Event | None:
 
 
 def describe(tensor: torch.Tensor, *, any_first_dimension: bool = False) -> TensorMeta:
-    """The meta data of ``tensor``, with its first dimension left open where ranks may differ in it."""
+    """The meta data of ``tensor``; the first dimension is -1 if ranks may differ in it."""
     shape = tuple(tensor.shape)
     return TensorMeta(
         _NAMES.get(tensor.dtype) or dtype_name(tensor.dtype),
@@ -219,7 +216,7 @@ _NAMES: dict[torch.dtype, str] = {}
 
 
 def neutral_for(key: Key, signature: Signature, gpu: int) -> Request:
-    """What a joined rank contributes to a request that it has not submitted: nothing that changes the result."""
+    """What a joined rank contributes to a request that it has not submitted; it does not change the result."""
     tensors = [
         torch.full(
             meta.shape,
@@ -237,13 +234,13 @@ def neutral_for(key: Key, signature: Signature, gpu: int) -> Request:
         outputs=tensors,
         finish=lambda _: None,
         handle=Handle(),
-        # The tensors are written by this thread's stream, behind whatever else it has to do.
+        # This thread's stream writes the tensors, after its earlier work.
         ready_event=recorded_event(tensors),
     )
 
 
 def _neutral(op: ReduceOp, dtype: torch.dtype, prescale: float) -> float:
-    """What changes no result of ``op``, once it is multiplied by ``prescale``: 0, 1, an infinity or a limit."""
+    """The neutral element of ``op`` after a multiplication by ``prescale``: 0, 1, an infinity or a limit."""
     if op == ReduceOp.PRODUCT:
         return 1 / prescale if prescale else 1
     if op not in (ReduceOp.MIN, ReduceOp.MAX):

@@ -1,7 +1,7 @@
 """The arithmetic of a reduction: the element types in which it is computed, and where its factors are applied.
 
-A sum or an average is linear, so its factors need not be applied one by one where a 16-bit number would overflow in
-between. ``docs/concepts.md`` says for each element type what a user may rely on.
+A sum or an average is linear, so its factors can be combined if a 16-bit number would overflow in between.
+``docs/concepts.md`` describes the guarantees for each element type.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 _LINEAR = frozenset({ReduceOp.SUM, ReduceOp.AVERAGE})
 #: Integers whose sum over any number of ranks fits int32. Transports do not add int16 at all.
 _SHORT = frozenset({torch.uint8, torch.int8, torch.int16})
-#: So many elements are converted at once.
+#: How many elements are converted at once.
 _PIECE_ELEMENTS = 1 << 20
 
 
 class Factors(NamedTuple):
-    """The numbers that the elements of a reduction are multiplied and divided by, and when."""
+    """The factors and divisors of a reduction, and when they are applied."""
 
     #: Multiplies an element when it is copied into the type in which it travels.
     prescale: float = 1.0
@@ -32,8 +32,8 @@ class Factors(NamedTuple):
     postscale: float = 1.0
     #: Divides it in the same step: there is one rounding.
     divisor: float = 1.0
-    #: A power of two. A transport that adds halves divides by it before the sum, and by that much less afterwards: no
-    #: sum overflows then whose result does not, and only the smallest numbers are rounded.
+    #: A power of two. A transport that adds halves divides by it before the sum, and by that much less afterwards: then
+    #: a sum overflows only if its result does, and only the smallest numbers are rounded.
     headroom: float = 1.0
 
     @classmethod
@@ -47,7 +47,7 @@ class Factors(NamedTuple):
         divisor: int,
         num_ranks: int,
     ) -> Factors:
-        """Those of one reduction.
+        """The factors of one reduction.
 
         Args:
             op: the reduction.
@@ -65,7 +65,7 @@ class Factors(NamedTuple):
             early, late = prescale, postscale
         elif op in _LINEAR or prescale >= 0.0:
             early, late = 1.0, prescale * postscale
-        else:  # what is the least becomes the greatest
+        else:  # the smallest element becomes the largest
             early, late = -1.0, -prescale * postscale
         shrinks = divisor > 1 or abs(late) < 1.0 or (own == wire and abs(prescale) < 1.0)
         headroom = float(1 << (num_ranks - 1).bit_length()) if op in _LINEAR and shrinks else 1.0
@@ -73,15 +73,15 @@ class Factors(NamedTuple):
 
 
 class Bucketing(NamedTuple):
-    """How tensors of one element type pass through a bucket that a transport reduces as it is."""
+    """How tensors of one element type are packed into a bucket that a transport reduces as it is."""
 
     #: The element type of the bucket.
     dtype: torch.dtype
-    #: What the transport has to do: SUM, MIN, MAX or PRODUCT.
+    #: The reduction of the transport: SUM, MIN, MAX or PRODUCT.
     op: ReduceOp
     factors: Factors
     #: An int64 travels as its quotient and its remainder by this number of ranks, because the sum of all ranks may not
-    #: fit; 0 for as it is.
+    #: fit; 0 if it travels as it is.
     modulus: int = 0
 
     @classmethod
@@ -102,7 +102,7 @@ class Bucketing(NamedTuple):
         if own.is_floating_point:
             return cls(wire, plain, factors)
         if own == torch.bool:
-            # A sum of bools is true where any is, so it must not overflow a byte.
+            # A sum of bools is true if any is true, so it must not overflow a byte.
             return cls(torch.uint8, ReduceOp.MAX if op in (ReduceOp.SUM, ReduceOp.MAX) else ReduceOp.MIN, factors)
         is_scaled = prescale != 1.0 or postscale != 1.0
         if not is_scaled and factors.divisor == 1:
@@ -118,15 +118,15 @@ class Bucketing(NamedTuple):
         return 2 if self.modulus else 1
 
     def is_plain(self, own: torch.dtype) -> bool:
-        """True where the bucket may be the tensor itself."""
+        """True if the bucket may be the tensor itself."""
         return self.dtype == own and not self.modulus
 
     def pack(self, piece: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Write a tensor into its place; they may be the same memory.
+        """Write a tensor into the bucket; they may be the same memory.
 
         Args:
-            piece: like ``tensor``, with :attr:`num_places` rows in front where these are several.
-            tensor: what is to be reduced.
+            piece: the tensor's part of the bucket, of shape (num_places, ...) if :attr:`num_places` is not 1.
+            tensor: the tensor to reduce.
         """
         if not self.modulus:
             copy_scaled(piece, tensor, self.factors.prescale / self.factors.headroom)
@@ -137,7 +137,7 @@ class Bucketing(NamedTuple):
         quotient.div_(self.modulus, rounding_mode="floor")
 
     def unpack(self, output: torch.Tensor, piece: torch.Tensor) -> None:
-        """Write what has become of a tensor; the opposite of :meth:`pack`."""
+        """Write the result for a tensor; the opposite of :meth:`pack`."""
         factors = self.factors
         if self.modulus:
             finish_divided(output, piece[0], piece[1], self.modulus, factors)

@@ -1,4 +1,4 @@
-"""The part of a request that all ranks must agree on. Values only, so it needs no torch."""
+"""The part of a request that all ranks must agree on. It does not need torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ReduceOp(IntEnum):
-    """How the tensors of all ranks become one."""
+    """How the tensors of all ranks are reduced."""
 
     AVERAGE = 0
     SUM = 1
@@ -41,10 +41,10 @@ class Kind(str, Enum):
 #: Ranks may differ in the first dimension of these.
 OPEN_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL})
 
-#: (process set id, request name): what requests of different ranks are matched by.
+#: (process set id, request name): requests of different ranks match if these are equal.
 Key = tuple[int, str]
 
-#: Bytes of one element of each type that travels, by torch's name of it.
+#: Bytes of one element of each type, by torch's name of it.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
@@ -65,17 +65,17 @@ class TensorMeta(NamedTuple):
 
     @property
     def num_elements(self) -> int:
-        """Elements of the tensor; meaningless where the first dimension is -1."""
+        """Elements of the tensor; meaningless if the first dimension is -1."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor; meaningless where the first dimension is -1."""
+        """Bytes of the tensor; meaningless if the first dimension is -1."""
         return self.num_elements * _ELEMENT_BYTES[self.dtype]
 
 
 class Signature(NamedTuple):
-    """What must be equal on all ranks, and all that a joined rank needs to take part with zeros."""
+    """What must be equal on all ranks; it is all that a joined rank needs to take part with zeros."""
 
     kind: Kind
     #: One entry, or one for each tensor of a group.
@@ -89,7 +89,7 @@ class Signature(NamedTuple):
     ranks: tuple[int, ...] = ()
     #: torch's name of the element type in which floating-point tensors travel and are added; "" for their own.
     wire: str = ""
-    #: A number that says which tensors a group is made of, where their metas do not.
+    #: A number that identifies the tensors of a group if their metas do not.
     members: int = -1
 
     def wire_dtype(self, own: torch.dtype) -> torch.dtype:
@@ -108,5 +108,5 @@ def element_dtype(name: str) -> torch.dtype:
 
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name!r} is no torch dtype")
+        raise TypeError(f"{name!r} is not a torch dtype")
     return dtype

@@ -1,7 +1,7 @@
-"""The stall inspector: says which ranks a tensor waits for, and what those ranks are doing meanwhile.
+"""The stall inspector: reports which ranks a tensor waits for, and what those ranks have done last.
 
-A rank whose request has waited too long tells the root of the tree, which asks all ranks and, a moment later, writes
-one warning from what they answered. A rank that does not answer in that moment is stopped, or holds Python's
+A rank whose request has waited too long reports it to the root of the tree. The root queries all ranks and, a moment
+later, writes one warning from their replies. A rank that does not reply in time is stopped, or holds Python's
 interpreter lock.
 """
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 #: How long the root waits for replies.
 _REPLY_TIMEOUT_S = 1.0
-#: How long another rank waits for the root to ask back, before it takes the root for the one that stands still.
+#: How long another rank waits for the query of the root before it assumes that the root is stopped.
 _ROOT_TIMEOUT_S = 5.0
-#: So many names are listed for each rank.
+#: How many names are listed for each rank.
 _MAX_NAMES = 6
 
 
@@ -34,15 +34,15 @@ class _OpenQuery:
 
 
 class StallInspector:
-    """One rank's part. The engine calls :meth:`inspect` when :attr:`next_check_s` has come, and :meth:`receive`.
+    """One rank's part. The engine calls :meth:`inspect` at :meth:`next_check_s`, and :meth:`receive` for messages.
 
     Args:
         rank: this rank.
         hosts: the host of each rank, for the warning.
         process_sets: the ranks of each process set.
         settings: the two times, and whether to inspect at all.
-        send_up: hands a message to the parent in the tree; not called at the root.
-        send_down: hands a message to the children.
+        send_up: sends a message to the parent in the tree; not called at the root.
+        send_down: sends a message to the children.
         abort: ends the job with a text.
     """
 
@@ -73,9 +73,9 @@ class StallInspector:
         self._send_up = send_up
         self._send_down = send_down
         self._abort = abort
-        #: When the requests were submitted that the root knows about.
+        #: The submission times of requests that the root knows about.
         self._reported: dict[Key, float] = {}
-        #: When the request was submitted, the oldest one then, for which the root is about to end the job.
+        #: The submission time of the request for which the root is about to end the job.
         self._given_up_s: float | None = None
         self._root_deadline_s: float | None = None
         self._last: tuple[str, float] = ("", 0.0)
@@ -96,7 +96,7 @@ class StallInspector:
 
     @property
     def is_waiting(self) -> bool:
-        """An reply is awaited."""
+        """A reply is awaited."""
         return bool(self._queries) or self._root_deadline_s is not None
 
     def next_check_s(self, pending: Iterable[Request]) -> float | None:
@@ -114,7 +114,7 @@ class StallInspector:
         return min(deadlines, default=None)
 
     def inspect(self, pending: Sequence[Request]) -> None:
-        """Tell the root what has waited too long, and write the warnings whose replies are in."""
+        """Report to the root what has waited too long, and write the warnings whose replies have arrived."""
         now_s = time.monotonic()
         if not self._is_off and pending:
             late = [
@@ -151,7 +151,7 @@ class StallInspector:
             self._send_down(message)
             self._root_deadline_s = None
             self._send_up(self._reply(message, pending))
-            # The root asks once for what several ranks wait for; one that tells it later would get no query.
+            # The root queries once for what several ranks wait for; a later report would get no query.
             self._reported |= {key: pending[key].submitted_s for key in message.keys if key in pending}
             if message.is_final:
                 self._given_up_s = next((request.submitted_s for request in pending.values()), None)
@@ -168,7 +168,7 @@ class StallInspector:
 
     def _send_query(self, report: StallReport, pending: Mapping[Key, Request]) -> None:
         now_s = time.monotonic()
-        # Every waiting rank reports the same tensor; one warning is enough until it has been decided.
+        # Every waiting rank reports the same tensor; one warning is enough until it is decided.
         keys = [key for key in report.keys if now_s - self._warned.get(key, -1e9) >= self._warning_s]
         if report.is_final:
             keys = list(report.keys)
@@ -186,7 +186,7 @@ class StallInspector:
         self._send_down(query)
 
     def _report_silent_root(self, pending: Sequence[Request]) -> None:
-        """Neither a decision nor a query came: the root, or a leader on the way to it, stands still."""
+        """Neither a decision nor a query has arrived: the root, or a leader on the way to it, is stopped."""
         waiting = [request.key for request in pending if request.key in self._reported]
         if not waiting:
             return
@@ -225,7 +225,7 @@ class StallInspector:
                 )
                 lines.append(f"{rank}{mark}: {_names(reply.missing)} - rank {rank} on {host} {doing}")
         if not lines:
-            return  # they have all come meanwhile
+            return  # all ranks have submitted it meanwhile
         text = (
             "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
             f"waiting for remainder of ranks for more than {self._warning_s:g} seconds. This may indicate that "

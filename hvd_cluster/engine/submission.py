@@ -35,11 +35,11 @@ from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 Tensors = list[torch.Tensor]
 
-#: The last error of a collective that a callback of a compiled step has raised.
+#: The last error that a collective has raised in a callback of a compiled step.
 _kept: list[HorovodInternalError] = []
 
 _REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
-#: These are only moved.
+#: Element types that can be moved, but not all of them reduced.
 _MOVED_DTYPES = REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 _ROWED_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
 
@@ -278,11 +278,11 @@ class FinishedHandle:
 def check_reduction(
     tensors: Sequence[torch.Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet
 ) -> None:
-    """Refuse what has no meaning before anything is submitted.
+    """Check a reduction before anything is submitted.
 
     Raises:
-        ValueError: bool tensors are to be averaged or scaled.
-        NotImplementedError: :func:`check_adasum` says so, or a tensor is not of a floating-point type.
+        ValueError: bool tensors cannot be averaged or scaled.
+        NotImplementedError: as for :func:`check_adasum`, or Adasum of integers.
     """
     is_scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
     if is_scaled and torch.bool in [getattr(tensor, "dtype", None) for tensor in tensors]:
@@ -294,10 +294,10 @@ def check_reduction(
 
 
 def check_root(root: int, process_set: ProcessSet) -> None:
-    """Refuse a broadcast from a rank that takes no part.
+    """Check that the root of a broadcast takes part.
 
     Raises:
-        ValueError: there is no such rank among those of ``process_set``.
+        ValueError: ``root`` is not in ``process_set``.
     """
     _require_process_set(process_set)
     ranks = process_set.ranks
@@ -309,10 +309,10 @@ def check_root(root: int, process_set: ProcessSet) -> None:
 
 
 def check_adasum(process_set: ProcessSet) -> None:
-    """Refuse Adasum where ranks cannot be combined pairwise; ``init()`` may be called later, and is then checked again.
+    """Check that ranks can be combined pairwise by Adasum; before ``init()`` only the process set is checked.
 
     Raises:
-        NotImplementedError: the number of ranks is no power of two, or ``process_set`` is not the global one.
+        NotImplementedError: the number of ranks is not a power of two, or ``process_set`` is not the global one.
     """
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support process sets other than the global one")
@@ -333,9 +333,9 @@ def running_engine() -> Engine:
 
 @contextmanager
 def keep_error() -> Iterator[None]:
-    """Keep the error of a collective that is raised inside, for :func:`take_kept_error`.
+    """Keep the error that a collective raises inside, for :func:`take_kept_error`.
 
-    For what TensorFlow or JAX calls back from a compiled step: of an error their runtimes pass on the text only.
+    For callbacks of compiled steps in TensorFlow or JAX, whose runtimes pass on only the text of an error.
     """
     try:
         yield
@@ -351,11 +351,13 @@ def take_kept_error() -> HorovodInternalError | None:
 
 def _require_process_set(process_set: object) -> None:
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"process_set={process_set!r} is no hvd.ProcessSet: give one to hvd.init(process_sets=[...])")
+        raise ValueError(
+            f"process_set={process_set!r} is not an hvd.ProcessSet: pass one to hvd.init(process_sets=[...])"
+        )
 
 
 def takes_part(process_set: ProcessSet) -> bool:
-    """Whether this rank is in a process set; optimizers and tapes leave the gradients of a rank outside as they are."""
+    """Whether this rank is in a process set; otherwise optimizers and tapes do not change its gradients."""
     _require_process_set(process_set)
     return process_set.included()
 
@@ -384,7 +386,7 @@ def member_index(process_set: ProcessSet) -> int:
 
 
 def next_number(process_set: ProcessSet, family: str) -> SerialNumber:
-    """The next number of unnamed operations of one family; the ranks are matched by it, so it counts alike on all."""
+    """The next number of unnamed operations of one family; operations match by it, so it is equal on all ranks."""
     return running_engine().next_number(process_set_id(process_set), family)
 
 
@@ -393,7 +395,7 @@ def rows_by_rank(tensor: torch.Tensor, given: Sequence[torch.Tensor], process_se
 
     Args:
         tensor: shape (rows, ...).
-        given: the user's splits, int32 of shape (ranks,), or nothing for equal ones.
+        given: the user's splits, int32 of shape (ranks,), or empty for equal splits.
         process_set: whose ranks take part.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A timer that a poll can wait for: setting it off costs one system call and wakes nobody before its time."""
+"""A timer that a poll can wait for: starting it costs one system call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class Timer:
-    """A Linux timerfd that goes off once for each start.
+    """A Linux timerfd that expires once for each start.
 
     Args:
         delay_s: from :meth:`start` until :attr:`descriptor` is readable; at least a nanosecond.
@@ -36,41 +36,41 @@ class Timer:
         self.descriptor: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        #: What the next start takes.
+        #: The delay of the next start.
         self.delay_s = delay_s
         self._due_s: float | None = None
 
     def start(self, ago_s: float = 0.0) -> None:
-        """Run from now on, unless it runs already: then it goes off when that start's time has come.
+        """Start the timer, unless it is running already.
 
         Args:
-            ago_s: go off as if it had been started so many seconds ago; less than the delay.
+            ago_s: expire as if it had been started this many seconds ago; less than the delay.
         """
-        # Setting a timer takes 20 us on a virtual machine, and a stream of small operations need not do so each time.
+        # Setting a timer takes 20 us on a virtual machine; a stream of small operations need not do so each time.
         if self._due_s is None:
             left_s = self.delay_s - ago_s
             seconds, nanoseconds = divmod(max(1, round(left_s * 1e9)), 1_000_000_000)
             reference = ctypes.byref(_Times(0, 0, seconds, nanoseconds))
             due_s = time.monotonic() + left_s
-            # Last, so that an interrupt does not leave a timer that counts as running and never goes off.
+            # Last, so that an interrupt does not leave a timer that counts as running and never expires.
             self._due_s = due_s
             _libc.timerfd_settime(self.descriptor, 0, reference, None)
 
     @property
     def is_due(self) -> bool:
-        """It has gone off, or is about to, and was not cleared."""
+        """It has expired, or is about to, and was not cleared."""
         due_s = self._due_s
         return due_s is not None and time.monotonic() >= due_s
 
     def clear(self) -> None:
-        """Take note that the time has come."""
+        """Reset an expired timer."""
         with suppress(BlockingIOError):
             os.read(self.descriptor, 8)
-        # Not before the read: a start in between would be read away, and the timer count as running for ever.
+        # Not before the read: a start in between would be consumed, and the timer would count as running forever.
         self._due_s = None
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

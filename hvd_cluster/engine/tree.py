@@ -1,6 +1,6 @@
-"""Who reports to whom: a tree over host leaders, with the other workers of a host below their leader.
+"""The tree of reports: host leaders form a tree, and the other workers of a host are below their leader.
 
-The first rank of each host leads it; rank 0 is the root and sequences the job. Between hosts the tree is
+The first rank of each host leads it; rank 0 is the root and writes the log. Between hosts the tree is
 ``FANOUT``-ary, so a report needs O(log hosts) hops and no rank has more than ``FANOUT`` + local_size - 1 children.
 """
 
@@ -15,12 +15,12 @@ FANOUT = 8
 
 @dataclass(frozen=True)
 class TreePosition:
-    """The neighbours of one rank in the tree."""
+    """One rank's parent and children in the tree."""
 
     rank: int
     #: None at the root.
     parent: int | None
-    #: Each child, with all ranks of the subtree below it, itself included.
+    #: For each child, all ranks of its subtree, including itself.
     children: dict[int, frozenset[int]]
     #: All ranks of this rank's host; the first of them leads it, and has the others among its children.
     host_ranks: tuple[int, ...]
@@ -32,7 +32,7 @@ class TreePosition:
 
     @property
     def remote_children(self) -> list[int]:
-        """The children that lead hosts of their own."""
+        """The children on other hosts, which they lead."""
         return [child for child in self.children if child not in self.host_ranks]
 
     @property
@@ -42,7 +42,7 @@ class TreePosition:
 
 
 def tree_positions(hosts: Sequence[str]) -> list[TreePosition]:
-    """The place of every rank.
+    """The position of every rank.
 
     Args:
         hosts: for each rank, a string that is equal for ranks of the same host.

@@ -1,4 +1,4 @@
-"""``torch.compile`` and this package: what talks to the other ranks runs as it is written."""
+"""``torch.compile`` and this package: code that communicates is not traced."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _is_known = False
 
 
 def keep_untraced() -> None:
-    """Have Dynamo break the graph where this package is called, and trace nothing of it.
+    """Make Dynamo break the graph at calls of this package instead of tracing them.
 
-    It would trace into the engine, whose work is done by the thread that waits. The compiler is not loaded for that:
-    until something else has loaded it, nothing is traced. ``torch.compiler.disable`` on each function would load it.
+    Otherwise it would trace into the engine, which the waiting thread advances. This does not load the compiler:
+    nothing is traced until something else has loaded it. ``torch.compiler.disable`` on each function would load it.
     """
-    # Dynamo, should it have come here all the same, takes the second condition for True and the call for a graph break.
+    # If Dynamo traces this function, the second condition is True and the call breaks the graph.
     if not _is_known and ("torch._dynamo" in sys.modules or torch.compiler.is_dynamo_compiling()):
         _register()
 

@@ -1,4 +1,4 @@
-"""Bringing a world together: every rank meets the others in the store and connects to its neighbours in the tree."""
+"""Assembling a world: every rank meets the others in the store and connects to its parent and children in the tree."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-#: Characters of what ranks have to agree on that are shown.
+#: How many characters are shown of a value that ranks must agree on.
 _MAX_TERM_CHARACTERS = 200
-#: Connections that have not proved themselves; more drive out the oldest.
+#: How many connections may be unauthenticated; beyond that the oldest are closed.
 _MAX_UNKNOWN = 64
-#: Seconds until the next call of a parent that has hung up.
+#: Seconds until the next attempt after the parent has closed the connection.
 _RECONNECT_S = 0.05
 
 
@@ -47,7 +47,7 @@ class World:
     hosts: list[str]
     #: For each rank, a string that is equal for ranks that may share memory.
     host_keys: list[str]
-    #: For each rank, its number among the ranks of its host and how many those are.
+    #: For each rank, its local rank and local size.
     local_indices: list[tuple[int, int]]
     #: This rank's address that reaches the others.
     address: str
@@ -55,16 +55,16 @@ class World:
     client: KeyValueClient | None
     #: Keys of this world start with this.
     prefix: str
-    #: The store's server, where the launcher is not ours and this rank serves it.
+    #: The store's server, if the launcher is not ours and this rank serves it.
     server: KeyValueServer | None = None
 
     @property
     def is_homogeneous(self) -> bool:
-        """True when every host has the same number of ranks."""
+        """True if every host has the same number of ranks."""
         return len({count for _, count in self.local_indices}) == 1
 
     def close(self) -> None:
-        """Close what is still open."""
+        """Close the connections, the store's client and its server."""
         for link in self.links.values():
             link.close()
         if self.client is not None:
@@ -74,16 +74,16 @@ class World:
 
 
 def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mapping[str, object] | None = None) -> World:
-    """Meet the other ranks; returns once this rank is connected to its neighbours.
+    """Meet the other ranks; returns when this rank is connected to its parent and children.
 
     Args:
-        topology: this rank's place.
+        topology: this rank's position.
         settings: the timeout and the network interface are read.
-        attempt: how often this process has assembled a world of this generation before; equal on all ranks.
-        terms: what else has to be equal on all ranks, by the name that a user knows it by.
+        attempt: how many worlds of this generation this process has assembled before; equal on all ranks.
+        terms: what else must be equal on all ranks, by the name that users know.
 
     Raises:
-        ConnectionError: the store or a neighbour could not be reached in time.
+        ConnectionError: the store or a linked rank could not be reached in time.
         ValueError: the ranks differ in their terms; raised on all of them.
     """
     if topology.size == 1:
@@ -107,11 +107,11 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             _check_terms(members)
             host_keys = [member["host_key"] for member in members]
             local_indices = [(member["local_rank"], member["local_size"]) for member in members]
-            if topology.world:  # some of the launcher's ranks: its local indices count others too
+            if topology.world:  # a subset of the launcher's ranks: its local indices also count others
                 everybody = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
                 local_indices = [(one.local_rank, one.local_size) for one in everybody]
                 topology = everybody[topology.rank]
-            elif topology.launcher != "hvd_cluster":  # other launchers may tell a rank too little about the others
+            elif topology.launcher != "hvd_cluster":  # other launchers may give a rank too little information
                 topology = topology.crossed([local_rank for local_rank, _ in local_indices])
             tree_position = tree.tree_positions(host_keys)[topology.rank]
             if tree_position.parent is not None:
@@ -144,7 +144,7 @@ def interface_address(interface: str) -> str:
         return address
     names = ", ".join(name for _, name in socket.if_nameindex())
     raise ConnectionError(
-        f"HOROVOD_GLOO_IFACE={interface!r} names no interface with an address; this host has: {names}"
+        f"HOROVOD_GLOO_IFACE={interface!r} does not name an interface with an address; this host has: {names}"
     )
 
 
@@ -158,7 +158,7 @@ def _listening(address: str) -> Iterator[socket.socket]:
 def _meet(
     client: KeyValueClient, prefix: str, topology: Topology, address: str, port: int, terms: Mapping[str, object]
 ) -> list[dict[str, Any]]:
-    """What every rank says of itself, by rank. Rank 0 collects it, so that n ranks need 2n messages and not n * n."""
+    """What every rank publishes about itself, by rank. Rank 0 collects it: n ranks need 2n messages and not n * n."""
     me = {
         "host_key": host_key(),
         "host": topology.host,
@@ -190,7 +190,7 @@ def _meet(
 
 
 def _short(text: str) -> str:
-    """``text``, or its beginning and what tells it from others: rank 0 hands every rank's to all."""
+    """``text``, or its beginning and a hash: rank 0 sends the texts of every rank to all ranks."""
     if len(text) <= _MAX_TERM_CHARACTERS:
         return text
     return f"{text[:_MAX_TERM_CHARACTERS]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
@@ -201,13 +201,13 @@ def _check_terms(members: list[dict[str, Any]]) -> None:
         for name, value in members[0]["terms"].items():
             if member["terms"].get(name) != value:
                 raise ValueError(
-                    f"{name} has to be equal on all ranks, and is {value} on rank 0 ({members[0]['host']}) and "
+                    f"{name} must be equal on all ranks, but is {value} on rank 0 ({members[0]['host']}) and "
                     f"{member['terms'].get(name)} on rank {rank} ({member['host']})"
                 )
 
 
 def _connect(address: str, port: int, topology: Topology, timeout_s: float) -> Link:
-    """Connect to the parent, and say who we are: again, where a crowd of strangers has pushed us out of its queue."""
+    """Connect to the parent and identify this rank; retry if other connections have filled its queue."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = max(0.01, deadline_s - time.monotonic())
@@ -226,7 +226,7 @@ def _connect(address: str, port: int, topology: Topology, timeout_s: float) -> L
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             link.close()
             if time.monotonic() >= deadline_s:
-                raise ConnectionError(f"a neighbour closed the connection during start-up: {error}") from error
+                raise ConnectionError(f"the parent closed the connection during start-up: {error}") from error
             time.sleep(_RECONNECT_S)
         except BaseException:  # raised again: the connection would leak
             link.close()
@@ -238,7 +238,7 @@ def _connect(address: str, port: int, topology: Topology, timeout_s: float) -> L
 def _accept(
     listener: socket.socket, topology: Topology, expected: set[int], timeout_s: float, members: list[dict[str, Any]]
 ) -> dict[int, Link]:
-    """Accept the connections of all children. Strangers are dropped."""
+    """Accept the connections of all children; others are dropped."""
     links: dict[int, Link] = {}
     unknown: list[Link] = []
     deadline_s = time.monotonic() + timeout_s
@@ -258,7 +258,7 @@ def _accept(
                 selector.register(link, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select(left_s)]
         if listener in ready:
-            with suppress(OSError):  # a stranger that is gone already
+            with suppress(OSError):  # a connection that has ended already
                 sock, _ = listener.accept()
                 unknown.append(Link(sock, topology.secret, accepts=True))
                 detect_dead_host(sock)
@@ -277,7 +277,7 @@ def _accept(
                 unknown.remove(link)
                 links[int(json.loads(messages[0]))] = link
                 link.kept += messages[1:]
-                with suppress(OSError):  # its end shows at the next read
+                with suppress(OSError):  # the next read fails
                     link.send(b"welcome")
     for link in unknown:
         link.close()
@@ -285,10 +285,10 @@ def _accept(
 
 
 def _await_welcome(link: Link, timeout_s: float) -> None:
-    """Return once the parent has taken our name, so that it reads what follows as the engine's messages.
+    """Return when the parent knows this rank, so that it reads what follows as messages of the engine.
 
     Raises:
-        ConnectionError: it said nothing in time.
+        ConnectionError: it did not answer in time.
         EOFError: it closed the connection.
     """
     deadline_s = time.monotonic() + timeout_s
@@ -298,7 +298,7 @@ def _await_welcome(link: Link, timeout_s: float) -> None:
             selector.register(link, link.events)
             ready = selector.select(max(0.0, deadline_s - time.monotonic()))
         if not ready:
-            raise ConnectionError(f"a neighbour did not answer within {timeout_s:g} s")
+            raise ConnectionError(f"the parent did not answer within {timeout_s:g} s")
         if messages := link.receive():
             link.kept += messages[1:]
             return

@@ -93,7 +93,7 @@ def test_ranks_that_name_different_sets_are_told_at_init() -> None:
 
     told = local.run(fn, num_proc=4, env={"OMP_NUM_THREADS": "1"})
     for text, total in told:
-        assert "init(process_sets=...) has to be equal on all ranks, and is [[0, 1]] on rank 0" in text
+        assert "init(process_sets=...) must be equal on all ranks, but is [[0, 1]] on rank 0" in text
         assert "[[2, 3]] on rank 2" in text
         assert total == 4.0
 
@@ -109,12 +109,12 @@ def test_ranks_whose_settings_cannot_work_together_are_told_at_init(variable: st
 
         if os.environ["HOROVOD_RANK"] == "1":
             os.environ[variable] = value
-        with pytest.raises(ValueError, match="has to be equal on all ranks") as caught:
+        with pytest.raises(ValueError, match="must be equal on all ranks") as caught:
             hvd.init()
         return str(caught.value)
 
     for text in local.run(fn, num_proc=2, env={"OMP_NUM_THREADS": "1"}):
-        assert text.startswith(f"{variable} has to be equal")
+        assert text.startswith(f"{variable} must be equal")
 
 
 def test_process_sets_are_added_and_removed_at_run_time() -> None:

@@ -34,7 +34,7 @@ PATTERN = re.compile(
 
 #: Folders and files that are still to be rewritten. Entries are only ever removed.
 NOT_YET = [
-    *("hvd_cluster/data", "hvd_cluster/engine", "hvd_cluster/estimators"),
+    *("hvd_cluster/data", "hvd_cluster/estimators"),
     "hvd_cluster/petastorm",
 ]
 

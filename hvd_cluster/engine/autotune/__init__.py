@@ -1,8 +1,8 @@
-"""Autotune: the fusion threshold and the cycle time that make a training step shortest, found while the job trains.
+"""Autotune: finds the fusion threshold and the cycle time of the fastest training step while the job trains.
 
-Rank 0 watches the buckets that it carries out, fits what the transport costs, computes which parameters would be best,
-and tries those. All of it is pure: the engine tells the :class:`Tuner` what happened, and applies what it answers on
-all ranks at one place of the log.
+Rank 0 observes the buckets that it executes, fits a cost model of the transport, computes which parameters would be
+best, and tries them. All of this is pure: the engine reports what happened to the :class:`Tuner`, and applies its
+parameters on all ranks at the same position of the log.
 """
 
 from hvd_cluster.engine.autotune.observation import Observation, Parameters

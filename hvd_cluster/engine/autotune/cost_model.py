@@ -1,4 +1,4 @@
-"""What a bucket costs, fitted to what was seen, and what a step would take with other parameters."""
+"""The cost of a bucket, fitted to observations, and the predicted time of a step with other parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TransportCost:
     latency_s: float
     seconds_per_byte: float
     seconds_per_request: float
-    #: (log2 of the bytes, measured / straight line), by size; between them straight, beyond them level.
+    #: (log2 of the bytes, measured / straight line), by size; interpolated linearly, constant outside.
     bend: Sequence[tuple[float, float]] = ()
 
     def seconds(self, num_bytes: float, num_requests: int) -> float:
@@ -68,7 +68,7 @@ class TransportCost:
 
 
 def _line(seen: Mapping[tuple[int, int], float]) -> tuple[float, float, float]:
-    """Latency, seconds per byte and per request: least squares of the relative errors, nothing negative."""
+    """Latency, seconds per byte and per request: least squares of the relative errors, without negative values."""
     if not seen:
         return (0.0, 0.0, 0.0)
     rows = np.array([[1.0, num_bytes, num_requests] for num_bytes, num_requests in seen])
@@ -91,7 +91,7 @@ def _line(seen: Mapping[tuple[int, int], float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What one training step asks for, whatever the parameters are."""
+    """The requests of one training step, independent of the parameters."""
 
     #: (seconds after the step's first submission, bytes, number of requests), in the order of submission.
     arrivals: Sequence[tuple[float, int, int]]
@@ -108,7 +108,7 @@ class Pattern:
         cycle_s, threshold = parameters.cycle_time_ms / 1000, parameters.fusion_threshold_bytes
         free_s, index = 0.0, 0
         while index < len(self.arrivals):
-            # The first request waits for company, but not when the user waits already: after the last submission.
+            # The first request is held back for others, but not after the last submission, when the user waits.
             flush_s = max(self.arrivals[index][0], min(self.arrivals[index][0] + cycle_s, last_s))
             free_s = max(free_s, flush_s + self.negotiation_s)
             filled, count = 0, 0

@@ -1,4 +1,4 @@
-"""The file that says what autotune has tried: the columns of Horovod's, the best in the last line."""
+"""The log file of autotune: Horovod's columns, with the best parameters in the last line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_cluster.engine.autotune.observation import Parameters
 
 logger = logging.getLogger(__name__)
 
-#: The first three are chosen by proof and not by trial here, and the cache is always used.
+#: Here the first three are not tuned, and the cache is always used.
 _COLUMNS = (
     "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,"
     "cycle_time_ms,tensor_fusion_threshold,score"
@@ -17,7 +17,7 @@ _COLUMNS = (
 
 
 class AutotuneLog:
-    """``HOROVOD_AUTOTUNE_LOG``. A line stands in the file as soon as it is known.
+    """``HOROVOD_AUTOTUNE_LOG``. Each line is written as soon as it is known.
 
     Args:
         path: the file; an existing one is replaced. Empty for none.
@@ -28,7 +28,7 @@ class AutotuneLog:
         self._append(_COLUMNS, "w")
 
     def write(self, parameters: Parameters, score: float) -> None:
-        """One choice of parameters and what it gave, in bytes per microsecond."""
+        """Write parameters and their score, in bytes per microsecond."""
         self._append(f"0,0,0,1,{parameters.cycle_time_ms:g},{parameters.fusion_threshold_bytes},{score:.6g}", "a")
 
     def _append(self, line: str, mode: str) -> None:
@@ -38,5 +38,5 @@ class AutotuneLog:
             with self._path.open(mode, encoding="ascii") as file:
                 file.write(line + "\n")
         except OSError as error:
-            logger.warning("autotune writes no log: %s", error)
+            logger.warning("autotune cannot write its log: %s", error)
             self._path = None

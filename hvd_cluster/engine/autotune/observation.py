@@ -1,4 +1,4 @@
-"""What the tuner hears, and what it answers."""
+"""The input and the output of the tuner."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What autotune may change. Equal on all ranks."""
+    """The parameters that autotune changes; equal on all ranks."""
 
-    #: Most bytes of one bucket; 0 turns fusion off.
+    #: The largest size of a bucket; 0 turns fusion off.
     fusion_threshold_bytes: int
-    #: Milliseconds that requests wait for company.
+    #: How long requests wait to be fused with others.
     cycle_time_ms: float
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One bucket that was carried out on this rank; all times are ``time.monotonic()``."""
+    """One bucket that was executed on this rank; all times are ``time.monotonic()``."""
 
     #: (name, bytes, time of submission) of each request of the bucket.
     requests: Sequence[tuple[str, int, float]]
     #: When all ranks had agreed on it.
     decided_s: float
-    #: When its results were there.
+    #: When its results were complete.
     done_s: float
     #: Bytes of the largest request that holds several tensors; 0: there is none.
     packed_bytes: int = 0

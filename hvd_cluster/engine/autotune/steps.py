@@ -1,4 +1,4 @@
-"""Training steps, recognised in the buckets of a job that submits the same names again and again."""
+"""Training steps, recognised in the buckets of a job that submits the same names repeatedly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_cluster.engine.autotune.observation import Observation
 
 #: Steps that the pattern is the median of.
 _MEMORY = 12
-#: More arrivals than this are merged with their neighbours, so that a prediction takes no time to speak of.
+#: More arrivals than this are merged, so that a prediction takes very little time.
 _MAX_ARRIVALS = 300
 
 
@@ -36,7 +36,7 @@ class StepRecord:
 
 
 class StepWatcher:
-    """Cuts the stream of buckets into steps: a step begins with a name that the one before has had already."""
+    """Splits the stream of buckets into steps: a step begins with a name that the current step has already."""
 
     def __init__(self) -> None:
         self._step: StepRecord | None = None
@@ -44,7 +44,7 @@ class StepWatcher:
         self._free_s = 0.0
 
     def add(self, seen: Observation) -> StepRecord | None:
-        """Take a bucket; returns the step that was complete before it, if it begins another one."""
+        """Add a bucket; if it begins a new step, returns the previous one."""
         finished = None
         if self._step is not None and any(name in self._step.arrivals for name, _, _ in seen.requests):
             finished = self._step
@@ -62,20 +62,20 @@ class StepWatcher:
             step.arrivals[name] = (num_bytes, max(0.0, submitted_s - step.began_s))
             step.waits_s.append(seen.decided_s - submitted_s)
         step.packed_bytes = max(step.packed_bytes, seen.packed_bytes)
-        # Buckets run one after the other: one that was decided early has waited for its turn.
+        # Buckets run one after the other: one that was decided early has waited for the previous ones.
         began_s = max(seen.decided_s, self._free_s)
         step.buckets.append((seen.num_bytes, len(seen.requests), max(0.0, seen.done_s - began_s)))
         self._free_s = step.last_done_s = max(self._free_s, seen.done_s)
         return finished
 
     def pattern(self) -> Pattern:
-        """What a step is like: medians over the last steps."""
+        """The pattern of a step: medians over the last steps."""
         last = self._recent[-1]
         arrivals = []
         for name, (num_bytes, _) in last.arrivals.items():
             offsets = [step.arrivals[name][1] for step in self._recent if name in step.arrivals]
             arrivals.append((statistics.median(offsets), num_bytes, 1))
-        # The request that was submitted last before a flush has waited for the other ranks alone.
+        # The last request before a flush has waited only for the other ranks.
         waits = [min(step.waits_s) for step in self._recent]
         rest_s = statistics.median(step.rest_s for step in self._recent)
         packed_bytes = max(step.packed_bytes for step in self._recent)

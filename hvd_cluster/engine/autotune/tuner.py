@@ -1,4 +1,4 @@
-"""The search: look at a few parameters, compute which would be best, try those, and let the best of them compete."""
+"""The search: measure a few parameters, compute which would be best, measure those, and compare the best ones."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ logger = logging.getLogger(__name__)
 
 #: Settings' names of what may be tuned.
 THRESHOLD, CYCLE = "fusion_threshold_bytes", "cycle_time_ms"
-#: The thresholds and cycle times that are considered, besides fractions of what a step reduces.
+#: The thresholds and cycle times that are considered, in addition to fractions of what a step reduces.
 _THRESHOLDS = (0, *(int(MIB * 2**power) for power in range(-6, 8)))
 _FRACTIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _CYCLES_MS = (0.0, 0.1, 0.25, 0.5, 1.0, 1.75, 2.5, 3.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0)
-#: And these multiples of the best so far.
+#: In addition, these multiples of the best so far.
 _NEAR = (0.7, 0.85, 1.2, 1.4)
-#: So many are measured once more at the end: the best of noisy measurements is often only the luckiest.
+#: How many are measured again at the end: the best of noisy measurements may be due to chance.
 _FINALISTS = 3
 #: Of normal errors: the standard deviation in median absolute deviations (which a few slow steps do not move), and the
 #: standard error of a median in those of a mean.
 _SIGMA_OF_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
-#: So many standard errors must lie between the first choice and what replaces it.
+#: How many standard errors must lie between the initial parameters and those that replace them.
 _CERTAIN = 2.0
-#: Less than this is not worth another sample.
+#: A smaller relative gain is not worth another sample.
 _WORTHWHILE = 0.0005
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one choice of parameters has given."""
+    """The measurement of one choice of parameters."""
 
     parameters: Parameters
     #: Median seconds of a step.
@@ -49,19 +49,19 @@ class Sample:
 class Tuner:
     """Finds the parameters while the job trains; on rank 0 only.
 
-    Steps are recognised by names that come again, so a job whose requests all have new names is never tuned. After a
-    change one step is disregarded: it began with the old parameters.
+    Steps are recognised by names that repeat, so a job whose requests all have new names is never tuned. After a change
+    one step is ignored: it began with the old parameters.
 
-    Requests of several tensors, such as the buckets that an optimizer has made of its gradients, were packed under the
-    first fusion threshold and stay as they are. A threshold below the largest of them is not tried: here it would
-    change nothing, but a job that is given it from its beginning would pack otherwise than what was measured.
+    Requests of several tensors, such as the buckets of an optimizer's gradients, were packed under the initial fusion
+    threshold and do not change. A threshold below the largest of them is not tried: it would have no effect here, but a
+    job that starts with it would pack differently from what was measured.
 
     Args:
-        initial: what the job begins with.
-        frozen: of :data:`THRESHOLD` and :data:`CYCLE`, what the user has set and must stay.
-        warmup_samples: samples that only teach the pattern of a step.
-        steps_per_sample: steps that each choice is measured for; their median counts.
-        max_samples: measurements at most, those of the finalists included.
+        initial: the parameters at the start of the job.
+        frozen: those of :data:`THRESHOLD` and :data:`CYCLE` that the user has set and that must not change.
+        warmup_samples: samples that are only used to learn the pattern of a step.
+        steps_per_sample: steps for each choice; their median is used.
+        max_samples: the largest number of measurements, including those of the finalists.
         on_sample: called with each sample.
         on_end: called with the best one.
     """
@@ -92,7 +92,7 @@ class Tuner:
         #: Seconds of every step that was measured with these parameters.
         self._times: dict[Parameters, list[float]] = {}
         self._finalists: list[Parameters] | None = None
-        #: The search is over; :meth:`observe` has nothing more to say.
+        #: The search is over; :meth:`observe` always returns None.
         self.is_done = self._frozen >= {THRESHOLD, CYCLE}
 
     @classmethod
@@ -102,7 +102,7 @@ class Tuner:
         Args:
             settings: the knobs.
             given: names of the settings that the user has set, as :meth:`Settings.given` says; they stay.
-            cycle_time_ms: what the world begins with, which depends on its hosts where the user has set none.
+            cycle_time_ms: the initial cycle time, which depends on the hosts if the user has set none.
         """
         log = AutotuneLog(settings.autotune_log)
         return cls(
@@ -117,14 +117,14 @@ class Tuner:
 
     @property
     def samples(self) -> list[Sample]:
-        """What was measured so far."""
+        """The measurements so far."""
         return list(self._samples)
 
     def observe(self, seen: Observation) -> Parameters | None:
-        """Take a bucket that was carried out.
+        """Add a bucket that was executed.
 
         Returns:
-            The parameters that all ranks are to use from now on; None: no change.
+            The parameters that all ranks should use from now on; None for no change.
         """
         if self.is_done or not seen.requests:
             return None
@@ -163,13 +163,13 @@ class Tuner:
         return following
 
     def _next(self) -> Parameters | None:
-        """What to measure next; None when it is decided."""
+        """The parameters to measure next; None when the search is over."""
         if self._finalists is None:
             following = self._explore() or self._exploit()
             if following is not None:
                 return following
             count = min(_FINALISTS, len(self._times), self._max_samples - len(self._samples))
-            # The first choice comes before the others: it is what the tuned one is held against.
+            # The initial parameters come first: the tuned ones are compared with them.
             ranked = sorted(self._times, key=lambda tried: (tried != self._initial, self._median_s(tried)))
             self._finalists = ranked[:count] if count > 1 else []
         return self._finalists.pop(0) if self._finalists else None
@@ -208,7 +208,7 @@ class Tuner:
         return None
 
     def _exploit(self) -> Parameters | None:
-        """What the model holds for the best of what was not tried; None when that is not worth trying."""
+        """The best parameters by the model that were not tried yet; None if they are not worth trying."""
         reserved = _FINALISTS if self._max_samples > 2 * _FINALISTS else 0
         if len(self._samples) >= self._max_samples - reserved:
             return None
@@ -219,7 +219,7 @@ class Tuner:
             return None
         error = _Error([(tried, self._median_s(tried) / pattern.step_s(tried, cost)) for tried in self._times])
         predicted = {p: pattern.step_s(p, cost) * error.factor(p) for p in candidates}
-        # Of equal ones, that which asks for least: the smallest buffers, the shortest wait.
+        # Of equal ones, those with the shortest wait and the smallest buffers.
         best = min(predicted, key=lambda p: (round(predicted[p], 7), p.cycle_time_ms, p.fusion_threshold_bytes))
         gain = 1 - predicted[best] / max(pattern.step_s(winner, cost) * error.factor(winner), 1e-9)
         return best if gain > _WORTHWHILE else None
@@ -233,9 +233,9 @@ class Tuner:
         return {self._allowed(parameters, pattern.packed_bytes) for parameters in pairs}
 
     def _allowed(self, wanted: Parameters, packed_bytes: int) -> Parameters:
-        """``wanted``, where neither the user nor what was packed already says otherwise."""
+        """``wanted``, restricted by what the user has set and by what was packed already."""
         first_bytes = self._initial.fusion_threshold_bytes
-        # What is larger than the first threshold was not packed by it, but is a group of the user's.
+        # A request larger than the initial threshold is a group of the user's.
         threshold = max(wanted.fusion_threshold_bytes, min(packed_bytes, first_bytes))
         return Parameters(
             first_bytes if THRESHOLD in self._frozen else threshold,
@@ -244,12 +244,12 @@ class Tuner:
 
 
 class _Error:
-    """What the model does not know, such as buckets that slow backward down: measured / predicted, near what was tried.
+    """The error of the model, for example because buckets slow backward down: measured / predicted.
 
-    A smooth surface through the samples: close to one of them its own ratio, far from all of them their median.
+    A smooth surface through the samples: the sample's ratio close to it, their median far from all of them.
     """
 
-    #: Distance at which a sample's word is worth 0.6; factors of two of the threshold and the cycle time.
+    #: Distance at which a sample has a weight of 0.6, in factors of two of the threshold and the cycle time.
     _REACH = 1.5
     #: Weight of the median.
     _PRIOR = 0.2

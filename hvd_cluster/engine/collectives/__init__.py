@@ -1,8 +1,8 @@
-"""How each kind of request is carried out over a transport: one file for each.
+"""How each kind of request is executed over a transport: one file for each kind.
 
 A collective is a generator over :class:`~hvd_cluster.engine.collectives.step.Step`: it packs, yields the work that it
-has launched, and is resumed when that is done. So whoever drives the engine keeps several of them going; only where the
-transport has no thread of its own, as in shared memory, does launching carry out.
+has launched, and is resumed when that work is done. So the progress thread runs several of them at once. A transport
+without threads, such as shared memory, finishes the work when it is launched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hvd_cluster.engine.transports.transport import Transport
 
 Collective = Callable[[list[Request], Transport, BufferPool, Recorder], Steps]
 
-#: What carries out a bucket of each kind.
+#: The collective of each kind of bucket.
 COLLECTIVES: dict[Kind, Collective] = {
     Kind.ALLREDUCE: allreduce,
     Kind.ALLGATHER: allgather,

@@ -38,12 +38,12 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
 
 
 class _Gather:
-    """One tensor on its way to all ranks.
+    """One tensor that is sent to all ranks.
 
     Args:
         tensor: this rank's part, of shape (rows[index], ...).
         rows: first dimension of each rank's part.
-        transport: who moves it.
+        transport: moves it.
     """
 
     def __init__(self, tensor: torch.Tensor, rows: list[int], transport: Transport) -> None:
@@ -63,7 +63,7 @@ class _Gather:
             part[: tensor.shape[0]] = tensor
             self.works = [transport.allgather(as_bytes(self._padded), as_bytes(part))]
         else:
-            # Few ranks hold most of it: each part goes straight to its place.
+            # A few ranks hold most of it: each part is broadcast into the output.
             self.works = list(self._broadcasts(tensor, transport))
 
     def finish(self) -> torch.Tensor:

@@ -42,8 +42,8 @@ class _Part:
         return Bucketing.of(signature.op, self.dtype, self.wire, *factors, transport.num_ranks)
 
     def begin_directly(self, transport: Transport, bucketing: Bucketing) -> Work | None:
-        """Let the transport read and write the tensors themselves; None if it does not."""
-        # What was submitted is contiguous, and what is made like it too.
+        """Let the transport read and write the tensors themselves; None if it cannot."""
+        # Inputs are contiguous, and so are outputs made like them.
         is_direct = self.dtype.is_floating_point or bucketing.is_plain(self.dtype)
         if not is_direct or self.inputs[0].device.type != transport.device.type:
             return None
@@ -59,7 +59,7 @@ class _Part:
         )
 
     def fits_in_place(self, bucketing: Bucketing, transport: Transport) -> bool:
-        """True when the one output can serve as the transport's buffer."""
+        """True if the only output can be the transport's buffer."""
         return (
             len(self.outputs) == 1
             and self.outputs[0].is_contiguous()
@@ -69,7 +69,7 @@ class _Part:
 
 
 def allreduce(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
-    """Reduce a bucket of requests of equal op and factors. Each element type needs a call of its own."""
+    """Reduce a bucket of requests of equal op and factors, with one call for each element type."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
         return (yield from adasum(requests, transport, buffers, recorder))
@@ -102,7 +102,7 @@ def _reduce(
 
 
 def reduce_inline(requests: list[Request], transport: Transport) -> list[list[torch.Tensor]] | None:
-    """The results, if the transport can reduce this bucket directly; None if it takes :func:`allreduce`."""
+    """The results, if the transport can reduce this bucket directly; None if it needs :func:`allreduce`."""
     signature = requests[0].signature
     if signature.op == ReduceOp.ADASUM:
         return None
@@ -128,14 +128,14 @@ def _parts(requests: list[Request], results: list[list[torch.Tensor]]) -> list[_
 def _pack(
     part: _Part, bucketing: Bucketing, transport: Transport, buffers: BufferPool, leases: ExitStack
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The flat buffer to reduce, and the place of each tensor in it, as :meth:`Bucketing.pack` wants it.
+    """The flat buffer to reduce, and the part of each tensor in it, as :meth:`Bucketing.pack` needs it.
 
     Args:
         part: what to pack.
-        bucketing: how.
-        transport: says where the buffer has to live.
-        buffers: where buffers come from.
-        leases: gives the buffer back.
+        bucketing: how to pack it.
+        transport: determines the device of the buffer.
+        buffers: provides the buffer.
+        leases: returns the buffer.
     """
     if part.fits_in_place(bucketing, transport):
         bucketing.pack(part.outputs[0], part.inputs[0])
@@ -143,7 +143,7 @@ def _pack(
     dtype, num_places = bucketing.dtype, bucketing.num_places
     slices, num_bytes = layout(part.inputs, dtype.itemsize * num_places)
     buffer = leases.enter_context(buffers.lease(num_bytes, transport.device))
-    # The gaps between tensors are reduced too, and must not hold what traps or slows arithmetic down.
+    # The gaps between tensors are reduced too, and must not hold values that slow arithmetic down.
     pieces = []
     for tensor, where in zip(part.inputs, slices, strict=True):
         shape = tensor.shape if num_places == 1 else (num_places, *tensor.shape)

@@ -15,7 +15,7 @@ from hvd_cluster.engine.transports.transport import Transport
 
 
 def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
-    """Carry out one request. The results are the concatenated slices, and how many rows came from each rank."""
+    """Execute one request. The results are the concatenated slices, and how many rows came from each rank."""
     (request,) = requests
     (given,) = request.inputs
     tensor = given.to(transport.device)

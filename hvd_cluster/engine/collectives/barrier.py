@@ -1,4 +1,4 @@
-"""Barrier: nobody goes on before everybody has come."""
+"""Barrier: no rank continues before all ranks have arrived."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from hvd_cluster.engine.transports.transport import Transport
 
 
 def barrier(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
-    """Nothing is left to do: the negotiation ran this request because every rank has come."""
+    """Nothing remains to be done: the negotiation runs this request because every rank has arrived."""
     yield Step([], f"{transport.name}_BARRIER", time.monotonic())
     return [[] for _ in requests]

@@ -15,7 +15,7 @@ from hvd_cluster.engine.transports.transport import Transport
 
 
 def broadcast(requests: list[Request], transport: Transport, buffers: BufferPool, recorder: Recorder) -> Steps:
-    """Send a bucket of requests with one root as one run of bytes."""
+    """Send a bucket of requests with the same root as one run of bytes."""
     root_index = transport.ranks.index(requests[0].signature.root)
     is_root = root_index == transport.index
     names = [name for request in requests for name in request.tensor_names]

@@ -42,14 +42,14 @@ def reducescatter(requests: list[Request], transport: Transport, buffers: Buffer
 
 
 def rows_per_rank(rows: int, num_ranks: int) -> list[int]:
-    """The rows of each rank's slice: as equal as can be, the first ranks get one more."""
+    """The rows of each rank's slice: as equal as possible, the first ranks get one more."""
     shortest, longer = divmod(rows, num_ranks)
     return [shortest + (index < longer) for index in range(num_ranks)]
 
 
 @dataclass
 class _Scatter:
-    """One tensor on its way to the owners of its slices."""
+    """One tensor whose slices are sent to their owners."""
 
     tensor: torch.Tensor
     signature: Signature
@@ -63,7 +63,7 @@ class _Scatter:
         divisor = transport.num_ranks if op == ReduceOp.AVERAGE else 1
         self._factors = Factors.of(op, own, own, prescale, postscale, divisor, transport.num_ranks)
         prescale = self._factors.prescale
-        # A scaled integer may not fit its own type, and its mean may.
+        # A scaled integer may not fit its own type although its mean does.
         dtype = torch.int64 if prescale != 1.0 and not own.is_floating_point else own
         rows = rows_per_rank(self.tensor.shape[0], transport.num_ranks)
         row_bytes = math.prod(self.tensor.shape[1:]) * dtype.itemsize
@@ -83,7 +83,7 @@ class _Scatter:
         own, factors, num_ranks = self.tensor.dtype, self._factors, self.transport.num_ranks
         output = torch.empty(self._mine, dtype=own, device=self.tensor.device)
         parts = self._received.view(num_ranks, *self._mine)
-        if own == torch.bool:  # a sum of bools is true where any is
+        if own == torch.bool:  # a sum of bools is true if any is true
             output.copy_(parts.amax(0))
         elif own == torch.int64 and (factors.divisor, factors.postscale) != (1, 1.0):
             # The sum of all ranks may not fit.

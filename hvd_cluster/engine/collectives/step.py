@@ -1,4 +1,4 @@
-"""One stage of a collective: work that was launched, and whether more will be."""
+"""One stage of a collective: the work that was launched, and whether more follows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Step:
     """Resume the collective when all ``works`` are done."""
 
     works: list[Work]
-    #: What the timeline calls it, e.g. "GLOO_ALLREDUCE".
+    #: Its name in the timeline, e.g. "GLOO_ALLREDUCE".
     activity: str
-    #: ``time.monotonic()`` before the first of the works was launched; some transports do all of it there and then.
+    #: ``time.monotonic()`` before the first of the works was launched; some transports finish the work at launch.
     since_s: float
     #: No work follows, so the next collective of the process set may launch. All ranks must launch work in one order.
     is_last: bool = True

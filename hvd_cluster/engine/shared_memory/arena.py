@@ -1,8 +1,8 @@
-"""Tensors that live in the shared segment: the other ranks read and write them where they are, and nothing is copied.
+"""Tensors in the shared segment: the other ranks read and write them in place, and nothing is copied.
 
 Each rank has a region of the segment to allocate from. A region is sparse: it takes memory when something is allocated
-in it, and gives it back when that is freed. A tensor frees its block when the last reference to its storage goes, and
-keeps the mapping alive until then, also after ``shutdown()``.
+in it, and returns it when that is freed. A tensor frees its block with the last reference to its storage, and keeps the
+mapping alive until then, also after ``shutdown()``.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import torch
 from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 
 _PAGE_BYTES = 4096
-#: Views of other ranks' tensors that are kept.
+#: How many views of other ranks' tensors are kept.
 _MAX_VIEWS = 1000
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Arena:
-    """The regions of all ranks, seen from one.
+    """The regions of all ranks, seen from one rank.
 
     Args:
         memory: the segment.
         descriptor: the segment's file, for allocation; the arena owns it from here on.
-        start: where the regions begin; a multiple of the page size.
-        region_bytes: how long each is; a multiple of the page size.
-        index: this rank among those of the host.
+        start: the offset of the regions; a multiple of the page size.
+        region_bytes: the size of each region; a multiple of the page size.
+        index: this rank's index on the host.
     """
 
     def __init__(self, memory: mmap.mmap, descriptor: int, start: int, region_bytes: int, index: int) -> None:
@@ -43,10 +43,10 @@ class Arena:
         self._lock = threading.Lock()
         self._first = start + index * region_bytes
         self._end = self._first + region_bytes
-        #: (start, length in bytes), in order; neighbours are always joined.
+        #: (start, length in bytes) of free blocks, in order; adjacent blocks are always joined.
         self._free = [(self._first, region_bytes)]
-        #: Blocks of tensors that are gone. A garbage collection may free one while this very thread holds the lock, so
-        #: whoever frees leaves it here, and whoever holds the lock puts it in its place.
+        #: Blocks of freed tensors. A garbage collection may free one while this very thread holds the lock, so freed
+        #: blocks are added here, and the holder of the lock joins them with the free ones.
         self._given_back: deque[tuple[int, int]] = deque()
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._pid = os.getpid()
@@ -69,18 +69,18 @@ class Arena:
             self._join_free()
             start = self._take(num_bytes)
             block = (ctypes.c_char * num_bytes).from_buffer(self._memory, start)
-        # The storage of the tensor holds the block, and the block the mapping.
+        # The storage of the tensor holds the block, and the block holds the mapping.
         weakref.finalize(block, self._give_back, start, num_bytes).atexit = False
         self._settle()
         return torch.frombuffer(block, dtype=dtype, count=count).view(shape)
 
     def offset_of(self, tensor: torch.Tensor) -> int:
-        """Where in the segment a contiguous tensor of this rank's region begins; -1 if it is not in there."""
+        """The offset in the segment of a contiguous tensor of this rank's region; -1 if it is not in the region."""
         offset = tensor.data_ptr() - self._address
         return offset if self._first <= offset < self._end else -1
 
     def view(self, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """What stands in the segment from ``offset`` on, whoever's it is; shape (count,)."""
+        """The contents of the segment from ``offset`` on, in any rank's region; shape (count,)."""
         key = (offset, dtype, count)
         view = self._views.get(key)
         if view is None:
@@ -90,7 +90,7 @@ class Arena:
         return view
 
     def close(self) -> None:
-        """Let go of the segment; the tensors that are left keep it. Nothing can be allocated afterwards."""
+        """Release the segment; remaining tensors keep it. Nothing can be allocated afterwards."""
         with self._lock:
             self._views.clear()
             self._free.clear()
@@ -100,7 +100,7 @@ class Arena:
                 del self._memory
 
     def _take(self, num_bytes: int) -> int:
-        """A block of the region, under the lock."""
+        """Allocate a block of the region; needs the lock."""
         for position, (start, length) in enumerate(self._free):
             if length < num_bytes:
                 continue
@@ -113,17 +113,17 @@ class Arena:
             return start
         raise MemoryError(
             f"{num_bytes} bytes of shared memory cannot be allocated: this rank's region of {self._end - self._first} "
-            "bytes is used up or in pieces. HOROVOD_SHARED_MEMORY_REGION_MB sets its size"
+            "bytes is full or fragmented. HOROVOD_SHARED_MEMORY_REGION_MB sets its size"
         )
 
     def _give_back(self, start: int, num_bytes: int) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child has let go of it; the memory is the parent's
+            return  # freed in a forked child; the memory is the parent's
         self._given_back.append((start, num_bytes))
         self._settle()
 
     def _settle(self) -> None:
-        """Put blocks that were given back in their places, unless somebody holds the lock: he looks when he is done."""
+        """Join freed blocks, unless another thread holds the lock: that thread does so when it has finished."""
         while self._given_back and self._lock.acquire(blocking=False):
             try:
                 self._join_free()
@@ -131,7 +131,7 @@ class Arena:
                 self._lock.release()
 
     def _join_free(self) -> None:
-        """Join the blocks that were given back with the free ones, under the lock."""
+        """Join freed blocks with the free ones; needs the lock."""
         while self._given_back:
             start, num_bytes = self._given_back.popleft()
             if self._descriptor < 0:

@@ -1,4 +1,4 @@
-"""How long a rank waits for the others of its host, and what is said of them when that was too long."""
+"""How long a rank waits for the others of its host, and the error after that."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-#: Where more than this lies between two looks, this rank did not run itself.
+#: If more time than this passes between two checks, this rank itself was not running.
 _MAX_BETWEEN_CHECKS_S = 1.0
 
 
 class Deadline:
-    """Looks around while a wait in shared memory lasts, and ends it when it has lasted too long.
+    """Ends a wait in shared memory that lasts too long, and checks meanwhile that the world is not broken.
 
-    Of the time between two looks at most a second counts. By the clock, every rank of a job whose processes were all
-    stopped for a while (``scontrol suspend``) has waited for the others all along; so its waits go on nevertheless.
+    Of the time between two checks at most a second counts. If all processes of a job are stopped for a while
+    (``scontrol suspend``), every rank has waited for the others by the clock; their waits must continue.
 
     Args:
-        check: called at each look; raises when the world is broken.
+        check: called at each check; raises if the world is broken.
         limit_s: how many seconds a wait may last.
-        late: the ranks that are waited for, as far as that is known.
+        late: returns the ranks that the wait is for, as far as they are known.
         did_not: what they should have done.
     """
 
-    #: How often to look.
+    #: How often to check.
     period_s: ClassVar[float] = 0.05
 
     def __init__(
@@ -41,15 +41,15 @@ class Deadline:
         self._checked_s = 0.0
 
     def start(self) -> None:
-        """A wait begins."""
+        """A wait starts."""
         self._waited_s = 0.0
         self._checked_s = time.monotonic()
 
     def check(self) -> None:
-        """The wait goes on; called every :attr:`period_s` seconds of it.
+        """The wait continues; call this every :attr:`period_s` seconds.
 
         Raises:
-            RuntimeError: it has lasted too long; or whatever ``check`` raises.
+            RuntimeError: the wait has lasted too long; or what ``check`` raises.
         """
         self._check()
         now_s = time.monotonic()

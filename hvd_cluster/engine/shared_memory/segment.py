@@ -1,11 +1,10 @@
-"""Memory that the ranks of one host share: unnamed, so nothing is left behind however the job ends.
+"""Memory that the ranks of one host share. It has no name, so nothing is left behind however the job ends.
 
-The leader makes a memfd and hands its descriptor over an abstract Unix socket. That also proves that the host is
-shared: an abstract socket cannot be reached from another network namespace or machine, whatever the hosts call
-themselves. A memfd counts against the job's memory, not against the size of /dev/shm.
+The leader makes a memfd and passes its descriptor over an abstract Unix socket. That also proves that the host is
+shared: an abstract socket cannot be reached from another network namespace or machine, whatever the host names are. A
+memfd counts against the job's memory, not against the size of /dev/shm.
 
-The same connections carry every rank's wakeup, an eventfd, to all others: whoever has news for a rank that sleeps in
-``epoll`` rings it.
+The same connections pass every rank's wakeup descriptor, an eventfd, to all others, which write to it to wake the rank.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from hvd_cluster.rendezvous.client import KeyValueClient
 
 logger = logging.getLogger(__name__)
 
-#: How long one connection may take to prove itself; others wait behind it.
+#: How long one connection may take to authenticate; others wait meanwhile.
 _HANDSHAKE_S = 1.0
-#: How long ranks that ought to share memory wait for each other to prove it.
+#: How long ranks with equal host keys wait for each other to prove that they share memory.
 _SHARING_TIMEOUT_S = 10.0
-#: How often the leader looks meanwhile whether they still live.
+#: How often the leader checks meanwhile whether they are alive.
 _CHECK_PERIOD_S = 0.25
-#: One message carries so many descriptors (Linux's SCM_MAX_FD).
+#: One message carries at most about this many descriptors (Linux's SCM_MAX_FD).
 MAX_RANKS = 250
 
 
 class SharingError(Exception):
-    """The ranks cannot share memory; the text says why."""
+    """The ranks cannot share memory; the text has the reason."""
 
 
 @dataclass
 class Segment:
-    """What the ranks of one host share."""
+    """The shared memory, seen from one rank."""
 
     memory: mmap.mmap
-    #: This rank among those that share.
+    #: This rank's index among the ranks that share it.
     index: int
-    #: An eventfd for each of them, by index; this rank's own among them is the one that it handed in.
+    #: An eventfd for each of them, by index, including this rank's own.
     wakeups: list[int]
     #: The file behind the mapping.
     descriptor: int
 
     def close(self) -> None:
-        """Close the other ranks' wakeups and the file, and let go of the mapping; it goes with its last reference."""
+        """Close the other ranks' eventfds and the file, and release the mapping; it ends with its last reference."""
         os.close(self.descriptor)
         for index, wakeup in enumerate(self.wakeups):
             if index != self.index:
@@ -65,13 +64,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class SharingGroup:
-    """Ranks that ought to share memory, and how they meet."""
+    """Ranks that should share memory, and how they meet."""
 
-    #: The job's store; it is watched, so a wait for a rank that has died ends.
+    #: The job's store; its waits end if a rank dies.
     client: KeyValueClient
     #: Keys of this segment start with this.
     prefix: str
-    #: The job's secret; nobody else gets the descriptors.
+    #: The job's secret; only processes that know it get the descriptors.
     secret: bytes
     #: The global ranks; the first one leads.
     ranks: Sequence[int]
@@ -86,10 +85,10 @@ class SharingGroup:
 
 
 class Closable(Protocol):
-    """What is built in a segment."""
+    """An object in a segment."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the segment."""
 
 
 T = TypeVar("T", bound=Closable)
@@ -100,14 +99,14 @@ def share(
 ) -> T | None:
     """What ``build`` makes of a segment that all ranks of ``group`` share, or None on all of them; collective.
 
-    One line in the leader's log says why where it is None.
+    If it is None, the leader logs the reason.
 
     Args:
-        group: who shares.
-        num_bytes: how much; all of it is allocated, and zero.
+        group: the ranks that share it.
+        num_bytes: its size; all of it is allocated and zero.
         wakeup: this rank's eventfd.
-        build: called on each rank, on all before it is known on any that sharing has succeeded.
-        sparse_bytes: so much more is mapped behind it, and allocated by whoever needs it.
+        build: called on each rank; when any rank returns, it has succeeded on all of them.
+        sparse_bytes: this much more is mapped after it, and allocated when needed.
 
     Raises:
         ConnectionError: not all of them came in time.
@@ -164,7 +163,7 @@ def _lead(
             # Without this a full machine is noticed at the first touch, by SIGBUS.
             os.posix_fallocate(memory, 0, num_bytes)
         except OSError:
-            group.client.set(key, b"")  # nobody need wait
+            group.client.set(key, b"")  # so that no rank waits
             raise
         name = f"hvd_cluster-{secrets.token_hex(16)}"
         wakeups = [wakeup] + [-1] * (len(group.ranks) - 1)
@@ -186,7 +185,7 @@ def _lead(
                 try:
                     index, theirs = _welcome(connection, group.secret)
                 except (OSError, EOFError):
-                    continue  # a stranger; whoever was meant to come still can
+                    continue  # another process; the expected rank can still connect
                 on_failure.callback(os.close, theirs)
                 wakeups[index] = theirs
                 followers.append(connection)
@@ -197,15 +196,15 @@ def _lead(
 
 
 def _welcome(connection: socket.socket, secret: bytes) -> tuple[int, int]:
-    """A follower has proved itself: its index and its wakeup."""
+    """Authenticate a follower; returns its index and its wakeup descriptor."""
     channel = Channel.accept(connection, secret, _HANDSHAKE_S)
     channel.settimeout(_HANDSHAKE_S)
     index = int(json.loads(channel.recv()))
-    # Descriptors that arrive with the last bytes of a signed message would be lost: they come after this answer.
-    channel.send(b"go on")
+    # Descriptors that arrive with the last bytes of a signed message would be lost: they follow this answer.
+    channel.send(b"continue")
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     if not descriptors:
-        raise EOFError("the connection ended before a descriptor came")
+        raise EOFError("the connection ended before a descriptor arrived")
     os.set_inheritable(descriptors[0], False)
     return index, descriptors[0]
 

@@ -1,9 +1,9 @@
-"""Process-shared semaphores that live in shared memory, and a barrier made of them.
+"""Process-shared semaphores in shared memory, and a barrier made of them.
 
-POSIX leaves unnamed semaphores to C, so libc is called through ctypes. They do two things that plain stores through a
-memoryview do not: a blocked wait costs no CPU, and a post orders memory. glibc's ``sem_post`` is a release and a
-successful ``sem_wait`` an acquire operation, so what a rank wrote before its post is seen after the peer's wait on
-weakly ordered processors (ARM, POWER) too. Nothing else here is relied on for ordering.
+Unnamed POSIX semaphores exist in C only, so libc is called through ctypes. They do two things that plain stores through
+a memoryview do not: a blocked wait uses no CPU, and a post orders memory. glibc's ``sem_post`` is a release and a
+successful ``sem_wait`` an acquire operation, so what a rank has written before its post is visible after the peer's
+wait, also on weakly ordered processors (ARM, POWER). Nothing else here is relied on for ordering.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 
 from hvd_cluster.engine.shared_memory.deadline import Deadline
 
-#: glibc's sem_t has 32 bytes; each semaphore has a cache line of its own, so that posts do not disturb each other.
+#: glibc's sem_t has 32 bytes; each semaphore has its own cache line, so that posts do not disturb each other.
 STRIDE_BYTES = 64
-#: Where in its cache line a semaphore leaves room for a number.
+#: The offset of a counter in the cache line of a semaphore.
 _COUNTER_OFFSET = 56
 
 
@@ -26,15 +26,15 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
 
 
-# Posts and tries return at once: keeping the interpreter lock saves its hand-over. Waits let it go.
+# Posts and tries return at once and keep the interpreter lock, which saves its hand-over. Waits release it.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _blocking = ctypes.CDLL(None, use_errno=True)
-#: glibc 2.30 and later: a wait that a clock set back does not prolong.
+#: glibc 2.30 and later: setting the clock back does not prolong a wait.
 _has_clockwait = hasattr(_blocking, "sem_clockwait")
 
 
 def _wait_until(address: ctypes.c_void_p, period_s: float) -> int:
-    """Wait for a semaphore, ``period_s`` seconds at most; 0 if it was had, else errno says why not."""
+    """Wait at most ``period_s`` seconds for a semaphore; 0 if it was lowered, otherwise errno has the reason."""
     clock = time.CLOCK_MONOTONIC if _has_clockwait else time.CLOCK_REALTIME
     until_s = time.clock_gettime(clock) + period_s
     deadline = ctypes.byref(_Timespec(int(until_s), int(until_s % 1 * 1e9)))
@@ -46,16 +46,16 @@ def _wait_until(address: ctypes.c_void_p, period_s: float) -> int:
 class Semaphores:
     """An array of semaphores in a mapping that several processes share.
 
-    A wait first tries for a while and then blocks. How long it tries adapts to how long it had to before, as glibc's
-    adaptive mutexes do: waking a thread that blocks costs far more than most waits between ranks last, and a rank that
-    waits long should not burn a core that others need.
+    A wait first tries for a while and then blocks. How long it tries adapts to earlier waits, as in glibc's adaptive
+    mutexes: waking a blocked thread costs far more than most waits between ranks last, and a rank that waits long
+    should not use a core that others need.
 
     Args:
         memory: the mapping; the array begins at ``offset`` and takes ``count * STRIDE_BYTES`` bytes.
         offset: where it begins; a multiple of ``STRIDE_BYTES``.
         count: how many.
         create: True in the one process that initialises them, before any other uses them.
-        max_tries: how often a wait tries before it blocks; 0 where ranks outnumber cores.
+        max_tries: how often a wait tries before it blocks; 0 if ranks outnumber cores.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int, count: int, *, create: bool, max_tries: int = 0) -> None:
@@ -76,7 +76,7 @@ class Semaphores:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def wait(self, index: int, deadline: Deadline) -> None:
-        """Lower semaphore ``index`` by one, waiting until somebody has raised it or ``deadline`` ends."""
+        """Lower semaphore ``index`` by one; waits until another rank has raised it or ``deadline`` has passed."""
         address, try_wait = self._addresses[index], _quick.sem_trywait
         if not try_wait(address):
             return
@@ -93,14 +93,14 @@ class Semaphores:
                 return
             if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            deadline.check()  # after a signal too: a profiler's come sooner than any period ends
+            deadline.check()  # also after a signal: those of a profiler come more often than any period ends
 
     def counter(self, index: int) -> ctypes.c_uint64:
-        """A number beside semaphore ``index``, zero at first, for one process to write; not to outlive this array."""
+        """A counter beside semaphore ``index``, initially zero, written by one process; valid as long as this array."""
         return ctypes.c_uint64.from_address(self._base + index * STRIDE_BYTES + _COUNTER_OFFSET)
 
     def release(self) -> None:
-        """Let go of the mapping; no method may be called afterwards."""
+        """Release the mapping; no method may be called afterwards."""
         self._addresses.clear()
         del self._view
 
@@ -108,8 +108,8 @@ class Semaphores:
 class Barrier:
     """A dissemination barrier (Hensgen, Finkel and Manber, 1988): ceil(log2 n) rounds of one post and one wait each.
 
-    In round k rank i tells rank i + 2^k and waits for rank i - 2^k. Each rank and round has a semaphore of its own, and
-    a semaphore counts, so a rank that is already in the next barrier cannot be taken for one in this.
+    In round k rank i posts to rank i + 2^k and waits for rank i - 2^k. Each rank and round has its own semaphore, and a
+    semaphore counts, so a rank that is already in the next barrier cannot be mistaken for one in this barrier.
 
     Args:
         semaphores: at least :meth:`num_semaphores` of them, from ``first`` on.
@@ -128,8 +128,8 @@ class Barrier:
         ]
         self._index = index
         self._distances = distances
-        #: How often each rank has posted. In a pair it is known without who is late, and its rounds are gone through by
-        #: hand (see :class:`hvd_cluster.engine.transports.shm.ShmTransport`).
+        #: How often each rank has posted. A pair does not need it to know which rank is late, and :class:`ShmTransport
+        #: <hvd_cluster.engine.transports.shm.ShmTransport>` executes its rounds itself.
         self._posts = [semaphores.counter(first + rank) for rank in range(num_ranks)] if num_ranks > 2 else []
 
     @staticmethod
@@ -138,7 +138,7 @@ class Barrier:
         return num_ranks * (num_ranks - 1).bit_length()
 
     def wait(self, deadline: Deadline) -> None:
-        """Return once every rank has called this; ``deadline`` is for each round anew, as some rank has come then."""
+        """Return when every rank has called this; each round has the full ``deadline``."""
         mine = self._posts[self._index] if self._posts else None
         for to_post, to_await in self.rounds:
             if mine is not None:
@@ -147,18 +147,18 @@ class Barrier:
             self._semaphores.wait(to_await, deadline)
 
     def late(self) -> list[int]:
-        """The ranks that hold this one up, while it waits: they have not come, or stand still amid the barrier.
+        """The ranks that delay this one while it waits: they have not arrived, or are stopped in the barrier.
 
-        Not those that are held up themselves, in this barrier or the one before.
+        Ranks that are delayed themselves, in this barrier or the previous one, are not included.
         """
         if not self._posts:
             return [1 - self._index]
         posts = [counter.value for counter in self._posts]
         num_rounds, num_ranks = len(self._distances), len(posts)
-        end = -(-posts[self._index] // num_rounds) * num_rounds  # of this barrier, counted like the posts
+        end = -(-posts[self._index] // num_rounds) * num_rounds  # of this barrier, counted in posts
 
         def waits(rank: int) -> bool:
-            """It cannot go on: the post that it waits for, in the round of its last one, has not come."""
+            """It cannot continue: the post that it waits for, in the round of its last one, has not arrived."""
             distance = self._distances[(posts[rank] - 1) % num_rounds]
             return posts[(rank - distance) % num_ranks] < posts[rank]
 

@@ -1,4 +1,4 @@
-"""The job's timeline on disk: a complete JSON array at every moment, whoever is killed when, and never too large."""
+"""The job's timeline on disk: always a complete JSON array, even if a process is killed, and of limited size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final
 
 from hvd_cluster.engine.timeline.recorder import Record
 
-#: Linux looks for a fatal signal between two pages of a write and never within one.
+#: Linux checks for fatal signals between two pages of a write, never within one.
 _PAGE_BYTES = 4096
 _SMALLEST_BYTES = 64 << 10
 _COPY_BYTES = 1 << 20
-#: What a page holds besides an event: the beginning of the file, a comma, its end.
+#: Room in a page for the beginning of the file, a comma and its end.
 _SPARE_BYTES = 16
 
 _BEGIN: Final = b"[\n"
@@ -25,18 +25,18 @@ _END: Final = b"\n]\n"
 class TimelineFile:
     """A bounded JSON array of events.
 
-    An array that is appended to needs its bracket moved, and a ``kill -9`` may fall between the two halves of a write.
-    So the bracket stands at the far end from the beginning, with white space between it and the events, and each write
-    replaces white space inside one page, which no signal interrupts. When the room is used up, a copy with twice the
-    room takes the file's name; when half of ``max_bytes`` is, the file becomes ``<name>.older.json`` (in place of the
-    one before it) and a new one begins.
+    Appending to an array means moving its closing bracket, and a ``kill -9`` may interrupt that. So the bracket is at
+    the end of the file from the start, with white space between it and the events, and each write replaces white space
+    inside one page, which no signal interrupts. When the file is full, a copy of twice the size replaces it. When half
+    of ``max_bytes`` is full, the file is renamed to ``<name>.older.json``, which replaces the previous one, and a new
+    file begins.
 
     Args:
         path: the file; an existing one is replaced.
-        max_bytes: most bytes of the file and its elder together; at least 256 KiB are used.
+        max_bytes: the largest size of the file and the older one together; at least 256 KiB.
 
     Raises:
-        OSError: the file cannot be written, or ``path`` is something else than a file.
+        OSError: the file cannot be written, or ``path`` is not a file.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int = 256 << 20) -> None:
@@ -48,9 +48,9 @@ class TimelineFile:
             raise OSError(errno.EINVAL, "a timeline needs a regular file", str(self._path))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._older.unlink(missing_ok=True)
-        #: The lines that name each lane, for the next file.
+        #: The lines that name each lane, kept for the next file.
         self._names: dict[tuple[int, int], list[bytes]] = {}
-        #: How many of them stand in this file.
+        #: How many of them are in this file.
         self._num_named: dict[tuple[int, int], int] = {}
         self._descriptor = -1
         self._capacity = 0
@@ -63,7 +63,7 @@ class TimelineFile:
         """Append the lines of ``records``; a lane's name is repeated in a new file before the lane's first event.
 
         Raises:
-            OSError: there is no more room on the disk; the file is complete as it is.
+            OSError: the disk is full; the file is still complete.
         """
         page: list[bytes] = []
         for rank, lane, names_lane, line in records:
@@ -77,16 +77,16 @@ class TimelineFile:
         self._write_page(page)
 
     def close(self) -> None:
-        """Close the file, without the room that was left; may be called twice."""
+        """Close the file and remove its white space; may be called twice."""
         if self._descriptor < 0:
             return
-        with suppress(OSError):  # the file is complete, only larger than it need be
+        with suppress(OSError):  # the file is complete, only larger than necessary
             self._replace(self._end + len(_END))
         os.close(self._descriptor)
         self._descriptor = -1
 
     def _introduce(self, rank: int, lane: int, page: list[bytes]) -> list[bytes]:
-        """Put the names of a lane and its rank, if this file lacks them; returns the page."""
+        """Add the names of a lane and its rank if this file lacks them; returns the page."""
         for key in ((rank, 0), (rank, lane)):  # the rank itself is named in its lane 0
             names = self._names.get(key, [])
             while (num_named := self._num_named.get(key, 0)) < len(names):
@@ -95,9 +95,9 @@ class TimelineFile:
         return page
 
     def _put(self, line: bytes, page: list[bytes]) -> list[bytes]:
-        """Add a line to the page that is being filled, or write that one and begin the next; returns the page."""
+        """Add a line to the current page, or write the page and begin the next one; returns the page."""
         if len(line) > _PAGE_BYTES - _SPARE_BYTES:
-            return page  # recorders cut what is that long
+            return page  # recorders shorten what is that long
         line = (b",\n" if self._has_events else b"") + line
         filled = self._end + sum(map(len, page))
         limit = min((self._end // _PAGE_BYTES + 1) * _PAGE_BYTES, self._capacity - len(_END))
@@ -122,12 +122,12 @@ class TimelineFile:
             self._end += len(block)
 
     def _begin(self) -> None:
-        """An empty file of the smallest size takes the name."""
+        """Replace the file by an empty one of the smallest size."""
         descriptor = os.open(self._next, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             _fill(descriptor, _BEGIN, _SMALLEST_BYTES)
             self._next.replace(self._path)
-        except BaseException:  # raised again: a full disk must not keep half a file
+        except BaseException:  # raised again: half a file must not remain on a full disk
             os.close(descriptor)
             self._next.unlink(missing_ok=True)
             raise
@@ -140,7 +140,7 @@ class TimelineFile:
         self._num_named = {}
 
     def _replace(self, capacity: int) -> None:
-        """A copy of ``capacity`` bytes takes the file's name."""
+        """Replace the file by a copy of ``capacity`` bytes."""
         descriptor = os.open(self._next, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             copied, filled = 0, min(self._end, self._capacity - len(_END))
@@ -149,7 +149,7 @@ class TimelineFile:
                 copied += _write_all(descriptor, block)
             _fill(descriptor, b"", capacity - copied)
             self._next.replace(self._path)
-        except BaseException:  # raised again: a full disk must not keep half a copy
+        except BaseException:  # raised again: half a copy must not remain on a full disk
             os.close(descriptor)
             self._next.unlink(missing_ok=True)
             raise
@@ -158,7 +158,7 @@ class TimelineFile:
         self._capacity = capacity
 
     def _rotate(self) -> None:
-        """The file becomes its elder, and a new one begins; at every moment there is one of the name."""
+        """Rename the file to the older one and begin a new file; a file of the name always exists."""
         self._older.unlink(missing_ok=True)
         try:
             os.link(self._path, self._older)

@@ -1,4 +1,4 @@
-"""One rank's part in the job's timeline: when to pass on what was recorded, and to whom."""
+"""One rank's part in the job's timeline: when and where to send what was recorded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PERIOD_S = 0.04
 
 
 class JobTimeline:
-    """A rank's recorder and, where this is rank 0, the file.
+    """A rank's recorder and, on rank 0, the file.
 
     Args:
         recorder: this rank's events.
         send_up: sends records towards rank 0; None at rank 0, which writes the file.
-        max_mb: most MiB of the file and its elder together.
+        max_mb: the largest size of the file and the older one together, in MiB.
     """
 
     def __init__(self, recorder: Recorder, send_up: Callable[[list[Record]], None] | None, max_mb: float) -> None:
@@ -50,18 +50,18 @@ class JobTimeline:
         self._next_flush_s = time.monotonic() + _PERIOD_S
 
     def stop(self) -> None:
-        """Record nothing more. The file stays open: the last events of the other ranks are still on their way."""
+        """Stop recording. The file stays open: the last events of the other ranks have not arrived yet."""
         self._recorder.stop()
         self.write(self._recorder.take())
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Pass on what was recorded, when the time for it has come or ``at_once``."""
+        """Send or write what was recorded, if the period is over or ``at_once``."""
         if self._recorder.enabled and (at_once or time.monotonic() >= self._next_flush_s):
             self._next_flush_s = time.monotonic() + _PERIOD_S
             self.write(self._recorder.take())
 
     def write(self, records: list[Record]) -> None:
-        """Pass on records, of this rank or of one below it in the tree."""
+        """Send or write records of this rank or of a rank below it in the tree."""
         if not records:
             return
         if self._send_up is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from hvd_cluster.engine.timeline.summary import Summary
 from hvd_cluster.engine.timeline.trace import Interval, Trace, union
 
-#: More rows or phases than this cannot be told apart.
+#: More rows or phases than this cannot be distinguished.
 _MAX_RANKS = 32
 _MAX_PHASES = 8
 

@@ -1,4 +1,4 @@
-"""One rank's events: cheap to note in any thread, turned into lines of JSON when they are taken."""
+"""One rank's events: cheap to record in any thread, converted to lines of JSON when they are taken."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Final
 #: One line of the file: (rank, lane, whether it names that lane, JSON). Lane 0 is the rank's own.
 Record = tuple[int, int, bool, bytes]
 
-#: So many events are kept between two calls of :meth:`Recorder.take`; the rest is counted, and forgotten.
+#: How many events are kept between two calls of :meth:`Recorder.take`; the others are only counted.
 _MAX_EVENTS = 20_000
 #: More tensors than this share one lane.
 _MAX_LANES = 4096
-#: Names longer than this are cut: an event has to fit into one page of the file.
+#: Longer names are cut: an event must fit into one page of the file.
 _LONGEST_NAME = 256
 _CLOCK_READINGS = 9
 
@@ -25,7 +25,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Recorder:
-    """Collects the events of one rank; costs next to nothing while :attr:`enabled` is False.
+    """Collects the events of one rank; costs almost nothing while :attr:`enabled` is False.
 
     :meth:`span`, :meth:`phase` and :meth:`mark_cycle` may be called from any thread, the rest from one.
 
@@ -45,11 +45,11 @@ class Recorder:
         self._num_dropped = 0
         self._lanes: dict[str, int] = {}
         self._must_introduce = False
-        # Read once: monotonic differences on top of a wall-clock origin never run backwards.
+        # Read once: monotonic times relative to one wall-clock origin never run backwards.
         self._origin_us = _wall_clock_origin_ns() // 1000
 
     def start(self, mark_cycles: bool = False) -> None:
-        """Begin to record, with the names of this rank's lanes first."""
+        """Start to record; the names of this rank's lanes come first."""
         self._lanes = {}
         self._marks_cycles = mark_cycles
         self._events.clear()
@@ -58,11 +58,11 @@ class Recorder:
         self.enabled = True
 
     def stop(self) -> None:
-        """Record nothing more; what was recorded can still be taken."""
+        """Stop recording; recorded events can still be taken."""
         self.enabled = False
 
     def span(self, tensor: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Something that went on from ``start_s`` to ``end_s`` (``time.monotonic()``) in the lane of ``tensor``."""
+        """Record a span from ``start_s`` to ``end_s`` (``time.monotonic()``) in the lane of ``tensor``."""
         if self.enabled:
             self._note(tensor, name, start_s, end_s, args)
 
@@ -71,12 +71,12 @@ class Recorder:
         return _Phase(self, tensors, name, args) if self.enabled else _NOTHING
 
     def mark_cycle(self) -> None:
-        """Mark the start of a cycle of the engine, if that was asked for."""
+        """Mark the start of a cycle of the engine, if cycles are marked."""
         if self.enabled and self._marks_cycles:
             self._note("", "CYCLE_START", time.monotonic(), -1.0, {})
 
     def take(self) -> list[Record]:
-        """The lines for what was recorded since the last call; each lane is named before it is used."""
+        """The lines for the events since the last call; each lane is named before it is used."""
         count = len(self._events)
         events = self._events[:count]
         del self._events[:count]
@@ -108,7 +108,7 @@ class Recorder:
             self._num_dropped += 1
 
     def _lane(self, tensor: str, records: list[Record]) -> int:
-        # Unnamed operations count on for ever: a lane for each would hide all others.
+        # Unnamed operations are numbered without end: a lane for each would hide all others.
         tensor = re.sub(r"(\.noname)(\.join\d+)?\.\d+", r"\1", tensor)[:_LONGEST_NAME]
         if tensor not in self._lanes:
             if len(self._lanes) >= _MAX_LANES:
@@ -130,7 +130,7 @@ class Recorder:
 
 
 class _Phase:
-    """A ``with`` block that becomes a span in each of its lanes."""
+    """A ``with`` block that is recorded as a span in each of its lanes."""
 
     __slots__ = ("_args", "_name", "_recorder", "_start_s", "_tensors")
 
@@ -151,8 +151,8 @@ class _Phase:
 def _wall_clock_origin_ns() -> int:
     """The wall clock at the zero of ``time.monotonic``.
 
-    Of several readings the one that took least time is taken, as in Cristian's algorithm: a thread that has to wait for
-    its core between its readings of the two clocks would place its rank beside all others.
+    Of several readings the fastest one is used, as in Cristian's algorithm: a thread that waits for its core between
+    its readings of the two clocks would shift the events of its rank.
     """
     readings: list[tuple[int, int]] = []
     for _ in range(_CLOCK_READINGS):

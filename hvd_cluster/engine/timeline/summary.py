@@ -1,4 +1,4 @@
-"""What a timeline says in numbers: where the time went, who was late, how much backward has hidden."""
+"""A timeline in numbers: time for each phase, the slowest ranks, and how much communication backward hides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Straggler:
 
     rank: int
     num_last: int
-    #: Seconds during which a tensor or more lacked nothing but this rank's submission.
+    #: Seconds during which some tensor waited only for this rank.
     late_s: float
 
 
@@ -58,14 +58,14 @@ class Summary:
     num_cycles: int
     #: Longest first.
     phases: list[Phase]
-    #: Operations that every rank has negotiated, seen whole.
+    #: Operations that every rank has negotiated and that are complete in the timeline.
     num_operations: int
-    #: By rank, the one that made the others wait longest first.
+    #: For each rank; the one that made the others wait longest comes first.
     stragglers: list[Straggler]
     #: Seconds of communication of each rank.
     communication_s: dict[int, float]
-    #: Share of it that went on during a backward pass; empty where the timeline does not show backward, and on GPUs:
-    #: both stand there for as long as it took to launch them, which says nothing of when they ran.
+    #: Share of it that overlaps a backward pass; empty if the timeline does not show backward, and on GPUs, where it
+    #: shows only launches.
     overlap: dict[int, float]
     #: GPUs have communicated.
     on_gpus: bool
@@ -111,10 +111,10 @@ def summarize(trace: Trace) -> Summary:
 
 
 def _stragglers(spans: list[Span], ranks: set[int]) -> tuple[int, list[Straggler]]:
-    """Who submitted last, how often and how late.
+    """Which rank submitted last, how often and how late.
 
-    Each rank's span of negotiation begins when that rank submits and ends when all have. A tensor is negotiated anew
-    only after that, so of the spans of one tensor, in the order of their ends, those of one operation stand together.
+    A rank's negotiation span begins when that rank submits and ends when all ranks have. A tensor is negotiated again
+    only after that, so in the order of their ends the spans of one operation of a tensor are adjacent.
     """
     counts: dict[int, int] = dict.fromkeys(ranks, 0)
     waits: dict[int, list[Interval]] = {rank: [] for rank in ranks}
@@ -124,7 +124,7 @@ def _stragglers(spans: list[Span], ranks: set[int]) -> tuple[int, list[Straggler
         if not span.name.startswith(_NEGOTIATE):
             continue
         starts = open_operations[span.name, span.lane]
-        if span.rank in starts:  # the rest of the one before is not in the file, or its set is not of all ranks
+        if span.rank in starts:  # the file lacks part of the previous operation, or its process set has not all ranks
             starts.clear()
         starts[span.rank] = span.start_s
         if len(starts) == len(ranks) > 1:
@@ -138,7 +138,7 @@ def _stragglers(spans: list[Span], ranks: set[int]) -> tuple[int, list[Straggler
 
 
 def table(summary: Summary, max_phases: int = 20) -> str:
-    """The summary for people, as lines of text."""
+    """The summary as lines of text."""
     lines = [
         f"{len(summary.ranks)} ranks, {_seconds(summary.duration_s)}"
         + (f", {summary.num_cycles} cycles" if summary.num_cycles else ""),
@@ -150,7 +150,7 @@ def table(summary: Summary, max_phases: int = 20) -> str:
         slowest = f"{phase.slowest}: {_seconds(phase.seconds[phase.slowest])}"
         lines.append(f"{phase.name:<32}{phase.num_spans:>9}{_seconds(phase.mean_s):>12}{share:>8.1%}{slowest:>22}")
     if len(summary.phases) > max_phases:
-        lines.append(f"... and {len(summary.phases) - max_phases} phases more")
+        lines.append(f"... and {len(summary.phases) - max_phases} more phases")
     lines.append("")
     worst = summary.stragglers[0] if summary.stragglers else None
     if summary.num_operations and worst is not None:
@@ -159,7 +159,7 @@ def table(summary: Summary, max_phases: int = 20) -> str:
             f"{summary.num_operations} operations; the others waited {_seconds(worst.late_s)} for it."
         )
     else:
-        lines.append("Slowest rank: nothing that all of two or more ranks have negotiated is in this timeline.")
+        lines.append("Slowest rank: this timeline has no operation that two or more ranks have negotiated.")
     if summary.overlap:
         shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in summary.overlap.items())
         lines.append(f"Communication during backward: {shares}.")

@@ -13,10 +13,10 @@ Interval = tuple[float, float]
 
 
 class Span(NamedTuple):
-    """Something that went on for a while."""
+    """An event with a duration."""
 
     rank: int
-    #: The tensor, or what else the lane stands for.
+    #: The name of the lane, usually a tensor.
     lane: str
     #: The phase, e.g. "NEGOTIATE_ALLREDUCE".
     name: str
@@ -30,23 +30,23 @@ class Trace:
     """The spans of a timeline, oldest end first."""
 
     spans: list[Span] = field(default_factory=list)
-    #: What each rank calls itself, e.g. "rank 0 (node-a)".
+    #: The name of each rank, e.g. "rank 0 (node-a)".
     ranks: dict[int, str] = field(default_factory=dict)
-    #: Cycles that were marked.
+    #: Number of marked cycles.
     num_cycles: int = 0
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first beginning to the last end."""
+        """Seconds from the first start to the last end."""
         return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans) if self.spans else 0.0
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """The timeline at ``path`` and, where there is one, its elder beside it.
+    """The timeline at ``path``, together with the older file if there is one.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no timeline.
+        ValueError: it is not a timeline.
     """
     newest = Path(path)
     files = [newest.with_name(f"{newest.stem}.older{newest.suffix}"), newest]
@@ -81,14 +81,14 @@ def _read_one(file: Path) -> tuple[dict[int, str], list[Span], int]:
             elif name == "CYCLE_START":
                 num_cycles += 1
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{file} is no timeline of hvd_cluster: an event lacks {error}") from error
+            raise ValueError(f"{file} is not a timeline of hvd_cluster: an event lacks {error}") from error
     # Names may follow what they name.
     spans = [Span(rank, lanes.get((rank, lane), f"lane {lane}"), *rest) for rank, lane, *rest in found]  # type: ignore[arg-type]
     return ranks, spans, num_cycles
 
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:
-    """The events, one after the other: each stands on a line of its own, and a whole array may not fit into memory."""
+    """The events one by one: each is on its own line, and a whole array may not fit into memory."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             text = line.strip().strip(",")
@@ -97,14 +97,14 @@ def _events(file: Path) -> Iterator[dict[str, Any]]:
             try:
                 event = json.loads(text)
             except ValueError as error:
-                raise ValueError(f"{file} is no timeline of hvd_cluster: line {number + 1}: {error}") from error
+                raise ValueError(f"{file} is not a timeline of hvd_cluster: line {number + 1}: {error}") from error
             if not isinstance(event, dict):
-                raise ValueError(f"{file} is no timeline of hvd_cluster: line {number + 1} is no event")
+                raise ValueError(f"{file} is not a timeline of hvd_cluster: line {number + 1} is not an event")
             yield event
 
 
 def union(intervals: list[Interval]) -> list[Interval]:
-    """The same time, in intervals that neither overlap nor touch, by their beginning."""
+    """The same time as sorted intervals that neither overlap nor touch."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -115,7 +115,7 @@ def union(intervals: list[Interval]) -> list[Interval]:
 
 
 def common(ours: list[Interval], theirs: list[Interval]) -> float:
-    """How long two unions go on at once."""
+    """The length of the intersection of two unions."""
     total, i, j = 0.0, 0, 0
     while i < len(ours) and j < len(theirs):
         total += max(0.0, min(ours[i][1], theirs[j][1]) - max(ours[i][0], theirs[j][0]))
@@ -127,5 +127,5 @@ def common(ours: list[Interval], theirs: list[Interval]) -> float:
 
 
 def length(intervals: list[Interval]) -> float:
-    """How long a union goes on."""
+    """The length of a union."""
     return sum(end - start for start, end in intervals)

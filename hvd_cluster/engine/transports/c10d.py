@@ -1,4 +1,4 @@
-"""What Gloo's and NCCL's process groups take alike: torch's names of the reductions."""
+"""torch's names of the reductions, for the process groups of Gloo and NCCL."""
 
 from __future__ import annotations
 

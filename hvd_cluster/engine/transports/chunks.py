@@ -1,4 +1,4 @@
-"""How tensors pass through shared memory: dealt into chunks, scaled and converted on their way in and out."""
+"""How tensors pass through shared memory: in chunks that are scaled and converted on the way in and out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REDUCE: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.MAX: torch.maximum,
     ReduceOp.PRODUCT: torch.mul,
 }
-#: Halving loses nothing in these, short of the very smallest numbers.
+#: Halving is exact in these types, except for the very smallest numbers.
 _HALVED_EXACTLY = frozenset({torch.float32, torch.float64, torch.bfloat16})
-#: This many halves are added in float32 at once: the sums stay in the cache, and the calls cost little beside them.
+#: This many halves are added in float32 at once: the sums stay in the cache, and the cost of the calls is small.
 _HALVES_AT_ONCE = 1 << 17
 
 
 class Chunk(NamedTuple):
-    """Runs of elements that pass through a slot together, one behind the other."""
+    """Runs of elements that pass through a slot together, one after the other."""
 
     sources: list[torch.Tensor]
     targets: list[torch.Tensor]
@@ -49,7 +49,7 @@ class Scratch:
 
 
 class Arithmetic(NamedTuple):
-    """What happens to the elements on their way."""
+    """How the elements are scaled, converted and reduced."""
 
     reduce: Callable[..., Any]
     #: Multiplies an element as it is copied into the type in which it travels.
@@ -212,7 +212,7 @@ class Arithmetic(NamedTuple):
 
 
 def chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[Chunk]:
-    """Deal tensors into chunks of at most ``capacity`` elements; long ones pass in several, small ones together."""
+    """Split tensors into chunks of at most ``capacity`` elements; small tensors share a chunk."""
     chunks: list[Chunk] = []
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
@@ -237,7 +237,7 @@ def chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], c
 
 
 def full_chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], capacity: int) -> list[Chunk]:
-    """Deal tensors into chunks of exactly ``capacity`` elements, the last one perhaps of fewer."""
+    """Split tensors into chunks of exactly ``capacity`` elements; the last one may have fewer."""
     chunks: list[Chunk] = []
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
@@ -260,7 +260,7 @@ def full_chunks_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tenso
 
 
 def scatter(result: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Copy ``result`` into ``targets``, one behind the other."""
+    """Copy ``result`` into ``targets``, one after the other."""
     if len(targets) == 1:
         targets[0].copy_(result)
     else:
@@ -278,7 +278,7 @@ def halves_exactly(dtype: torch.dtype, divisor: float) -> bool:
 
 
 def without_aliases(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """``inputs``, or copies of them where writing one's output would change another that is still to be read.
+    """``inputs``, or copies of them if writing one output would change another input that is still to be read.
 
     An operation in place may be given one tensor twice, or views that overlap.
     """

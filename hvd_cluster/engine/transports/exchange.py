@@ -1,17 +1,17 @@
-"""Where the ranks of one host put together what their leader sends over the network, piece by piece.
+"""The memory through which the ranks of one host combine what their leader sends over the network, piece by piece.
 
-Every rank copies its part of a piece into a slot of its own; each reduces its share of all slots into the piece's
-buffer. The leader sends from that buffer and receives into it; then every rank copies it out. So an element is copied
-twice and added once on its way through a host, whatever lies between the hosts.
+Every rank copies its part of a piece into its own slot; each reduces its share of all slots into the piece's buffer.
+The leader sends from that buffer and receives into it; then every rank copies it out. So an element is copied twice and
+added once on its way through a host.
 
-Why no rank overwrites what another still uses. Operations follow each other: one is over before the next begins. Ranks
-meet once a piece, after they have filled their slots, and once more at the end of an operation.
+Why no rank overwrites what another one still uses: operations do not overlap. There is a barrier for each piece, after
+the slots are filled, and one more at the end of an operation.
 
-- A slot is filled for every second piece. Who fills it for piece p has met over piece p - 1, which the others did
-  after they had reduced piece p - 2.
-- A buffer is reduced into after the meeting over its piece. A rank comes to that meeting when it has copied out what
-  the buffer held before.
-- The leader sends piece p after the meeting over p + 1, or the one at the end: by then all have reduced their shares.
+- A slot is filled for every second piece. A rank that fills it for piece p has passed the barrier of piece p - 1, which
+  the others reached after they had reduced piece p - 2.
+- A buffer is written after the barrier of its piece. A rank reaches that barrier when it has copied out what the buffer
+  held before.
+- The leader sends piece p after the barrier of p + 1, or the one at the end: by then all have reduced their shares.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hvd_cluster.engine.shared_memory.deadline import Deadline
 from hvd_cluster.engine.shared_memory.semaphores import STRIDE_BYTES, Barrier, Semaphores
 from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, scatter
 
-#: Pieces on their way at once, each in a buffer of its own.
+#: Pieces in progress at once, each in its own buffer.
 NUM_BUFFERS = 8
 _NUM_SLOTS = 2
-#: Long enough that a collective of the network costs little beside it, short enough to hide what the hosts do: as
-#: measured at 1 Gbit/s from 0.5 to 4 MiB.
+#: Long enough that the cost of a collective over the network is small in comparison, short enough to hide the work of
+#: the hosts: measured at 1 Gbit/s from 0.5 to 4 MiB.
 _PIECE_BYTES = 1 << 20
 #: The segment of a host stays below this, whatever its number of ranks.
 _MAX_BYTES = 128 << 20
@@ -38,15 +38,15 @@ _PAGE_BYTES = 4096
 
 
 class HostExchange:
-    """One rank's side of it.
+    """One rank's view of it.
 
     Args:
         memory: :meth:`num_bytes` zero bytes that all ranks of the host share; None for a host of one rank.
-        index: this rank among those of the host; the one with index 0 leads.
-        ranks: their global ranks, by index.
+        index: this rank's index on the host; the rank with index 0 leads.
+        ranks: the global ranks of the host, by index.
         piece_bytes: the size of a piece, from :func:`piece_bytes_for`; the same on all hosts.
-        check: called now and then while waiting; raises when the world is broken.
-        timeout_s: how long a rank waits for the others each time that they meet.
+        check: called now and then while waiting; raises if the world is broken.
+        timeout_s: how long a rank waits for the others at each barrier.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class HostExchange:
             self._buffers = torch.empty(NUM_BUFFERS, self.piece_bytes, dtype=torch.uint8, device="cpu")
             return
         count = Barrier.num_semaphores(num_ranks)
-        # Behind those of the barrier, one for each rank: the leader's word that a piece has arrived.
+        # After those of the barrier, one for each rank: the leader posts it when a piece has arrived.
         self._arrivals = count
         self._semaphores = Semaphores(memory, 0, count + num_ranks, create=index == 0)
         self._barrier = barrier = Barrier(self._semaphores, 0, index, num_ranks)
         self._barrier_deadline = Deadline(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
         # Longer than the leader itself would wait for the network.
         self._arrival_deadline = Deadline(check, 2 * timeout_s, lambda: ranks[:1], "bring what other hosts have sent")
-        # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
+        # torch.frombuffer does not keep the mapping alive; this object does and outlives its tensors.
         self._memory: mmap.mmap | None = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, count=self.num_bytes(num_ranks, piece_bytes))
         part = part[_control_bytes(num_ranks) :]
@@ -88,7 +88,7 @@ class HostExchange:
 
     @staticmethod
     def num_bytes(num_ranks: int, piece_bytes: int) -> int:
-        """How much memory the exchange of ``num_ranks`` takes."""
+        """The memory that the exchange of ``num_ranks`` needs."""
         return _control_bytes(num_ranks) + (NUM_BUFFERS + _NUM_SLOTS * num_ranks) * piece_bytes
 
     def buffer(self, piece: int, length: int, wire: torch.dtype) -> torch.Tensor:
@@ -98,14 +98,14 @@ class HostExchange:
     def gather(
         self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype, after_barrier: Callable[[], None]
     ) -> None:
-        """Reduce this host's part of a piece into its buffer; complete after the next meeting.
+        """Reduce this host's part of a piece into its buffer; complete after the next barrier.
 
         Args:
             piece: its number in the operation.
-            chunk: the tensors that it is made of.
+            chunk: its tensors.
             how: what happens to the elements.
             wire: the element type of the buffer.
-            after_barrier: called after the meeting: what was gathered before is complete.
+            after_barrier: called after the barrier: what was gathered before is complete.
         """
         result = self.buffer(piece, chunk.length, wire)
         if self._slots is None:
@@ -134,17 +134,17 @@ class HostExchange:
                 self._semaphores.post(self._arrivals + rank)
 
     def await_arrival(self) -> None:
-        """The others' part: wait until it has."""
+        """The others' part: wait until the next piece has arrived."""
         if self._semaphores is not None:
             self._semaphores.wait(self._arrivals + self.index, self._arrival_deadline)
 
     def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
-        """Copy what has arrived into this rank's tensors."""
+        """Copy a piece that has arrived into this rank's tensors."""
         scatter(self.buffer(piece, chunk.length, wire), chunk.targets)
         how.deliver(chunk.targets)
 
     def close(self) -> None:
-        """Let go of the memory; it goes with its last reference."""
+        """Release the memory; it is unmapped with its last reference."""
         if self._semaphores is not None:
             self._slots = self._memory = None
             del self._buffers
@@ -153,7 +153,7 @@ class HostExchange:
 
 
 def piece_bytes_for(num_ranks: int) -> int:
-    """The size of a piece, for hosts of at most ``num_ranks``: pieces pair up between hosts, so it is one for all."""
+    """The size of a piece for hosts of at most ``num_ranks``; it must be equal on all hosts."""
     most = _MAX_BYTES // (NUM_BUFFERS + _NUM_SLOTS * num_ranks) // _PAGE_BYTES * _PAGE_BYTES
     return max(_PAGE_BYTES, min(_PIECE_BYTES, most))
 

@@ -1,4 +1,4 @@
-"""Collectives over TCP on the CPU, through a Gloo process group of our own.
+"""Collectives over TCP on the CPU, through a private Gloo process group.
 
 The group is built directly on the job's store. The user's default group stays untouched, so DDP or FSDP may use
 ``torch.distributed`` beside us, and an elastic job can build the next world's group after this one failed.
@@ -27,7 +27,7 @@ from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 
 logger = logging.getLogger(__name__)
 
-#: Building a group remembers the sockets that appear meanwhile, so two groups of one process are built in turn.
+#: The sockets that appear while a group is built are its own, so groups of one process are built one after the other.
 _building = threading.Lock()
 
 

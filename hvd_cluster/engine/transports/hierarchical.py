@@ -1,7 +1,7 @@
 """Allreduce between hosts: shared memory inside each host, and Gloo between one rank of each.
 
-Over the network every tensor then travels once per host, not once per rank: for 2 hosts of 2 ranks a flat ring moves
-1.5 times its size over the link, and this moves it once. Everything but an allreduce goes through the flat ring.
+Over the network every tensor travels once per host, not once per rank: for 2 hosts of 2 ranks a flat ring moves 1.5
+times its size over the link, and this transport moves it once. All other collectives use the flat ring.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from hvd_cluster.engine.transports.exchange import NUM_BUFFERS, HostExchange
 from hvd_cluster.engine.transports.gloo import GlooTransport
 from hvd_cluster.engine.transports.transport import Transport, Work
 
-#: Less goes through the flat ring: the meetings within the host cost more than the link saves.
+#: Smaller tensors use the flat ring: the barriers within the host cost more than the link saves.
 _MIN_BYTES = 1 << 20
-#: How often a waiting leader looks whether the others still live.
+#: How often a waiting leader checks whether the others are alive.
 _CHECK_PERIOD_S = 0.05
 
 
 class HierarchicalTransport(Transport):
-    """Two transports and an exchange as one, which it owns.
+    """One transport made of two transports and an exchange, which it owns.
 
     Args:
         flat: among all ranks of the process set.
         within: among the ranks of this host, whose first one leads.
         between: among the leaders; None on the others.
-        check: called now and then while waiting; raises when the world is broken.
+        check: called now and then while waiting; raises if the world is broken.
     """
 
     name: ClassVar[str] = "HIERARCHICAL"
-    # What follows an allreduce within the host has to wait until the leader is back from the network.
+    # The next collective within the host must wait until the leader is back from the network.
     is_exclusive: ClassVar[bool] = True
 
     def __init__(
@@ -102,16 +102,16 @@ class HierarchicalTransport(Transport):
 class _Relay(Work):
     """One reduction: its pieces are gathered within the hosts, reduced between them, and copied out.
 
-    As many pieces as the exchange has buffers are under way when this returns; the rest follows in :meth:`result`.
+    As many pieces as the exchange has buffers are in progress when this returns; the others follow in :meth:`result`.
 
     Args:
-        chunks: the tensors, dealt into pieces; at least one.
+        chunks: the tensors, split into pieces; at least one.
         how: what happens to the elements.
         op: the reduction between the hosts.
         wire: the element type in which they travel.
         within: among the ranks of this host.
         between: among the leaders; None on the others.
-        check: called now and then while waiting; raises when the world is broken.
+        check: called now and then while waiting; raises if the world is broken.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _Relay(Work):
         self._within = within
         self._between = between
         self._check = check
-        #: What is under way between the hosts, in the order of the pieces, and whether it has arrived.
+        #: The work between the hosts, in the order of the pieces, and whether it is done.
         self._works: list[tuple[Work, threading.Event]] = []
         for piece in range(min(NUM_BUFFERS, len(chunks))):
             self._gather(piece)
@@ -140,14 +140,14 @@ class _Relay(Work):
         if self._between is None:
             callback()  # a rank that does not lead waits for its leader in result()
         else:
-            # The leader has work to do once the first piece is there; with few pieces, when most of them are.
+            # The leader continues when the first piece has arrived; with few pieces, when the last one has.
             self._works[-1 if len(self._works) == len(self._chunks) else 0][0].on_done(callback)
 
     def result(self) -> None:
         for piece, chunk in enumerate(self._chunks):
             if self._between is not None:
                 work, arrived = self._works[piece]
-                # Gloo's own wait would not notice the death of a rank that is no neighbour in its ring.
+                # Gloo's own wait would not notice the death of a rank that is not adjacent in its ring.
                 while not arrived.wait(_CHECK_PERIOD_S):
                     self._check()
                 work.result()
@@ -167,7 +167,7 @@ class _Relay(Work):
             self._send_up_to(piece + 1)
 
     def _send_up_to(self, piece: int) -> None:
-        """The leader sends the pieces before this one that are not on their way yet."""
+        """The leader sends the pieces before this one that were not sent yet."""
         if self._between is None:
             return
         for number in range(len(self._works), piece):

@@ -1,8 +1,8 @@
-"""Collectives among GPUs, through an NCCL process group of our own.
+"""Collectives among GPUs, through a private NCCL process group.
 
-NCCL work is ordered by the stream it is launched on: the engine launches it on a stream of its own, and whoever reads
-the result waits for the event recorded behind it, on the GPU. So no thread of this process waits for NCCL at all. The
-price: a handle is done when its work is launched, so the death of a peer after that shows at the next operation.
+NCCL work is ordered by the stream on which it is launched. The engine launches it on its own stream, and readers of the
+result wait on the GPU for the event recorded after it. So no thread of this process waits for NCCL. The price: a handle
+is done when its work is launched, so the death of a peer after that is noticed at the next operation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hvd_cluster.topology import export
 
 logger = logging.getLogger(__name__)
 
-#: How often a GPU is asked whether it is done, when the transport is closed.
+#: How often the GPU is polled when the transport is closed.
 _LOOK_S = 0.001
 
 
 class NcclTransport(Transport):
-    """An NCCL communicator among workers, each with a GPU of its own.
+    """An NCCL communicator among workers, each with its own GPU.
 
     Args:
         client: the job's store; NCCL's unique id goes through it at the first collective.
@@ -38,7 +38,7 @@ class NcclTransport(Transport):
         index: this rank's index in the group.
         ranks: the global ranks of the group, by index.
         device: this rank's GPU.
-        host_transport: carries the few numbers that the host has to read.
+        host_transport: moves the few numbers that the host must read.
         timeout_s: seconds for connecting, and for the GPU to finish when the transport is closed.
     """
 
@@ -60,15 +60,15 @@ class NcclTransport(Transport):
         self.ranks = ranks
         self._host_transport = host_transport
         self._timeout_s = timeout_s
-        #: What was launched last: when the GPU is done with it, it is done with all before it.
+        #: The latest work: when the GPU has finished it, it has finished all earlier work.
         self._last: Any = None
         self._is_aborted = False
         self._client = client.clone()
         self._store = AuthenticatedStore(self._client, prefix)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        # torch's default ends the process when a collective fails; ours has to raise HorovodInternalError. The variable
-        # is read during construction, and put back for the user's own groups.
+        # By default torch ends the process when a collective fails; ours must raise HorovodInternalError. The variable
+        # is read during construction and restored for the user's own groups.
         before = export({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
         try:
             self._group: Any = dist.ProcessGroupNCCL(self._store, index, len(ranks), options)
@@ -77,7 +77,7 @@ class NcclTransport(Transport):
 
     @property
     def for_sizes(self) -> Transport:
-        # The engine's thread must never wait for a GPU: it is the one that notices a dead peer.
+        # The engine's thread must never wait for a GPU, because it has to notice dead peers.
         return self._host_transport
 
     def allreduce(self, buffer: torch.Tensor, op: ReduceOp) -> Work:
@@ -115,15 +115,15 @@ class NcclTransport(Transport):
         self._client.close()
 
     def _end(self) -> None:
-        """Let the GPU finish: handles are done when their work is launched, and an abort would leave it half done."""
+        """Let the GPU finish: handles are done when their work is launched, and an abort would interrupt that work."""
         deadline_s = time.monotonic() + self._timeout_s
         while not self.is_idle and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
         if self.is_idle:
             self._group.shutdown()
-        else:  # a peer has gone, or hangs, in the middle
+        else:  # a peer has died or hangs in the middle
             logger.warning(
-                "NCCL's work of rank %d was not done %g s after the last operation, and is broken off",
+                "NCCL's work of rank %d was not done %g s after the last operation and is aborted",
                 self.ranks[self.index],
                 self._timeout_s,
             )

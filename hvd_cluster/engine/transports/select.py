@@ -30,15 +30,15 @@ T = TypeVar("T", bound=Closable)
 class TransportTable:
     """The transports of one rank, by process set and kind of device.
 
-    Those for the CPU are built when the process set is, those for GPUs at the first bucket on a GPU: only then is it
-    known which device each rank uses. Both moments stand at one place of the log, so all ranks build in one order.
+    Transports for the CPU are built with the process set, those for GPUs at the first bucket on a GPU: only then is it
+    known which device each rank uses. Both happen at fixed positions of the log, so all ranks build in one order.
 
     Args:
         world: the world that the transports connect.
         settings: the timeout, the network interface and the use of shared memory are read.
         process_sets: the ranks of each process set.
-        check: called now and then by a transport that waits; raises when the world is broken.
-        host: what the ranks of this host share, if they do.
+        check: called now and then by a transport that waits; raises if the world is broken.
+        host: the shared memory of this host; None if there is none.
         wakeup: this rank's eventfd.
     """
 
@@ -66,7 +66,7 @@ class TransportTable:
             self._transports[process_set_id, "cpu"] = self._for_cpu(process_set_id, ranks)
 
     def is_idle(self, process_set_id: int) -> bool:
-        """Nothing that a process set's transports were given is under way, on a GPU either."""
+        """The transports of a process set have no work in progress, not even on a GPU."""
         return all(transport.is_idle for key, transport in self._transports.items() if key[0] == process_set_id)
 
     def remove(self, process_set_id: int) -> None:
@@ -76,7 +76,7 @@ class TransportTable:
             transport.close()
 
     def __contains__(self, key: tuple[int, torch.device]) -> bool:
-        """False if the transport for (process set id, device) is still to be built, which waits for other ranks."""
+        """False if the transport for (process set id, device) is not built yet; building it waits for other ranks."""
         return (key[0], key[1].type) in self._transports
 
     def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
@@ -87,7 +87,7 @@ class TransportTable:
         return self._transports[process_set_id, device.type]
 
     def abort(self) -> None:
-        """Make all work under way fail now."""
+        """Make all work in progress fail now."""
         for transport in self._distinct():
             transport.abort()
 
@@ -99,7 +99,7 @@ class TransportTable:
             transport.close()
 
     def _distinct(self) -> list[Transport]:
-        """Each transport once: where ranks share a GPU, one serves both kinds of device."""
+        """Each transport once: if ranks share a GPU, one transport serves both kinds of device."""
         return list({id(transport): transport for transport in self._transports.values()}.values())
 
     def _for_cpu(self, process_set_id: int, ranks: tuple[int, ...]) -> Transport:
@@ -122,7 +122,7 @@ class TransportTable:
     def _hierarchical(
         self, client: KeyValueClient, process_set_id: int, flat: GlooTransport
     ) -> HierarchicalTransport | None:
-        """Shared memory within hosts, and Gloo between them; None where that has no use, or some host shares none."""
+        """Shared memory within hosts and Gloo between them; None if that has no use, or if a host shares no memory."""
         world, ranks = self._world, flat.ranks
         hosts: dict[str, list[int]] = {}
         for rank in ranks:
@@ -150,7 +150,7 @@ class TransportTable:
     def _exchange(
         self, client: KeyValueClient, process_set_id: int, ranks: tuple[int, ...], piece_bytes: int
     ) -> HostExchange | None:
-        """What ``ranks``, all on this host, put together before it goes to other hosts; None if they share nothing."""
+        """The exchange of ``ranks``, all on this host, with their leader; None if they share no memory."""
         timeout_s = self._settings.gloo_timeout_s
         if len(ranks) == 1:
             return HostExchange(
@@ -166,7 +166,7 @@ class TransportTable:
                 check=self._check,
                 timeout_s=timeout_s,
             )
-            segment.close()  # the exchange holds the memory, and nobody rings
+            segment.close()  # the exchange holds the memory and does not use the wakeup descriptors
             return exchange
 
         return self._shared(client, process_set_id, ranks, HostExchange.num_bytes(len(ranks), piece_bytes), build)
@@ -186,7 +186,7 @@ class TransportTable:
                 timeout_s=self._settings.gloo_timeout_s,
                 spins=spins,
             )
-            segment.close()  # the transport holds the memory, and nobody rings
+            segment.close()  # the transport holds the memory and does not use the wakeup descriptors
             return transport
 
         return self._shared(client, process_set_id, ranks, segment_bytes(len(ranks)), build)
@@ -199,7 +199,7 @@ class TransportTable:
         num_bytes: int,
         build: Callable[[Segment], T],
     ) -> T | None:
-        # Hosts share at the same time, each under its leader's name.
+        # Hosts do this at the same time, each with its leader's rank in the key.
         world, timeout_s = self._world, self._settings.gloo_timeout_s
         prefix = f"{world.prefix}shm/{process_set_id}/{ranks[0]}/"
         group = SharingGroup(client, prefix, world.topology.secret, ranks, world.topology.rank, timeout_s)
@@ -217,7 +217,7 @@ class TransportTable:
         )
 
     def _for_gpu(self, process_set_id: int, device: torch.device) -> Transport:
-        """NCCL when every rank has a GPU of its own, else Gloo with copies through the host's memory."""
+        """NCCL if every rank has its own GPU, otherwise Gloo with copies through the host's memory."""
         world, ranks = self._world, self._process_sets[process_set_id]
         if len(ranks) == 1 or world.client is None:
             return AloneTransport(device, ranks[0])
@@ -245,7 +245,7 @@ class TransportTable:
 
 
 def _from_each(client: KeyValueClient, prefix: str, ranks: tuple[int, ...], timeout_s: float) -> list[bytes]:
-    """What each of ``ranks`` has put into the store under its number.
+    """The value that each of ``ranks`` has put into the store under its number.
 
     Raises:
         ConnectionError: not all of them have within the time.

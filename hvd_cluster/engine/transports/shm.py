@@ -1,13 +1,13 @@
 """Collectives through memory that the ranks of one host share.
 
-Each rank has a few slots in the segment, used in turn. Tensors pass through them in chunks, and a rank fills the slot
-of the next chunk before it reduces the last one, so that it rarely waits for the others:
+Each rank has a few slots in the segment, used in turn. Tensors pass through them in chunks. A rank fills the slot of
+the next chunk before it reduces the previous one, so it rarely waits for the others:
 
 - Two ranks both reduce all of every chunk, straight into their own tensors. One post and one wait for each chunk.
 - More ranks reduce a share of every chunk each, into a row of results, from which all copy. One barrier for each chunk.
 
-Every element is computed by exactly one expression of the same operands in the same order on all ranks, so results are
-equal to the last bit. Why no rank overwrites what another still reads is said where the slots are filled.
+All ranks compute an element by the same expression of the same operands in the same order, so results are equal to the
+last bit. The comments where slots are filled explain why no rank overwrites what another one still reads.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hvd_cluster.engine.transports.chunks import Arithmetic, Chunk, Scratch, chu
 from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 
 _PAGE_BYTES = 4096
-#: Long enough to hide the meeting, short enough that what a rank has just copied is still in a cache. With two
-#: ranks, 23 to 100 MB take 0.65 to 0.8 of the time that slots of a quarter take.
+#: Long enough to hide the barrier, short enough that what a rank has just copied is still in a cache. With two ranks,
+#: 23 to 100 MB take 0.65 to 0.8 of the time that slots of a quarter of this size take.
 _SLOT_BYTES = 1 << 20
-#: Chunks under way at once; see the proofs below.
+#: Chunks in progress at once; see the proofs below.
 _NUM_TURNS = 3
 #: The segment of a host stays below this, whatever its number of ranks.
 _MAX_BYTES = 256 << 20
-#: So many tries take about 50 us, as long as waking a thread that blocks may take.
+#: This many tries take about 50 us, as long as waking a blocked thread may take.
 _MAX_TRIES = 200
-#: More tensors than these in one operation are copied, wherever they live.
+#: If one operation has more tensors than this, they are copied even if they are in the arena.
 _MAX_ANNOUNCED = 63
 _MIN_ANNOUNCED_BYTES = 1 << 17
 _ANNOUNCEMENT_BYTES = 8 * (1 + _MAX_ANNOUNCED)
@@ -48,22 +48,22 @@ Rows = tuple[torch.Tensor, ...]
 
 
 def segment_bytes(num_ranks: int) -> int:
-    """How large a part of a segment :class:`ShmTransport` needs."""
+    """The size of the part of a segment that :class:`ShmTransport` needs."""
     return _control_bytes(num_ranks) + _NUM_TURNS * (num_ranks + 1) * _slot_bytes(num_ranks)
 
 
 class ShmTransport(Transport):
-    """Moves tensors through the ranks' shared memory. A collective is carried out in the thread that begins it.
+    """Moves tensors through the ranks' shared memory. A collective runs in the thread that starts it.
 
     Args:
         memory: :func:`segment_bytes` zero bytes that all ranks share, from ``offset`` on.
         offset: a multiple of the page size.
         index: this rank's index in the process set.
         ranks: the global ranks of the process set, by index.
-        check: called now and then while waiting; raises when the world is broken.
-        timeout_s: how long a rank waits for the others each time that they meet.
-        arena: where tensors may live that need not be copied.
-        spins: a rank may try for a while before it blocks; False where ranks outnumber cores.
+        check: called now and then while waiting; raises if the world is broken.
+        timeout_s: how long a rank waits for the others at each barrier.
+        arena: memory for tensors that need not be copied.
+        spins: a rank tries for a while before it blocks; False if ranks outnumber cores.
     """
 
     name: ClassVar[str] = "SHM"
@@ -92,9 +92,9 @@ class ShmTransport(Transport):
             memory, offset, num_semaphores, create=index == 0, max_tries=_MAX_TRIES if spins else 0
         )
         self._barrier = barrier = Barrier(self._semaphores, 0, index, num_ranks)
-        # A long collective may take as long as it makes progress: each wait within it is for itself.
+        # A collective may take any time as long as it makes progress: each wait in it has its own deadline.
         self._deadline = Deadline(check, timeout_s, lambda: [ranks[index] for index in barrier.late()])
-        # torch.frombuffer does not keep the mapping alive; this object does, and outlives its tensors.
+        # torch.frombuffer does not keep the mapping alive; this object does and outlives its tensors.
         self._memory = memory
         part = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=segment_bytes(num_ranks))
         tables_start = _tables_start(num_ranks)
@@ -104,7 +104,7 @@ class ShmTransport(Transport):
         start = tables_start + tables_bytes
         num_bytes = 2 * num_ranks * _ANNOUNCEMENT_BYTES
         words = part[start : start + num_bytes].view(torch.int64).view(2, num_ranks, -1).numpy()
-        #: (2 turns, ranks, words): how many tensors a rank has in the arena, and where they begin.
+        #: (2 turns, ranks, words): how many tensors a rank has in the arena, and their offsets.
         self._announcements = words
         self._announcement_turn = 0
         self._arena = arena
@@ -161,7 +161,7 @@ class ShmTransport(Transport):
         return FinishedWork()
 
     def _can_reduce_in_place(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-        """The operation is in place, and its tensors are few enough to be announced, and worth a second meeting."""
+        """The operation is in place; its tensors are few enough to be announced and worth a second barrier."""
         return (
             len(inputs) <= _MAX_ANNOUNCED
             and sum(tensor.nbytes for tensor in inputs) >= _MIN_ANNOUNCED_BYTES
@@ -171,10 +171,10 @@ class ShmTransport(Transport):
     def _begin(
         self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], offsets: list[int]
     ) -> tuple[Rows, list[list[int]]]:
-        """Meet, with the first chunk in its slot: its slots, and where every rank's tensors are if they can stay there.
+        """Fill the slot of the first chunk and wait for all; returns its slots and the offsets of tensors in the arena.
 
-        Ranks whose tensors live in the arena say so first, and copy nothing yet: if it is so on all ranks, they need
-        not. Where it is so on some only, those copy now, and all meet once more.
+        A rank whose tensors are in the arena first announces their offsets and copies nothing. If this is so on all
+        ranks, no rank has to copy. If it is so on some ranks only, they copy now, and all ranks wait once more.
         """
         self._announcement_turn ^= 1
         board = self._announcements[self._announcement_turn]
@@ -193,13 +193,13 @@ class ShmTransport(Transport):
         return rows, []
 
     def _reduce_in_pairs(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
-        """Both ranks reduce all of every chunk: the operations commute exactly. The ranks have met over the first one.
+        """Both ranks reduce all of every chunk: the operations commute exactly. The first chunk is in the slots.
 
-        Chunk c fills the slot that chunk c - 3 or one before has used. This rank has then waited for the other's post
-        of c - 1, which comes after the other has reduced c - 3.
+        Chunk c fills the slot that chunk c - 3 or an earlier one has used. By then this rank has waited for the other's
+        post of c - 1, which follows the other's reduction of c - 3.
 
-        A rank that can spin reduces a chunk at once, while it is in its cache; one that cannot fills the next slot
-        first, so that it seldom finds the other behind.
+        A rank that can spin reduces a chunk at once, while it is in its cache. A rank that cannot fills the next slot
+        first, so that it rarely has to wait for the other one.
         """
         ((to_post, to_await),) = self._barrier.rounds
         post, wait = self._semaphores.post, self._semaphores.wait
@@ -225,11 +225,11 @@ class ShmTransport(Transport):
         how.deliver(chunk.targets)
 
     def _reduce_in_shares(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
-        """Each rank reduces its share of every chunk, and all copy the whole. The ranks have met over the first one.
+        """Each rank reduces its share of every chunk, and all ranks copy the result. The first chunk is in the slots.
 
-        Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then all meet. So what step s reduces was
-        filled, and what it copies was reduced, before the last meeting; and the slot that it fills was read in step
-        s - 2 or before. The last step needs no meeting: what follows begins with one before it reduces anything.
+        Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then comes a barrier. So what step s
+        reduces was filled, and what it copies was reduced, before the last barrier; and the slot that it fills was read
+        in step s - 2 or earlier. The last step needs no barrier: the next operation has one before it reduces anything.
         """
         filled = [rows]
         for step in range(1, len(chunks) + 2):
@@ -258,7 +258,7 @@ class ShmTransport(Transport):
         self._synchronize()
 
     def _share_of(self, count: int) -> slice:
-        """This rank's share of ``count`` elements; perhaps empty."""
+        """This rank's share of ``count`` elements; possibly empty."""
         # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
         share = math.ceil(count / self.num_ranks / 16) * 16
         return slice(min(self.index * share, count), min((self.index + 1) * share, count))
@@ -316,20 +316,20 @@ class ShmTransport(Transport):
         return FinishedWork()
 
     def abort(self) -> None:
-        """Nothing is under way: collectives run in the thread that would call this."""
+        """Nothing is in progress: collectives run in the thread that would call this."""
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._typed.clear()
             self._narrowed.clear()
-            # The mapping itself goes with its last reference; closing it under a tensor that is left would be fatal.
+            # The mapping is closed with its last reference; to close it under a remaining tensor would be fatal.
             del self._slots, self._tables, self._announcements, self._memory
             self._arena = None
             self._semaphores.release()
 
     def _next_turn(self) -> int:
-        # One count for all collectives: each finds the slots as the last one has left them.
+        # One count for all collectives: each continues with the slots after those of the previous one.
         self._turn = (self._turn + 1) % _NUM_TURNS
         return self._turn
 
@@ -345,7 +345,7 @@ class ShmTransport(Transport):
         rows = turns[turn]
         if rows[0].shape[0] == length:
             return rows
-        # Slicing takes as long as reducing a small tensor, and the same lengths come again and again.
+        # Slicing takes as long as reducing a small tensor, and the same lengths repeat.
         key = (rows[0].dtype, turn, length)
         narrowed = self._narrowed.get(key)
         if narrowed is None:

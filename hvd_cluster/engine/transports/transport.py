@@ -12,11 +12,11 @@ from hvd_cluster.engine.request import ReduceOp
 
 
 class Work(ABC):
-    """A collective under way."""
+    """A collective in progress."""
 
     @abstractmethod
     def on_done(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` from any thread once :meth:`result` will not block; at once if it is so already."""
+        """Call ``callback`` from any thread when :meth:`result` will not block any more; at once if it does not now."""
 
     @abstractmethod
     def result(self) -> None:
@@ -32,12 +32,12 @@ class Transport(ABC):
 
     #: How the transport appears in the timeline, e.g. "GLOO" in "GLOO_ALLREDUCE".
     name: ClassVar[str]
-    #: What :meth:`reduce_directly` begins it also ends, in the calling thread.
+    #: :meth:`reduce_directly` finishes its work in the calling thread.
     ends_in_caller: ClassVar[bool] = False
-    #: One collective has to be done before the next one begins: while one rank of a host is back in the engine, others
+    #: One collective must be done before the next one begins: while one rank of a host is back in the engine, others
     #: may wait for it in the middle of the collective.
     is_exclusive: ClassVar[bool] = False
-    #: Where buffers have to live.
+    #: The device of the buffers.
     device: torch.device
     #: The global ranks of the process set, by index.
     ranks: tuple[int, ...]
@@ -51,12 +51,12 @@ class Transport(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """No work is under way, that of handles which are done included: a GPU may still be busy with it."""
+        """No work is in progress, not even for handles that are done: a GPU may still be busy with it."""
         return True
 
     @property
     def for_sizes(self) -> Transport:
-        """The transport for a few numbers that the host has to read before it can go on."""
+        """The transport for a few numbers that the host must read before it can continue."""
         return self
 
     @abstractmethod
@@ -74,11 +74,11 @@ class Transport(ABC):
         postscale: float,
         divisor: int,
     ) -> Work | None:
-        """Begin a whole reduction, scaling included, without a bucket in between; None if this needs a bucket.
+        """Start a whole reduction, including scaling, without a bucket; None if this transport needs a bucket.
 
         Args:
             inputs: contiguous tensors of one element type on :attr:`device`.
-            outputs: where their results go; contiguous, and perhaps the inputs themselves.
+            outputs: where their results go; contiguous, possibly the inputs themselves.
             op: SUM, MIN, MAX or PRODUCT.
             wire: the element type in which they travel and are added.
             prescale: multiplies before the reduction.
@@ -103,15 +103,15 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Make all work under way fail now, on this rank."""
+        """Make all work in progress fail now, on this rank."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release sockets and threads. No work is under way, or :meth:`abort` was called."""
+        """Release sockets and threads. No work is in progress, or :meth:`abort` was called."""
 
 
 class FinishedWork(Work):
-    """Work that was done when it was begun."""
+    """Work that is done when it is started."""
 
     def on_done(self, callback: Callable[[], None]) -> None:
         callback()

@@ -218,7 +218,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_search(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tuner = Tuner.from_settings(Settings(autotune=True, autotune_log=str(tmp_path / "no" / "log.csv")), (), 1.0)
-    assert "autotune writes no log" in caplog.text
+    assert "autotune cannot write its log" in caplog.text
     job = FakeJob(gradients(5, 20, 50 * MIB, 0.1), TRANSPORTS["a slow start"])
     assert Run(job, tuner).go().tuner.is_done
 

@@ -27,7 +27,7 @@ def arena() -> Iterator[Arena]:
 def test_all_of_a_region_can_be_used_again_and_again(arena: Arena) -> None:
     for _ in range(3):
         tensors = [arena.empty((1024,), torch.float32) for _ in range(NUM_PAGES)]
-        with pytest.raises(MemoryError, match="used up or in pieces"):
+        with pytest.raises(MemoryError, match="full or fragmented"):
             arena.empty((1,), torch.uint8)
         random.Random(1).shuffle(tensors)
         tensors.clear()

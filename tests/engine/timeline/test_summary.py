@@ -77,7 +77,7 @@ def test_the_table_says_it_in_words() -> None:
     assert "rank 2 (b) was the last to submit in 4 of 8 operations; the others waited 2.00 s for it." in text
     assert "rank 2 50%" in text
     one = table(summarize(Trace([Span(0, "x", "NEGOTIATE_ALLREDUCE", 0.0, 0.5)], {0: "rank 0"})))
-    assert "nothing that all of two or more ranks have negotiated" in one
+    assert "this timeline has no operation that two or more ranks have negotiated" in one
     assert "does not show both" in one
 
 
@@ -103,5 +103,5 @@ def test_a_written_timeline_is_read_back_with_its_elder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"a": ', "[\n[1]\n]", '[\n{"ph": "X"}\n]'])
 def test_what_is_not_a_timeline_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
-    with pytest.raises(ValueError, match="is no timeline of hvd_cluster"):
+    with pytest.raises(ValueError, match="is not a timeline of hvd_cluster"):
         read(tmp_path / "t.json")
