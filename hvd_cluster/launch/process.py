@@ -21,6 +21,7 @@ from hvd_cluster.launch.environment import worker_environment
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunRequest
+from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
@@ -40,7 +41,26 @@ def ignore_event(rank: int, event: dict[str, Any]) -> None:
     """An ``on_event`` that drops everything."""
 
 
-class WorkerProcess:
+class ChildWorker(Worker):
+    """A worker that is a child of this process."""
+
+    _child: ChildProcess
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology.rank)
+        self.topology = topology
+        self._stopping = False
+
+    def terminate(self) -> None:
+        self._stopping = True
+        self._child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._stopping = True
+        self._child.signal(signal.SIGKILL)
+
+
+class WorkerProcess(ChildWorker):
     """A Python process that runs calls and reports their outcomes.
 
     It has its own process group. It dies with this process (see :mod:`hvd_cluster.launch.die_with_parent`), and so do
@@ -76,22 +96,12 @@ class WorkerProcess:
         on_event: OnEvent = ignore_event,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.topology = topology
-        self.rank = topology.rank
-        #: The interpreter is running and waits for requests.
-        self.ready = False
-        #: The outcome of the last call; None while it runs.
-        self.reported: Outcome | None = None
-        #: How the process ended; None while it lives.
-        self.outcome: Outcome | None = None
-        #: What its ``on_event`` raised to stop the call.
-        self.stop_call: StopCall | None = None
+        super().__init__(topology)
         self._on_event = on_event
         self._on_change = on_change
         self._changed = threading.Condition()
         self._requests: list[bytes] = []
         self._channel: Channel | None = None
-        self._stopping = False
         self._same_python = executable is None
 
         self._socket, far_end = socket.socketpair()
@@ -106,6 +116,7 @@ class WorkerProcess:
             on_line=on_line,
             on_exit=self._exited,
         )
+        self._tail = self._child.tail
         self._thread.start()
         try:
             self._child.start()
@@ -122,11 +133,6 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id, which is also the process group's."""
         return self._child.pid
-
-    @property
-    def output_tail(self) -> str:
-        """The last lines of its output so far."""
-        return self._child.tail.text()
 
     def submit(self, call: bytes) -> None:
         """Run a packed call when the previous ones are done."""
@@ -149,16 +155,6 @@ class WorkerProcess:
         self._child.join()
         self._thread.join()
         return self.outcome
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process group; a call that still runs counts as stopped by the launcher."""
-        self._stopping = True
-        self._child.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process group."""
-        self._stopping = True
-        self._child.signal(signal.SIGKILL)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Send SIGTERM to the group and, after ``grace_s`` seconds, SIGKILL. Returns when the process has ended."""

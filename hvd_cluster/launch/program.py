@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -16,12 +15,13 @@ from hvd_cluster.launch.child import ChildProcess
 from hvd_cluster.launch.environment import worker_environment
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
+from hvd_cluster.launch.process import ChildWorker
 from hvd_cluster.topology import Topology
 
 _NONE = pickle.dumps(None)  # the value of a command that succeeded
 
 
-class ProgramProcess:
+class ProgramProcess(ChildWorker):
     """A command as a worker of this host; see :class:`hvd_cluster.launch.worker_group.Worker`.
 
     Args:
@@ -45,13 +45,9 @@ class ProgramProcess:
         on_line: OnLine,
         on_change: Callable[[], None],
     ) -> None:
-        self.rank = topology.rank
+        super().__init__(topology)
         self.ready = True
-        self.reported: Outcome | None = None
-        self.outcome: Outcome | None = None
-        self._topology = topology
         self._on_change = on_change
-        self._stopping = False
         self._ended = threading.Event()
         self._child = ChildProcess(
             self.rank,
@@ -60,25 +56,10 @@ class ProgramProcess:
             on_line=on_line,
             on_exit=self._exited,
         )
+        self._tail = self._child.tail
         self._child.start()
 
-    @property
-    def output_tail(self) -> str:
-        """The last lines of its output."""
-        return self._child.tail.text()
-
-    def terminate(self) -> None:
-        """SIGTERM to the process and its group."""
-        self._stopping = True
-        self._child.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL to the process and its group."""
-        self._stopping = True
-        self._child.signal(signal.SIGKILL)
-
     def wait(self) -> Outcome | None:
-        """Wait until it has ended."""
         self._ended.wait()
         self._child.join()
         return self.outcome
@@ -86,7 +67,7 @@ class ProgramProcess:
     def _exited(self, exit_code: int) -> None:
         self.outcome = Outcome(
             self.rank,
-            self._topology.host,
+            self.topology.host,
             value=None if exit_code else _NONE,
             exit_code=exit_code,
             finished_at=time.time(),

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.hosts import Host
-from hvd_cluster.launch.logs import OnLine, Tail
+from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.launch.reachability import HostAddresses
@@ -31,14 +31,15 @@ from hvd_cluster.launch.wire.agent_messages import (
 )
 from hvd_cluster.launch.wire.flow_control import RECEIVE_BUFFER_BYTES, ReceiveWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
+from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
 
-class RemoteWorker:
-    """A worker on another host; see :class:`hvd_cluster.launch.worker_group.Worker`."""
+class RemoteWorker(Worker):
+    """A worker on another host."""
 
     def __init__(
         self,
@@ -49,35 +50,23 @@ class RemoteWorker:
         on_event: OnEvent,
         on_change: Callable[[], None],
     ) -> None:
-        self.rank = topology.rank
-        self.ready = False
-        self.reported: Outcome | None = None
-        self.outcome: Outcome | None = None
+        super().__init__(topology.rank)
         self._host = host
         self._key = key
         self._host_name = topology.host
         self._on_line = on_line
         self._on_event = on_event
         self._on_change = on_change
-        self._tail = Tail()
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
-    @property
-    def output_tail(self) -> str:
-        """The last lines of its output."""
-        return self._tail.text()
-
     def terminate(self) -> None:
-        """Send SIGTERM to the process group."""
         self._host.send(SignalWorker(self._key, kill=False))
 
     def kill(self) -> None:
-        """Send SIGKILL to the process group."""
         self._host.send(SignalWorker(self._key, kill=True))
 
     def wait(self) -> Outcome | None:
-        """Wait until it has ended, or its host is lost."""
         self._ended.wait()
         return self.outcome
 

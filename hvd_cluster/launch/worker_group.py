@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from hvd_cluster.errors import LaunchError, StartTimeoutError
+from hvd_cluster.launch.logs import Tail
 from hvd_cluster.launch.outcome import Outcome, first_failure
 
 logger = logging.getLogger(__name__)
@@ -24,19 +26,37 @@ STOP_GRACE_S = 5.0
 EXIT_GRACE_S = 30.0
 
 
-class Worker(Protocol):
-    """What a group needs of a worker; see :class:`hvd_cluster.launch.process.WorkerProcess`."""
+class Worker(ABC):
+    """A worker as its launcher sees it."""
 
-    rank: int
-    ready: bool
-    reported: Outcome | None
-    outcome: Outcome | None
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        #: It runs and waits for requests.
+        self.ready = False
+        #: The outcome of the last call; None while it runs.
+        self.reported: Outcome | None = None
+        #: How it ended; None while it lives.
+        self.outcome: Outcome | None = None
+        #: What its ``on_event`` raised to stop the call.
+        self.stop_call: BaseException | None = None
+        self._tail = Tail()
 
     @property
-    def output_tail(self) -> str: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> Outcome | None: ...
+    def output_tail(self) -> str:
+        """The last lines of its output."""
+        return self._tail.text()
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Send SIGTERM to the process group."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Send SIGKILL to the process group."""
+
+    @abstractmethod
+    def wait(self) -> Outcome | None:
+        """Wait until it has ended, or its host is lost."""
 
 
 W = TypeVar("W", bound=Worker)
@@ -160,7 +180,7 @@ class WorkerGroup(Generic[W]):
             return any(not outcome.is_secondary for outcome in self._outcomes())
 
         def stop_call() -> BaseException | None:
-            return next((stop for worker in self.workers if (stop := getattr(worker, "stop_call", None))), None)
+            return next((stop for worker in self.workers if (stop := worker.stop_call)), None)
 
         def failed_or_stopped() -> bool:
             return bool(stop_call()) or any(not outcome.ok for outcome in self._outcomes())

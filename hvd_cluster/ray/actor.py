@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_cluster.errors import AuthenticationError, LaunchError
-from hvd_cluster.launch.logs import OnLine, Tail
+from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
-from hvd_cluster.launch.process import OnEvent, StopCall, ignore_event
+from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.wire.messages import ProgressEvent
+from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.ray.connection import ENDING_TEXT, Connection
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord, Message, OutputLines
 from hvd_cluster.ray.pickling import dumps, outliving
@@ -69,8 +70,8 @@ class OutputSinks:
     on_log: OnLog = ignore_log
 
 
-class ActorWorker:
-    """A worker; see :class:`hvd_cluster.launch.worker_group.Worker`. Its own thread follows its life.
+class ActorWorker(Worker):
+    """A worker. Its own thread follows its life.
 
     Args:
         connection: the connection to the actor's cluster.
@@ -94,12 +95,7 @@ class ActorWorker:
         on_change: Callable[[], None],
         only_call: ActorCall | None = None,
     ) -> None:
-        self.rank = rank
-        self.ready = False
-        self.reported: Outcome | None = None
-        self.outcome: Outcome | None = None
-        #: What ``sinks.on_event`` raised to stop the call.
-        self.stop_call: StopCall | None = None
+        super().__init__(rank)
         #: Where it runs; None before its handshake.
         self.handshake: ActorHandshake | None = None
         #: Receive what it sends now; a call may have its own.
@@ -110,18 +106,12 @@ class ActorWorker:
         self._assign = assign
         self._on_change = on_change
         self._only_call = only_call
-        self._tail = Tail()
         self._lock = threading.Lock()
         self._secret = b""
         self._pending: Any = None
         self._stopping = False
         self._thread = threading.Thread(target=self._follow, name=f"hvd-actor-{rank}", daemon=True)
         self._thread.start()
-
-    @property
-    def output_tail(self) -> str:
-        """The last lines of its output."""
-        return self._tail.text()
 
     def submit(self, call: ActorCall) -> None:
         """Start ``call``; its outcome becomes :attr:`reported`."""
@@ -157,7 +147,6 @@ class ActorWorker:
         return call.submit_to(self._handle)
 
     def wait(self) -> Outcome | None:
-        """Wait until it has ended."""
         self._thread.join()
         return self.outcome
 

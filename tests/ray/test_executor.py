@@ -205,7 +205,7 @@ def test_missing_resources_fail_in_time_and_say_what_is_missing(ray_cluster: Tes
     assert time.monotonic() - began_s < 30
     with pytest.raises(StartTimeoutError, match=r"needs 3 nodes with 1 CPU each; the cluster has 2 such nodes among 2"):
         RayExecutor(settings, num_hosts=3).start()
-    with pytest.raises(ValueError, match="how many workers"):
+    with pytest.raises(ValueError, match="the number of workers is missing"):
         RayExecutor(settings).start()
 
 

@@ -42,7 +42,7 @@ def test_a_task_is_there_when_its_words_have_arrived_and_not_before(monkeypatch:
         attach(remote, handshake, channel)
 
     monkeypatch.setattr(RemoteHost, "attach", look_and_attach)
-    sock = socket.create_connection((LOOPBACK, task_pool._door.port), 10)
+    sock = socket.create_connection((LOOPBACK, task_pool._listener.port), 10)
     with contextlib.closing(Channel.connect(sock, secret, 10)) as channel:
         channel.send(pickle.dumps(AgentHandshake("task-0", "key", "task-0", {}, LOOPBACK, 1, 2)))
         task_pool.wait_for(1, 10)
