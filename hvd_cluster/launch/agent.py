@@ -32,6 +32,7 @@ from hvd_cluster.launch.wire.agent_messages import (
     STOP_PROBING,
     Acknowledged,
     AgentHandshake,
+    BootstrapMessage,
     Probe,
     ProbeResult,
     SignalWorker,
@@ -39,7 +40,6 @@ from hvd_cluster.launch.wire.agent_messages import (
     StartWorker,
     WorkerStatus,
 )
-from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
 from hvd_cluster.launch.wire.flow_control import SendWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker

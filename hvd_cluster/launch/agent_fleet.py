@@ -49,12 +49,7 @@ class FleetHost:
 
 
 class AgentFleet(Fleet):
-    """This host, if it takes part, and others through their agents.
-
-    Args:
-        secret: the job's secret.
-        interfaces: names, or prefixes of names, of the network interfaces to use; if empty, a probe decides.
-    """
+    """This host, if it takes part, and others through their agents."""
 
     def __init__(self, secret: bytes, interfaces: Sequence[str] = ()) -> None:
         super().__init__(secret)

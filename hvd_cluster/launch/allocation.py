@@ -24,9 +24,6 @@ class Allocation:
 def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """The allocation that this process runs in, or None.
 
-    Args:
-        environ: the launcher's environment.
-
     Raises:
         ValueError: the variables of a batch system cannot be parsed.
     """

@@ -133,12 +133,7 @@ def unpack(packed: bytes | PackedCall) -> Callable[..., Any]:
 
 
 def unimportable_text(error: ImportError, remedy: str) -> str:
-    """What this process cannot import, and what to do about it.
-
-    Args:
-        error: from :func:`~hvd_cluster.launch.pickling.loads`.
-        remedy: how to make modules available to the workers of this launcher.
-    """
+    """What this process cannot import, and what to do about it."""
     name = error.name or "a module"
     return (
         f"{sys.executable} on {socket.gethostname()} cannot import {name!r} ({type(error).__name__}: {error}). "

@@ -102,11 +102,7 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an agent needs to import this package when it starts in an empty environment.
-
-    Args:
-        environ: the launcher's environment.
-    """
+    """What an agent needs to import this package when it starts in an empty environment."""
     present = environ.get("PYTHONPATH", "")
     return {**({"PYTHONPATH": present} if present else {}), **python_path(present)}
 
@@ -134,9 +130,6 @@ def _startup_path(present: str) -> dict[str, str]:
     """Make Python run ``startup/sitecustomize.py`` when it starts in a worker or one of its child processes.
 
     The directory comes last, so that a sitecustomize of the user's has priority.
-
-    Args:
-        present: the PYTHONPATH that the process would get otherwise.
     """
     folder = str(Path(__file__).with_name("startup"))
     others = [entry for entry in present.split(os.pathsep) if entry and entry != folder]

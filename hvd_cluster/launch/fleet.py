@@ -20,9 +20,6 @@ class Fleet(ABC):
     """The hosts of one job and the job's key-value store. A context manager.
 
     The names of hosts are those that the user, the host discovery or the cluster gives them.
-
-    Args:
-        secret: the job's secret.
     """
 
     def __init__(self, secret: bytes) -> None:

@@ -77,10 +77,6 @@ def parse_hostfile(text: str, name: str = "the hostfile", slots: int = 1) -> lis
 def read_hostfile(path: str, slots: int | None = None) -> list[Host]:
     """The hosts of a hostfile.
 
-    Args:
-        path: the file.
-        slots: slots of a host for which the file has no number; 1 by default.
-
     Raises:
         ValueError: the file cannot be read, or ``slots`` is less than 1.
     """

@@ -51,12 +51,6 @@ def run_job(
 
     No process of the job remains on any host when this returns or raises, also after an interrupt.
 
-    Args:
-        spec: what and where.
-        on_line: called with the workers' lines.
-        on_event: called with the workers' progress reports.
-        on_failure: called once, with the first failure.
-
     Returns:
         How each worker ended.
 

@@ -24,14 +24,6 @@ _NONE = pickle.dumps(None)  # the value of a command that succeeded
 class ProgramProcess(ChildWorker):
     """A command as a worker of this host; see :class:`hvd_cluster.launch.worker_group.Worker`.
 
-    Args:
-        topology: its topology, including the secret.
-        command: program and arguments.
-        env: variables on top of this process's environment and the topology; None removes one.
-        as_horovod: make ``import horovod`` work in it; None means as in this process.
-        on_line: called, from another thread, with every line of its output.
-        on_change: called, from another thread, when it has ended.
-
     Raises:
         OSError: the program cannot be started.
     """

@@ -34,13 +34,7 @@ _RETRY_S = 0.1
 
 
 def listen_for_probes(secret: bytes, name: str, addresses: Sequence[str] = (ANY,)) -> Listener:
-    """A listener that sends the name of this host to every peer that knows the secret.
-
-    Args:
-        secret: the job's secret.
-        name: the name of this host in the job.
-        addresses: the addresses to listen on; all interfaces by default.
-    """
+    """A listener that sends the name of this host to every peer that knows the secret."""
 
     def serve(channel: Channel) -> None:
         with contextlib.closing(channel), contextlib.suppress(OSError):

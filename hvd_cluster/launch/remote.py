@@ -117,12 +117,7 @@ class RemoteWorker(Worker):
 
 
 class RemoteHost:
-    """Another host whose agent has connected or will connect.
-
-    Args:
-        host: as the launcher names it.
-        on_change: called, from another thread, when the agent has connected or is gone.
-    """
+    """Another host whose agent has connected or will connect."""
 
     def __init__(self, host: Host, on_change: Callable[[], None]) -> None:
         self.host = host

@@ -15,12 +15,7 @@ _HEADLINE = re.compile(r'\s*(\+ Exception WorkerGroup )?Traceback \(most recent 
 
 
 class Tracebacks:
-    """Passes lines on, but holds what a rank writes to stderr from the headline of a traceback on. Thread-safe.
-
-    Args:
-        on_line: called with the lines that are not, or no longer, held.
-        hold_s: seconds after which a rank's lines are passed on.
-    """
+    """Passes lines on, but holds what a rank writes to stderr from the headline of a traceback on. Thread-safe."""
 
     def __init__(self, on_line: OnLine, hold_s: float = HOLD_S) -> None:
         self._on_line = on_line

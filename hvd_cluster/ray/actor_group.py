@@ -38,15 +38,7 @@ _SHARED_BYTES = 64 * 1024
 
 
 class ActorGroup:
-    """The actors of one executor, and their placement group.
-
-    Args:
-        strategy: how many workers, and where.
-        sinks: receive what they send.
-        env: environment variables for them; None removes one.
-        placement_timeout_s: seconds to wait for room.
-        start_timeout_s: seconds for all of them to report, once there is room.
-    """
+    """The actors of one executor, and their placement group."""
 
     def __init__(
         self,

@@ -35,12 +35,7 @@ class CallbackLoop:
             self._waiting.put(info)
 
     def until(self, job: Callable[[], T], stop: Callable[[], object]) -> T:
-        """Run ``job`` and return its result; in a thread of its own if there are callbacks.
-
-        Args:
-            job: what to wait for.
-            stop: makes ``job`` end soon; called if a callback raises or the user interrupts the wait.
-        """
+        """Run ``job`` and return its result; in a thread of its own if there are callbacks."""
         if not self._callbacks:
             return job()
         results: list[T] = []

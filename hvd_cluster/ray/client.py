@@ -31,10 +31,6 @@ class ClientAdapter(Adapter):
     """Forwards every call to an executor in the cluster. Its workers' lines have Ray's prefix before ours.
 
     The placement group belongs to the client: one created by the executor would remain until the client ends.
-
-    Args:
-        spec: what the user wants of the executor.
-        executor_class: the class to create in the cluster; it takes the fields of ``spec``.
     """
 
     def __init__(self, spec: ExecutorSpec, executor_class: type[Any]) -> None:

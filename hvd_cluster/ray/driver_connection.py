@@ -21,12 +21,7 @@ _STREAMS = {"stdout": 1, "stderr": 2}
 
 
 class DriverConnection:
-    """Waits for the driver to connect. From then on, this process's output to stdout and stderr is sent to the driver.
-
-    Args:
-        secret: the job's secret; peers that do not know it are disconnected.
-        address: the address of this node, to which the driver connects.
-    """
+    """Waits for the driver to connect. From then on, this process's stdout and stderr are sent to the driver."""
 
     def __init__(self, secret: bytes, address: str) -> None:
         self._lock = threading.Lock()

@@ -37,13 +37,7 @@ _POLL_S = 0.5
 
 
 class ElasticAdapter(Adapter):
-    """Jobs with ``min_num_proc`` to ``max_num_proc`` workers.
-
-    Args:
-        settings: what the user wants.
-        resources: the resources of a worker.
-        use_current_group: put workers into the placement group that the program runs in, if there is one.
-    """
+    """Jobs with ``min_num_proc`` to ``max_num_proc`` workers."""
 
     def __init__(self, settings: ElasticSettings, resources: WorkerResources, use_current_group: bool = True) -> None:
         self._settings = settings
@@ -157,12 +151,7 @@ class ElasticAdapter(Adapter):
 
 
 def fatal_reason(outcome: Outcome, has_world: bool) -> str:
-    """Why a job should end because of one worker's failure: another node would not help. Empty if it might. Pure.
-
-    Args:
-        outcome: how the worker ended.
-        has_world: whether workers have formed a world.
-    """
+    """Why a job should end because of one worker's failure: another node would not help. Empty if it might. Pure."""
     error = outcome.error
     if has_world or error is None or isinstance(error.exception(), (OSError, HorovodInternalError)):
         return ""

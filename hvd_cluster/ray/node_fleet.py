@@ -46,15 +46,7 @@ class _FleetNode:
 
 
 class NodeFleet(Fleet):
-    """A fleet of Ray nodes.
-
-    Args:
-        secret: the job's secret.
-        resources: the resources of a worker.
-        call: what every worker runs.
-        on_log: called with what workers pass to ``ray_logger.log``.
-        group: the placement group for the workers, or None.
-    """
+    """A fleet of Ray nodes."""
 
     def __init__(
         self, secret: bytes, resources: WorkerResources, call: ActorCall, on_log: OnLog, group: Any = None

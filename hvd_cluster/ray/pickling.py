@@ -48,12 +48,7 @@ def dumps_out_of_band(value: Any) -> bytes:
 
 
 def outliving(outcome: Outcome, worker_id: str) -> Outcome:
-    """``outcome`` of a worker that ends with its call: objects that it owns are copied, since Ray drops them.
-
-    Args:
-        outcome: how the call ended.
-        worker_id: Ray's id of the worker's process.
-    """
+    """``outcome`` of a worker that ends with its call: objects that it owns are copied, since Ray drops them."""
     error = outcome.error
     if error is not None and error.references:
         error = replace(error, references=_taken_over(error.references, worker_id))

@@ -105,12 +105,7 @@ def refuse_client(what: str) -> None:
 
 
 def full_store(what: str, error: BaseException) -> LaunchError | None:
-    """The error for an object that did not fit into Ray's object store; None if ``error`` has another cause.
-
-    Args:
-        what: the beginning of the sentence.
-        error: what Ray raised.
-    """
+    """The error for an object that did not fit into Ray's object store; None if ``error`` has another cause."""
     ray = load_ray()
     if not isinstance(error, (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)):
         return None

@@ -16,12 +16,7 @@ _SLOW_PARTS = ("pip", "uv", "conda", "image_uri", "container", "working_dir", "p
 
 
 def late_text(timeout_s: float, parts: Sequence[str]) -> str:
-    """Why workers for which there is room are late, and what to set. Pure.
-
-    Args:
-        timeout_s: how long they had.
-        parts: from :func:`slow_parts`.
-    """
+    """Why workers for which there is room are late, and what to set. Pure."""
     preparing = f"preparing the program's runtime_env ({', '.join(parts)})" if parts else "preparing a runtime_env"
     return (
         f"Ray has room for them but has not started them: its nodes may be busy, or still {preparing}, which takes "
@@ -39,15 +34,7 @@ def slow_parts() -> list[str]:
 
 
 class StartWatch:
-    """Watches, in a thread of its own, until as many workers as the job starts with have reported.
-
-    Args:
-        num_reported: returns how many have reported.
-        usable: returns host -> slots.
-        needed: how many the job starts with.
-        timeout_s: seconds for them to report, once there is room for them.
-        stop: called if they have not.
-    """
+    """Watches, in a thread of its own, until as many workers as the job starts with have reported."""
 
     def __init__(
         self,

@@ -148,14 +148,7 @@ class PGStrategy(Strategy):
 
 
 class ColocatedStrategy(Strategy):
-    """The same number of workers on each of several nodes.
-
-    Args:
-        num_hosts: the number of nodes.
-        num_workers_per_host: the number of workers on each.
-        resources: the resources of each worker.
-        placement_group: the group to use, in which this program runs; None creates one.
-    """
+    """The same number of workers on each of several nodes."""
 
     def __init__(
         self, num_hosts: int, num_workers_per_host: int, resources: WorkerResources, placement_group: Any = None

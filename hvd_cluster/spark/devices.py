@@ -34,9 +34,5 @@ def task_gpus(context: Any) -> list[str]:
 
 
 def task_environment(gpus: Sequence[str]) -> dict[str, str]:
-    """Variables that describe the task to its worker.
-
-    Args:
-        gpus: the task's GPUs that belong to the worker.
-    """
+    """Variables that describe the task to its worker."""
     return {"HOROVOD_SPARK_WORK_DIR": str(Path.cwd()), **({"HOROVOD_SPARK_GPUS": ",".join(gpus)} if gpus else {})}

@@ -24,12 +24,7 @@ _STALLED_S = 60.0
 
 
 class DriverConnection:
-    """A task's end. Thread-safe; without a connection messages are dropped.
-
-    Args:
-        addresses: "host:port" candidates; the first one that answers and knows ``secret`` is used.
-        secret: the job's secret.
-    """
+    """A task's end. Thread-safe; without a connection messages are dropped."""
 
     def __init__(self, addresses: Sequence[str], secret: bytes) -> None:
         #: Set when the driver asks for a stop, or has died.
@@ -96,13 +91,7 @@ class DriverConnection:
 def reach_driver(
     addresses: Sequence[str], secret: bytes, prepare: Callable[[socket.socket], None] | None = None
 ) -> tuple[Channel | None, str]:
-    """Connect to the driver. Returns the channel and the address at which it answered, or None and "".
-
-    Args:
-        addresses: "host:port" candidates.
-        secret: the job's secret.
-        prepare: called with the connected socket.
-    """
+    """Connect to the driver. Returns the channel and the address at which it answered, or None and ""."""
     deadline_s = time.monotonic() + _PROBE_S
     for position, address in enumerate(addresses):
         left_s = deadline_s - time.monotonic()

@@ -20,12 +20,7 @@ _WAIT_S = 1.0
 
 
 class EndTracker:
-    """Announces the ends of this task's workers, and watches those of the others.
-
-    Args:
-        client: a connection to the job's key-value store.
-        size: number of workers.
-    """
+    """Announces the ends of this task's workers, and watches those of the others."""
 
     def __init__(self, client: KeyValueClient, size: int) -> None:
         self._client = client

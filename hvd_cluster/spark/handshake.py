@@ -76,10 +76,6 @@ def check_handshakes(job: TaskPlan, handshakes: Sequence[TaskHandshake]) -> tupl
 def slots(handshakes: Sequence[TaskHandshake], workers_per_task: int = 1) -> list[Slot]:
     """The slots of the tasks, for :func:`hvd_cluster.launch.placement.place`.
 
-    Args:
-        handshakes: one of each task.
-        workers_per_task: slots of each task; they share its GPUs.
-
     Raises:
         ValueError: the GPUs of a task cannot be divided equally.
     """

@@ -33,11 +33,6 @@ class MessageServer:
     """Puts the tasks' messages into a queue. A context manager.
 
     Each task has its own thread, so that a task with much output does not delay the others.
-
-    Args:
-        secret: the job's secret; peers that do not know it are disconnected.
-        host: the address to listen on.
-        messages: the queue.
     """
 
     def __init__(self, secret: bytes, host: str, messages: queue.SimpleQueue[Any]) -> None:

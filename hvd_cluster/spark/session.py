@@ -76,11 +76,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def slots(self, profile: Any = None) -> SlotCounts:
-        """The slots for tasks, as far as this kind of session knows them without starting a job.
-
-        Args:
-            profile: the tasks' ``pyspark.resource.ResourceProfile``, if they have one.
-        """
+        """The slots for tasks, as far as this kind of session knows them without starting a job."""
 
     @abc.abstractmethod
     def default_parallelism(self) -> int:

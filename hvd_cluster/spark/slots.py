@@ -56,11 +56,6 @@ class SlotCounts:
 def check(needed: int, slots: SlotCounts, *, barrier: bool = True) -> None:
     """Refuse a job that can never start.
 
-    Args:
-        needed: number of its tasks.
-        slots: the slots for them.
-        barrier: whether all of them start together.
-
     Raises:
         NotEnoughSlotsError: the session can never have ``needed`` slots.
         LaunchError: the session's settings do not allow barrier stages.

@@ -25,16 +25,7 @@ _POLL_S = 0.1
 
 
 class TaskWorkers:
-    """Starts the workers of a task, and runs them to their end.
-
-    Args:
-        topologies: their topologies.
-        placements: their placements, with the devices of their host.
-        job: the task's plan.
-        call: the packed call.
-        driver: receives their output, progress and outcomes.
-        env: variables of this host for them; the job's variables override them.
-    """
+    """Starts the workers of a task, and runs them to their end."""
 
     def __init__(
         self,
@@ -57,9 +48,6 @@ class TaskWorkers:
 
     def run(self, end_tracker: EndTracker) -> list[Outcome]:
         """Run the workers until all have ended. Stop them if the driver asks, or soon after another worker's failure.
-
-        Args:
-            end_tracker: announces each end, and reports failures of other tasks' workers.
 
         Returns:
             Their outcomes, in order.

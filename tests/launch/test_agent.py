@@ -18,11 +18,11 @@ from hvd_cluster.launch.wire.agent_messages import (
     END,
     Acknowledged,
     AgentHandshake,
+    BootstrapMessage,
     SignalWorker,
     StartWorker,
     WorkerStatus,
 )
-from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
 from hvd_cluster.launch.wire.flow_control import WINDOW_BYTES
 from hvd_cluster.launch.wire.messages import OutputLine
 from hvd_cluster.rendezvous.channel import Channel

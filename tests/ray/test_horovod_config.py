@@ -38,5 +38,7 @@ def test_a_runtime_env_keeps_what_it_is_given_and_refuses_a_second_hook() -> Non
     assert runtime_env(ours) == ours
     package, _, name = ours["worker_process_setup_hook"].rpartition(".")
     assert callable(getattr(importlib.import_module(package), name))
-    with pytest.raises(ValueError, match=r"worker_process_setup_hook='a\.b' is set, and Ray accepts.*import hvd_cluster.compat"):
+    with pytest.raises(
+        ValueError, match=r"worker_process_setup_hook='a\.b' is set, and Ray accepts.*import hvd_cluster.compat"
+    ):
         runtime_env({"worker_process_setup_hook": "a.b"})

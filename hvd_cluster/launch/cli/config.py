@@ -64,11 +64,6 @@ def apply_config(parsed: argparse.Namespace, path: str) -> None:
 def apply_entries(parsed: argparse.Namespace, content: Any, source: str) -> None:
     """Set the attributes of ``parsed`` that are None from the sections of a config file.
 
-    Args:
-        parsed: the flags.
-        content: section -> key -> value.
-        source: names the file in errors.
-
     Raises:
         ValueError: an entry sets something that no flag can set; the message names all such entries.
     """

@@ -87,12 +87,7 @@ def parse_args(arguments: Sequence[str] | None = None, *, prog: str = "hvdrun") 
 
 
 def execute(plan: LaunchPlan, parsed: argparse.Namespace) -> int:
-    """Run a plan, show its output, and return the exit code; see :func:`main`.
-
-    Args:
-        plan: from ``make_plan``.
-        parsed: the flags, which say where the output goes.
-    """
+    """Run a plan, show its output, and return the exit code; see :func:`main`."""
     spec, folder = plan.spec, parsed.output_filename
     max_num_proc = (spec.max_num_proc or spec.num_proc) if isinstance(spec, ElasticSpec) else spec.num_proc
     with contextlib.ExitStack() as stack:
@@ -129,14 +124,7 @@ def _log_failure(failed: Outcome) -> None:
 
 
 def _report_end(failed: Outcome, outcomes: Sequence[Outcome], folder: str | None, tracebacks: Tracebacks) -> None:
-    """Show the tracebacks that ended ranks, each once and the cause first, and how the ranks ended.
-
-    Args:
-        failed: the first failure.
-        outcomes: of all ranks.
-        folder: the directory with the ranks' complete output, or None.
-        tracebacks: holds the tracebacks that were not shown yet.
-    """
+    """Show the tracebacks that ended ranks, each once and the cause first, and how the ranks ended."""
     others = [outcome.rank for outcome in outcomes if outcome is not failed]
     shown = tracebacks.take([failed.rank, *others])
     secondary = {outcome.rank for outcome in outcomes if outcome is not failed and outcome.is_secondary}

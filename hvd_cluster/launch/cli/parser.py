@@ -42,12 +42,7 @@ class _CommaList(argparse.Action):
 
 
 def build_parser(prog: str, version: str) -> argparse.ArgumentParser:
-    """The parser. Flags that are not given are None, so that a config file can set them.
-
-    Args:
-        prog: the program's name.
-        version: what ``--version`` prints.
-    """
+    """The parser. Flags that are not given are None, so that a config file can set them."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} -np N [options] command [argument ...]",

@@ -51,11 +51,6 @@ class LaunchPlan:
 def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horovod: bool) -> LaunchPlan:
     """Check everything that can be checked before anything starts.
 
-    Args:
-        parsed: the flags, including those of a config file.
-        environ: the launcher's environment.
-        as_horovod: make ``import horovod`` work in the workers.
-
     Raises:
         ValueError: the job cannot run.
     """

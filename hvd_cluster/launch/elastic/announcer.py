@@ -17,11 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Announcer:
-    """Posts to the workers' mailboxes in the job's key-value store.
-
-    Args:
-        client: a connection to the store.
-    """
+    """Posts to the workers' mailboxes in the job's key-value store."""
 
     def __init__(self, client: KeyValueClient) -> None:
         self._client = client

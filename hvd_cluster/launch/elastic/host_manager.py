@@ -22,15 +22,7 @@ _RETRY_S = 10.0
 
 
 class HostManager:
-    """Discovers hosts in a thread of its own, and connects to them.
-
-    Args:
-        discovery: finds the hosts.
-        fleet: connects to them.
-        cooldown_range_s: how long a failed host is excluded; None for forever.
-        interval_s: seconds between two discoveries.
-        on_change: called, from the thread, when the hosts may have changed.
-    """
+    """Discovers hosts in a thread of its own, and connects to them."""
 
     def __init__(
         self,

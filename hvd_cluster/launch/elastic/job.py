@@ -21,11 +21,6 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
 
     No process of the job remains on any host when this returns or raises, also after an interrupt.
 
-    Args:
-        spec: what and where.
-        on_line: called with the workers' lines.
-        on_event: called with the workers' progress reports.
-
     Returns:
         The outcomes of the last world's members.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 #: Seconds for which a worker that is ready waits for others that are still starting.
@@ -130,14 +130,12 @@ def decide(view: View) -> Decision:
     wanted, unwanted = _wanted_and_unwanted(view, holders)
     stop = _to_stop(view, unwanted)
     leave = tuple(w.key for w in unwanted if w.phase is Phase.WAITING and w.key not in stop)
-    start = _to_start(view, wanted)
+    base = Decision(step=Step.WAIT, start=_to_start(view, wanted), stop=stop, leave=leave)
     if view.generation < 0:
-        return _first_world(view, wanted, start, stop, leave)
-    members = [worker for worker in wanted if worker.rank is not None]
-    is_broken = view.num_lost > 0 or any(worker.phase is Phase.WAITING for worker in holders)
-    if is_broken:
-        return _next_world(view, wanted, holders, start, stop, leave)
-    return _intact(view, wanted, members, unwanted, start, stop, leave)
+        return _first_world(view, wanted, base)
+    if view.num_lost > 0 or any(worker.phase is Phase.WAITING for worker in holders):
+        return _next_world(view, wanted, holders, base)
+    return _intact(view, wanted, unwanted, base)
 
 
 def _wanted_and_unwanted(view: View, holders: list[WorkerView]) -> tuple[list[WorkerView], list[WorkerView]]:
@@ -179,66 +177,54 @@ def _resets_are_used_up(view: View) -> bool:
     return view.generation >= 0 and view.reset_limit is not None and view.num_resets >= view.reset_limit
 
 
-def _first_world(
-    view: View, wanted: list[WorkerView], start: tuple[str, ...], stop: tuple[int, ...], leave: tuple[int, ...]
-) -> Decision:
+def _first_world(view: View, wanted: list[WorkerView], base: Decision) -> Decision:
     ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
-    others_come = bool(start) or (len(ready) < len(wanted) and view.ready_for_s < READY_WAIT_S)
+    others_come = bool(base.start) or (len(ready) < len(wanted) and view.ready_for_s < READY_WAIT_S)
     if len(ready) >= view.num_proc and not others_come:
-        return Decision(step=Step.START, stop=stop, leave=leave, world=tuple(w.key for w in ready))
-    return _short(view, len(ready), view.num_proc, start, stop, leave)
+        return replace(base, step=Step.START, world=tuple(w.key for w in ready))
+    return _short(view, len(ready), view.num_proc, base)
 
 
-def _next_world(
-    view: View,
-    wanted: list[WorkerView],
-    holders: list[WorkerView],
-    start: tuple[str, ...],
-    stop: tuple[int, ...],
-    leave: tuple[int, ...],
-) -> Decision:
-    going = [worker for worker in holders if worker.key in stop]
+def _next_world(view: View, wanted: list[WorkerView], holders: list[WorkerView], base: Decision) -> Decision:
+    waiting = replace(base, leave=())
+    going = [worker for worker in holders if worker.key in base.stop]
     training = [worker for worker in holders if worker.phase is not Phase.WAITING and worker not in going]
     if training:
         # They notice at their next collective. Workers that are not wanted leave then.
         ranks = ", ".join(str(worker.rank) for worker in training)
         if view.broken_for_s > view.leave_timeout_s and len(training) < len(holders):
             hung = tuple(worker.key for worker in training)
-            return Decision(
-                step=Step.WAIT,
-                start=start,
-                stop=(*stop, *hung),
-                text=f"for ranks {ranks} to end, which hang: they have not left "
-                f"their world within {view.leave_timeout_s:g} s (HOROVOD_ELASTIC_LEAVE_TIMEOUT)",
+            text = (
+                f"for ranks {ranks} to end, which hang: they have not left their world within "
+                f"{view.leave_timeout_s:g} s (HOROVOD_ELASTIC_LEAVE_TIMEOUT)"
             )
-        return Decision(step=Step.WAIT, start=start, stop=stop, text=f"for ranks {ranks} to leave their world")
+            return replace(waiting, stop=(*base.stop, *hung), text=text)
+        return replace(waiting, text=f"for ranks {ranks} to leave their world")
     if going:
-        return Decision(step=Step.WAIT, start=start, stop=stop, text="for workers of failed hosts to end")
+        return replace(waiting, text="for workers of failed hosts to end")
     if _resets_are_used_up(view):
         return Decision(
             step=Step.RAISE,
-            stop=stop,
+            stop=base.stop,
             text="Horovod was shutdown because number of resets during elastic job exceeded limit: "
             f"{view.reset_limit}. (--reset-limit says how often the workers may change.)",
         )
     ready = [worker for worker in wanted if worker.phase is Phase.WAITING]
     if len(ready) < view.min_num_proc or not any(worker.rank is not None for worker in ready):
-        return _short(view, len(ready), view.min_num_proc, start, stop, ())
+        return _short(view, len(ready), view.min_num_proc, waiting)
     world = tuple(worker.key for worker in sorted(ready, key=_seniority))
     kind = Step.RESTART if len(world) == view.size else Step.RESIZE
-    return Decision(step=kind, start=start, stop=stop, leave=leave, world=world)
+    return replace(base, step=kind, world=world)
 
 
-def _short(
-    view: View, num_ready: int, needed: int, start: tuple[str, ...], stop: tuple[int, ...], leave: tuple[int, ...]
-) -> Decision:
+def _short(view: View, num_ready: int, needed: int, base: Decision) -> Decision:
     """Too few workers: wait for more, with a time limit, or fail at once if none can come."""
     slots = sum(view.hosts.values())
     are_starting = slots >= needed and any(worker.phase is Phase.STARTING for worker in view.workers)
     if view.short_for_s > (max(view.timeout_s, START_S) if are_starting else view.timeout_s):
         return Decision(
             step=Step.RAISE,
-            stop=stop,
+            stop=base.stop,
             text="Timed out waiting for minimum number of slots to become available. Please check that you have enough "
             f"resources to run at least {needed} Horovod processes. ({num_ready} workers are ready, {slots} slots are "
             f"usable, {_names(view.blacklisted)} excluded, after {view.timeout_s:g} s; --elastic-timeout sets how long "
@@ -248,31 +234,25 @@ def _short(
     if no_more and slots < needed and not view.workers:
         return Decision(
             step=Step.RAISE,
-            stop=stop,
+            stop=base.stop,
             text=f"{needed} workers are needed, {slots} slots are usable, and {_names(view.blacklisted)} excluded "
             "permanently after a failure. --blacklist-cooldown-range lets failed hosts come back.",
         )
     text = f"{needed} workers needed, {num_ready} ready, {slots} slots usable"
-    return Decision(step=Step.WAIT, start=start, stop=stop, leave=leave, text=text)
+    return replace(base, text=text)
 
 
 def _names(hosts: frozenset[str]) -> str:
     return f"{', '.join(sorted(hosts))} {'is' if len(hosts) == 1 else 'are'}" if hosts else "no host is"
 
 
-def _intact(
-    view: View,
-    wanted: list[WorkerView],
-    members: list[WorkerView],
-    unwanted: list[WorkerView],
-    start: tuple[str, ...],
-    stop: tuple[int, ...],
-    leave: tuple[int, ...],
-) -> Decision:
+def _intact(view: View, wanted: list[WorkerView], unwanted: list[WorkerView], base: Decision) -> Decision:
     """The world is training: decide whether its members should leave it for a change."""
     ready = [w for w in wanted if w.rank is None and w.phase is Phase.WAITING]
-    others_come = bool(start) or any(w.phase is Phase.STARTING for w in wanted)
+    others_come = bool(base.start) or any(w.phase is Phase.STARTING for w in wanted)
     adds = bool(ready) and (not others_come or view.ready_for_s >= READY_WAIT_S) and not _resets_are_used_up(view)
-    removes = any(w.rank is not None and w.key not in stop for w in unwanted) and len(members) > 0
+    removes = any(w.rank is not None and w.key not in base.stop for w in unwanted) and any(
+        w.rank is not None for w in wanted
+    )
     step = Step.NOTIFY if adds or removes else Step.WAIT
-    return Decision(step=step, start=start, stop=stop, leave=leave, notify=(adds, removes))
+    return replace(base, step=step, notify=(adds, removes))

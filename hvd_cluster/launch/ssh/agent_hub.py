@@ -15,8 +15,7 @@ from hvd_cluster.launch.hosts import LOOPBACK, Host
 from hvd_cluster.launch.interfaces import listening_addresses, named, outward_interfaces
 from hvd_cluster.launch.ssh.host import SshHost
 from hvd_cluster.launch.ssh.options import SshOptions
-from hvd_cluster.launch.wire.agent_messages import STOP_PROBING, AgentHandshake
-from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
+from hvd_cluster.launch.wire.agent_messages import STOP_PROBING, AgentHandshake, BootstrapMessage
 from hvd_cluster.launch.wire.listener import listen_for_handshakes
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.listening import ANY

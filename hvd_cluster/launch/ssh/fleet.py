@@ -29,15 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class SshFleet(AgentFleet):
-    """This host, and others on which ssh starts an agent.
-
-    Args:
-        secret: the job's secret.
-        options: how ssh is called.
-        interfaces: names, or prefixes of names, of the network interfaces to use; if empty, a probe decides.
-        on_change: called, from another thread, when a host is gone.
-        env: variables of all tasks to come, if they are known: they travel through ssh, which encrypts them.
-    """
+    """This host, and others on which ssh starts an agent."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from hvd_cluster.launch.environment import agent_environment
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.ssh.options import SshOptions, exit_reason, is_temporary
-from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
+from hvd_cluster.launch.wire.agent_messages import BootstrapMessage
 from hvd_cluster.topology import inherited
 
 logger = logging.getLogger(__name__)
@@ -27,12 +27,6 @@ _SSH_OUTPUT_S, _NUM_SSH_LINES = 2.0, 10
 
 class SshHost(RemoteHost):
     """A host whose agent runs as long as our ssh process does.
-
-    Args:
-        host: the host.
-        bootstrap: the message for the agent.
-        options: how ssh is called.
-        on_change: called, from another thread, when the agent has connected or is gone.
 
     Raises:
         OSError: ssh cannot be started.

@@ -17,13 +17,7 @@ from hvd_cluster.topology import Topology
 
 
 class TaskFleet(AgentFleet):
-    """A fleet whose hosts connect by themselves.
-
-    Args:
-        secret: the job's secret.
-        task_pool: the tasks.
-        interfaces: names, or prefixes of names, of the network interfaces to use.
-    """
+    """A fleet whose hosts connect by themselves."""
 
     def __init__(self, secret: bytes, task_pool: TaskPool, interfaces: Sequence[str]) -> None:
         super().__init__(secret, interfaces)

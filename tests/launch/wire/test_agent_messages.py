@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_cluster.launch.wire.bootstrap import BootstrapMessage
+from hvd_cluster.launch.wire.agent_messages import BootstrapMessage
 
 
 def test_a_bootstrap_message_is_one_line_that_does_not_show_its_secret() -> None:
