@@ -230,12 +230,12 @@ def _name_of(cls: type) -> str:
 
 
 def _traceback_text(error: BaseException) -> str:
-    story = traceback.TracebackException.from_exception(error)
-    for link in _chain(story, set()):
+    report = traceback.TracebackException.from_exception(error)
+    for link in _chain(report, set()):
         link.stack = traceback.StackSummary.from_list(
-            _relevant_frames(link.stack, link is story and _is_own_error(error))
+            _relevant_frames(link.stack, link is report and _is_own_error(error))
         )
-    return "".join(story.format())
+    return "".join(report.format())
 
 
 def _is_own_error(error: BaseException) -> bool:
@@ -243,15 +243,15 @@ def _is_own_error(error: BaseException) -> bool:
     return type(error).__module__ == errors.__name__
 
 
-def _chain(story: traceback.TracebackException | None, seen: set[int]) -> Iterator[traceback.TracebackException]:
-    """``story`` and every exception that caused it."""
-    if story is None or id(story) in seen:
+def _chain(report: traceback.TracebackException | None, seen: set[int]) -> Iterator[traceback.TracebackException]:
+    """``report`` and every exception that caused it."""
+    if report is None or id(report) in seen:
         return
-    seen.add(id(story))
-    yield story
-    yield from _chain(story.__cause__, seen)
-    yield from _chain(story.__context__, seen)
-    for member in getattr(story, "exceptions", None) or ():  # of an ExceptionGroup, since Python 3.11
+    seen.add(id(report))
+    yield report
+    yield from _chain(report.__cause__, seen)
+    yield from _chain(report.__context__, seen)
+    for member in getattr(report, "exceptions", None) or ():  # of an ExceptionGroup, since Python 3.11
         yield from _chain(member, seen)
 
 

@@ -91,7 +91,7 @@ class MessageServer:
         self.close()
 
     def _serve(self, channel: Channel) -> None:
-        reader = threading.Thread(target=self._read, args=(channel,), name="hvd-spark-hear", daemon=True)
+        reader = threading.Thread(target=self._read, args=(channel,), name="hvd-spark-messages", daemon=True)
         with self._changed:
             if self._closing:
                 channel.close()

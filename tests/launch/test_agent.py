@@ -55,7 +55,7 @@ def launcher() -> Iterator[Channel]:
     assert not agent.is_alive()
 
 
-def test_an_agent_that_a_crowd_has_pushed_out_calls_again() -> None:
+def test_an_agent_whose_connection_was_dropped_connects_again() -> None:
     with crowded_port(SECRET) as port:
         channel = _connect_to_launcher(
             BootstrapMessage(name="here", addresses=["127.0.0.1"], port=port, secret=SECRET.hex(), cwd="/", sys_path=[])

@@ -10,13 +10,13 @@ import psutil
 
 from hvd_cluster.launch import die_with_parent
 
-LEASH = [sys.executable, "-I", "-S", str(die_with_parent.__file__)]
+PROGRAM = [sys.executable, "-I", "-S", str(die_with_parent.__file__)]
 
 
 def test_a_program_dies_with_the_process_that_forked_it() -> None:
     code = f"""
 import os, signal, subprocess, sys
-child = subprocess.Popen([*{LEASH!r}, str(os.getpid()), "bash", "-c", "echo up >&2; exec sleep 300"],
+child = subprocess.Popen([*{PROGRAM!r}, str(os.getpid()), "bash", "-c", "echo up >&2; exec sleep 300"],
                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 child.stderr.readline()
 print(child.pid, flush=True)
@@ -30,12 +30,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_program_whose_parent_has_gone_already_does_not_start() -> None:
-    result = subprocess.run([*LEASH, str(os.getpid() + 1), "echo", "started"], capture_output=True, check=False)
+    result = subprocess.run([*PROGRAM, str(os.getpid() + 1), "echo", "started"], capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (-signal.SIGKILL, b"")
 
 
 def test_a_program_that_cannot_be_started_gives_the_exit_code_of_shells() -> None:
-    result = subprocess.run([*LEASH, str(os.getpid()), "/no/such"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*PROGRAM, str(os.getpid()), "/no/such"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (127, "cannot start /no/such: No such file or directory\n")
-    result = subprocess.run([*LEASH, str(os.getpid()), "/etc/passwd"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*PROGRAM, str(os.getpid()), "/etc/passwd"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (126, "cannot start /etc/passwd: Permission denied\n")

@@ -80,7 +80,7 @@ def test_the_failure_that_came_first_is_told_and_the_others_are_summed_up() -> N
     "echo",
     [HorovodInternalError("gone"), RuntimeError("[/x/pair.cc:534] Connection closed by peer [127.0.0.1]:1")],
 )
-def test_an_error_that_only_echoes_the_death_of_another_rank_is_not_a_cause_even_if_it_came_first(
+def test_an_error_that_another_ranks_death_caused_is_not_the_cause_even_if_it_came_first(
     echo: Exception,
 ) -> None:
     failed = first_failure([raised(0, echo, at=1.0), dead(1, -signal.SIGKILL, at=2.0)])
@@ -88,7 +88,7 @@ def test_an_error_that_only_echoes_the_death_of_another_rank_is_not_a_cause_even
     assert failed.rank == 1
 
 
-def test_an_echo_is_told_when_nothing_else_failed() -> None:
+def test_a_secondary_failure_is_reported_when_nothing_else_failed() -> None:
     with pytest.raises(WorkerFailedError, match="Rank 1 on host h raised .*HorovodInternalError"):
         collect([done(0), raised(1, HorovodInternalError("mismatch"))])
 

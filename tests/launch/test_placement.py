@@ -16,7 +16,7 @@ def indices(placement: Placement) -> tuple[int, ...]:
     return (p.rank, p.size, p.local_rank, p.local_size, p.cross_rank, p.cross_size)
 
 
-def test_ranks_are_contiguous_per_host_and_the_host_of_seat_zero_comes_first() -> None:
+def test_ranks_are_contiguous_per_host_and_the_host_of_slot_zero_comes_first() -> None:
     placed = place(slots("z", "a", "z", "a", "m"))
     assert [(p.slot.index, p.slot.host_key) for p in placed] == [(0, "z"), (2, "z"), (1, "a"), (3, "a"), (4, "m")]
     assert [indices(p) for p in placed] == [
@@ -28,13 +28,13 @@ def test_ranks_are_contiguous_per_host_and_the_host_of_seat_zero_comes_first() -
     ]
 
 
-def test_a_host_with_more_seats_than_the_others_has_local_ranks_of_its_own() -> None:
+def test_a_host_with_more_slots_than_the_others_has_local_ranks_of_its_own() -> None:
     placed = place(slots("a", "b", "b", "b"))
     assert [indices(p)[4:] for p in placed] == [(0, 2), (1, 2), (0, 1), (0, 1)]
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=20), st.randoms())
-def test_placement_depends_on_the_seats_and_not_on_their_order(keys: list[str], random: object) -> None:
+def test_placement_depends_on_the_slots_and_not_on_their_order(keys: list[str], random: object) -> None:
     ordered = slots(*keys)
     shuffled = ordered.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -71,6 +71,6 @@ def test_without_assigned_gpus_the_environment_is_left_alone() -> None:
         ([Slot(0, "a", "a", ("0",)), Slot(1, "a", "a", ("0",))], "one whole GPU per worker"),
     ],
 )
-def test_seats_that_make_no_world_are_refused(bad: list[Slot], text: str) -> None:
+def test_slots_that_make_no_world_are_refused(bad: list[Slot], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         place(bad)

@@ -55,7 +55,7 @@ def test_silent_connections_do_not_block_probes(monkeypatch: pytest.MonkeyPatch)
             pass
 
 
-def test_a_caller_that_a_crowd_has_pushed_out_calls_again() -> None:
+def test_a_dropped_probe_is_repeated() -> None:
     secret = new_secret()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

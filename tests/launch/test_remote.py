@@ -244,7 +244,7 @@ def test_a_job_over_four_hosts_takes_them_in_their_order(hosts: MakeHosts) -> No
 
 
 @pytest.mark.slow
-def test_a_host_that_vanishes_ends_the_job(hosts: MakeHosts) -> None:
+def test_a_host_that_is_lost_ends_the_job(hosts: MakeHosts) -> None:
     made = hosts(2)
     script = "import time, torch\nimport hvd_cluster.torch as hvd\nhvd.init()\nprint('up', flush=True)\n"
     script += "while True:\n    hvd.allreduce(torch.ones(10), name='x')\n    time.sleep(0.01)\n"

@@ -33,7 +33,7 @@ for number in range(20):  # the system takes a message or two before it notices
 """
 
 
-def test_the_driver_gets_in_past_strangers_and_hears_every_line_before_the_end_of_the_call() -> None:
+def test_the_driver_connects_among_other_peers_and_gets_every_line_before_the_end_of_the_call() -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -230,7 +230,7 @@ class _Ring(logging.Handler):
         self._event.set()
 
 
-def test_the_oldest_of_too_many_strangers_gives_way_and_no_task_does(
+def test_the_oldest_of_too_many_unauthenticated_connections_is_closed_and_no_tasks(
     monkeypatch: pytest.MonkeyPatch, secret: bytes, messages: queue.SimpleQueue[Any]
 ) -> None:
     monkeypatch.setattr("hvd_cluster.spark.message_server._MAX_UNAUTHENTICATED", 2)

@@ -71,7 +71,7 @@ def test_what_fails_after_a_loss_fails_because_of_it() -> None:
     assert str(error).startswith("Rank 0 on host a was lost")
 
 
-def test_an_echo_of_a_lost_task_is_not_taken_for_the_cause() -> None:
+def test_a_failure_that_a_lost_task_caused_is_not_taken_for_the_cause() -> None:
     echo = ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "Traceback ...", is_secondary=True)
     error = _after(*STARTED, WorkerEnded(Outcome(0, "a", error=echo, finished_at=2.0)), TaskLost(1)).failure(
         "stage failed"

@@ -369,7 +369,7 @@ def test_each_worker_of_a_node_owns_another_of_the_gpus_that_the_scheduler_assig
     assert results[0][0] == results[1][0]
     assert [local_size for _, _, local_size in results] == ["2", "2"]
     assert sorted(hvd_cluster.spark.run(get_available_devices, num_proc=2)) == [[gpu] for gpu in sorted(FAKE_GPUS)]
-    # Seat by slot: one worker alone sees the one GPU that its task was given.
+    # Slot by slot: one worker alone sees the one GPU that its task was given.
     assert hvd_cluster.spark.run(devices, num_proc=1)[0][0] in FAKE_GPUS
 
 

@@ -345,5 +345,5 @@ class ElasticDriver:
         if failed is not None and not self._members:
             logger.error("%s", decision.text)
             return list(self._failed)
-        story = "" if failed is None else f"\n\nThe first worker that failed:\n\n{failure_text(failed, [failed])}"
-        raise LaunchError(decision.text + story)
+        first = "" if failed is None else f"\n\nThe first worker that failed:\n\n{failure_text(failed, [failed])}"
+        raise LaunchError(decision.text + first)

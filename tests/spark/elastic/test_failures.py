@@ -9,7 +9,9 @@ DEATH = Outcome(0, "a", exit_code=-9)
 #: What the launcher says of a worker whose task has gone.
 LOSS = Outcome(0, "a", error=ErrorReport("LaunchError", "rank 0 lost its host a", "LaunchError: ...\n"))
 RAISED = Outcome(1, "a", error=ErrorReport("ValueError", "bad", "ValueError: bad\n", b"pickled"))
-ECHO = Outcome(1, "a", error=ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "...", is_secondary=True))
+SECONDARY = Outcome(
+    1, "a", error=ErrorReport("hvd_cluster.errors.WorldEndedError", "a peer died", "...", is_secondary=True)
+)
 
 
 def test_what_the_function_raises_counts_however_long_it_takes() -> None:
@@ -39,7 +41,7 @@ def test_workers_that_die_every_few_seconds_are_not_taken_for_one_incident_forev
 
 def test_who_only_noticed_the_end_of_another_one_counts_for_nothing() -> None:
     failures = Failures(1)
-    assert failures.record(ECHO, 0.0) == ""
+    assert failures.record(SECONDARY, 0.0) == ""
     assert failures.record(DEATH, 0.0) != ""
 
 
