@@ -101,50 +101,50 @@ class Agent:
             )
             try:
                 while (message := self._channel.recv()) != END:
-                    if (order := pickle.loads(message)) == STOP_PROBING:
+                    if (request := pickle.loads(message)) == STOP_PROBING:
                         probe_listener.close(0.0)
                     else:
-                        self._handle(order)
+                        self._handle(request)
             finally:
                 self._window.close()
                 self._stop_all()
 
-    def _handle(self, order: Probe | StartWorker | SignalWorker | Acknowledged) -> None:
-        if isinstance(order, Acknowledged):
-            self._window.release(order.num_bytes)
-        elif isinstance(order, Probe):
+    def _handle(self, request: Probe | StartWorker | SignalWorker | Acknowledged) -> None:
+        if isinstance(request, Acknowledged):
+            self._window.release(request.num_bytes)
+        elif isinstance(request, Probe):
             # In a thread, so that a signal for a worker does not wait for addresses that time out.
-            threading.Thread(target=self._probe, args=(order,), name="hvd-probe", daemon=True).start()
-        elif isinstance(order, StartWorker):
-            self._start(order)
-        elif (worker := self._workers.get(order.key)) is not None:
-            (worker.kill if order.kill else worker.terminate)()
+            threading.Thread(target=self._probe, args=(request,), name="hvd-probe", daemon=True).start()
+        elif isinstance(request, StartWorker):
+            self._start(request)
+        elif (worker := self._workers.get(request.key)) is not None:
+            (worker.kill if request.kill else worker.terminate)()
 
-    def _probe(self, order: Probe) -> None:
-        self._send(ProbeResult(reachability.probe(order.claims, self._secret), order.number))
+    def _probe(self, request: Probe) -> None:
+        self._send(ProbeResult(reachability.probe(request.candidates, self._secret), request.number))
 
-    def _start(self, order: StartWorker) -> None:
+    def _start(self, request: StartWorker) -> None:
         def on_change() -> None:
-            worker = self._workers.get(order.key)
+            worker = self._workers.get(request.key)
             if worker is not None:
-                self._send(WorkerStatus(order.key, worker.ready, worker.reported, worker.outcome))
+                self._send(WorkerStatus(request.key, worker.ready, worker.reported, worker.outcome))
 
         def on_line(_rank: int, stream: str, text: str) -> None:
-            line = pickle.dumps(OutputLine(order.key, stream, text))
+            line = pickle.dumps(OutputLine(request.key, stream, text))
             self._window.acquire(len(line))
             self._send_pickled(line)
 
         def on_event(_rank: int, event: dict[str, Any]) -> None:
-            self._send(ProgressEvent(order.key, event))
+            self._send(ProgressEvent(request.key, event))
 
-        task = replace(order.task, env={**self._env, **order.task.env})
-        topology = replace(order.topology, secret=self._secret)
+        task = replace(request.task, env={**self._env, **request.task.env})
+        topology = replace(request.topology, secret=self._secret)
         try:
-            worker = start_worker(task, topology, order.env, on_change, on_line=on_line, on_event=on_event)
+            worker = start_worker(task, topology, request.env, on_change, on_line=on_line, on_event=on_event)
         except (OSError, TypeError, ValueError) as error:
-            self._send(StartFailed(order.key, f"{type(error).__name__}: {error}"))
+            self._send(StartFailed(request.key, f"{type(error).__name__}: {error}"))
             return
-        self._workers[order.key] = worker
+        self._workers[request.key] = worker
         on_change()  # for changes before the worker was in the table
 
     def _send(self, message: object) -> None:

@@ -130,7 +130,7 @@ class AgentFleet(Fleet):
             return {}
         lacking: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
-            claims: list[reachability.HostAddresses] = []
+            candidates: list[reachability.HostAddresses] = []
             for entry in machines.values():
                 wanted = named(dict(entry.interfaces), self._wanted)
                 if self._wanted and not wanted:
@@ -150,12 +150,14 @@ class AgentFleet(Fleet):
                 else:
                     assert entry.remote.handshake is not None
                     port = entry.remote.handshake.probe_port
-                claims.append(reachability.HostAddresses(entry.host.name, tuple(addresses), port))
-            reached = self._reached(claims, [entry for entry in machines.values() if entry.host.name not in lacking])
+                candidates.append(reachability.HostAddresses(entry.host.name, tuple(addresses), port))
+            reached = self._reached(
+                candidates, [entry for entry in machines.values() if entry.host.name not in lacking]
+            )
             if self._given_up.is_set():
                 return {}
             known = {entry.host.name for entry in living if entry.is_probed}
-            chosen, lost = reachability.choose_addresses(claims, reached, known)
+            chosen, lost = reachability.choose_addresses(candidates, reached, known)
         for entry in living:
             address = chosen.get(machines[entry.host_key].host.name)
             names = {address: name for name, address in entry.interfaces.items()}
@@ -165,13 +167,15 @@ class AgentFleet(Fleet):
         return {**lacking, **lost}
 
     def _reached(
-        self, claims: Sequence[reachability.HostAddresses], sites: Sequence[FleetHost]
+        self, candidates: Sequence[reachability.HostAddresses], sites: Sequence[FleetHost]
     ) -> dict[str, Mapping[str, tuple[str, ...]]]:
-        names = [claim.name for claim in claims]
+        names = [candidate.name for candidate in candidates]
         reached: dict[str, Mapping[str, tuple[str, ...]]] = {}
 
         def ask(entry: FleetHost) -> None:
-            mine = tuple(claim for claim in claims if entry.host.name in reachability.probers(names, claim.name))
+            mine = tuple(
+                candidate for candidate in candidates if entry.host.name in reachability.probers(names, candidate.name)
+            )
             there = entry.remote
             answer = reachability.probe(mine, self.secret) if there is None else there.probe(mine, _PROBE_TIMEOUT_S)
             reached[entry.host.name] = answer

@@ -57,29 +57,29 @@ class HostAddresses:
     port: int
 
 
-def probe(claims: Sequence[HostAddresses], secret: bytes) -> dict[str, tuple[str, ...]]:
+def probe(candidates: Sequence[HostAddresses], secret: bytes) -> dict[str, tuple[str, ...]]:
     """Connect to every address from this host. Returns the addresses that answered, by host name."""
-    pairs = [(claim, address) for claim in claims for address in claim.addresses]
+    pairs = [(candidate, address) for candidate in candidates for address in candidate.addresses]
     if not pairs:
         return {}
     with ThreadPoolExecutor(max_workers=min(32, len(pairs)), thread_name_prefix="hvd-call") as pool:
         answers = list(pool.map(lambda pair: _answers(pair[0], pair[1], secret), pairs))
     return {
-        claim.name: tuple(a for (other, a), ok in zip(pairs, answers, strict=True) if ok and other is claim)
-        for claim in claims
+        candidate.name: tuple(a for (other, a), ok in zip(pairs, answers, strict=True) if ok and other is candidate)
+        for candidate in candidates
     }
 
 
-def _answers(claim: HostAddresses, address: str, secret: bytes) -> bool:
+def _answers(candidate: HostAddresses, address: str, secret: bytes) -> bool:
     deadline_s = time.monotonic() + PROBE_TIMEOUT_S
     while True:
         try:
-            with socket.create_connection((address, claim.port), timeout=CONNECT_TIMEOUT_S) as sock:
+            with socket.create_connection((address, candidate.port), timeout=CONNECT_TIMEOUT_S) as sock:
                 channel = Channel.connect(sock, secret, PROBE_TIMEOUT_S)
                 channel.settimeout(PROBE_TIMEOUT_S)
-                return channel.recv() == claim.name.encode()
+                return channel.recv() == candidate.name.encode()
         except (OSError, EOFError) as error:  # AuthenticationError is an OSError: not a host of the job
-            logger.debug("%s does not answer at %s: %s", claim.name, address, error)
+            logger.debug("%s does not answer at %s: %s", candidate.name, address, error)
             # Try again if the listener dropped this connection because it had too many.
             if not isinstance(error, HungUpError) or time.monotonic() >= deadline_s:
                 return False
@@ -93,7 +93,9 @@ def probers(names: Sequence[str], name: str) -> list[str]:
 
 
 def choose_addresses(
-    claims: Sequence[HostAddresses], reached: Mapping[str, Mapping[str, tuple[str, ...]]], known: Collection[str] = ()
+    candidates: Sequence[HostAddresses],
+    reached: Mapping[str, Mapping[str, tuple[str, ...]]],
+    known: Collection[str] = (),
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The first address of each host at which all of its probers reached it. Pure.
 
@@ -101,7 +103,7 @@ def choose_addresses(
     host has no address, the one with the fewest connections is removed and the others are checked again without it.
 
     Args:
-        claims: one per host.
+        candidates: one per host.
         reached: prober -> host -> the addresses at which the host answered. A prober without any result is gone and
             does not count.
         known: hosts that are preferred to stay if another one has equally few connections.
@@ -109,8 +111,8 @@ def choose_addresses(
     Returns:
         The addresses by host; and for each removed host, which hosts reached it at which addresses.
     """
-    names = [claim.name for claim in claims]
-    left = {claim.name: claim for claim in claims}
+    names = [candidate.name for candidate in candidates]
+    left = {candidate.name: candidate for candidate in candidates}
     gone: dict[str, str] = {}
     while True:
         probing = {
@@ -128,26 +130,30 @@ def choose_addresses(
 
 
 def _addresses(
-    claims: Sequence[HostAddresses],
+    candidates: Sequence[HostAddresses],
     probers_of: Mapping[str, Sequence[str]],
     reached: Mapping[str, Mapping[str, tuple[str, ...]]],
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The first address at which all probers of a host reached it; and the reports about hosts without one."""
     chosen: dict[str, str] = {}
     lost: dict[str, str] = {}
-    for claim in claims:
-        probing = probers_of[claim.name]
-        good = [a for a in claim.addresses if all(a in reached[prober].get(claim.name, ()) for prober in probing)]
+    for candidate in candidates:
+        probing = probers_of[candidate.name]
+        good = [
+            a for a in candidate.addresses if all(a in reached[prober].get(candidate.name, ()) for prober in probing)
+        ]
         if good:
-            chosen[claim.name] = good[0]
+            chosen[candidate.name] = good[0]
         else:
-            lost[claim.name] = _report(claim, probing, reached)
+            lost[candidate.name] = _report(candidate, probing, reached)
     return chosen, lost
 
 
-def _report(claim: HostAddresses, probing: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]) -> str:
-    who = [f"{prober} at {', '.join(reached[prober].get(claim.name, ())) or 'none'}" for prober in probing]
-    return f"{claim.name} has {', '.join(claim.addresses) or _NO_ADDRESS}; reached by {'; '.join(who) or 'no host'}"
+def _report(
+    candidate: HostAddresses, probing: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]
+) -> str:
+    who = [f"{prober} at {', '.join(reached[prober].get(candidate.name, ())) or 'none'}" for prober in probing]
+    return f"{candidate.name} has {', '.join(candidate.addresses) or _NO_ADDRESS}; reached by {'; '.join(who) or 'no host'}"
 
 
 def unreachable(lost: Mapping[str, str]) -> LaunchError:

@@ -153,12 +153,12 @@ class RemoteHost:
         """The agent that has connected cannot be used."""
         self._lose(why)
 
-    def probe(self, claims: tuple[HostAddresses, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
+    def probe(self, candidates: tuple[HostAddresses, ...], timeout_s: float) -> Mapping[str, tuple[str, ...]]:
         """Make the agent probe other hosts. Returns the addresses that answered by host; nothing if it is gone."""
         with self._changed:
             number = next(self._probes)
             self._reached[number] = None
-        self.send(Probe(claims, number))
+        self.send(Probe(candidates, number))
         with self._changed:
             self._changed.wait_for(lambda: self._reached[number] is not None or bool(self.gone), timeout_s)
             return self._reached.pop(number) or {}

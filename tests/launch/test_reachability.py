@@ -27,14 +27,14 @@ def test_only_a_host_of_the_job_counts_as_an_answer() -> None:
         right = stack.enter_context(contextlib.closing(listen_for_probes(secret, "right")))
         stranger = stack.enter_context(contextlib.closing(listen_for_probes(new_secret(), "right")))
         other = stack.enter_context(contextlib.closing(listen_for_probes(secret, "other")))
-        claims = [
+        candidates = [
             HostAddresses("right", ("127.0.0.1", "127.0.0.9"), right.port),
             HostAddresses("right", ("127.0.0.1",), stranger.port),
             HostAddresses("absent", ("127.0.0.1",), other.port),
         ]
-        assert probe(claims[:1], secret) == {"right": ("127.0.0.1", "127.0.0.9")}
-        assert probe(claims[1:], secret) == {"right": (), "absent": ()}
-    assert probe(claims[:1], secret) == {"right": ()}
+        assert probe(candidates[:1], secret) == {"right": ("127.0.0.1", "127.0.0.9")}
+        assert probe(candidates[1:], secret) == {"right": (), "absent": ()}
+    assert probe(candidates[:1], secret) == {"right": ()}
 
 
 def test_silent_connections_do_not_block_probes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +68,13 @@ def test_a_dropped_probe_is_repeated() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        claim = HostAddresses("here", ("127.0.0.1",), listener.getsockname()[1])
-        assert probe([claim], secret) == {"here": ("127.0.0.1",)}
+        candidate = HostAddresses("here", ("127.0.0.1",), listener.getsockname()[1])
+        assert probe([candidate], secret) == {"here": ("127.0.0.1",)}
         thread.join()
 
 
 def test_the_first_address_that_all_witnesses_reached_is_chosen() -> None:
-    claims = [
+    candidates = [
         HostAddresses("a", ("10.0.0.1", "10.1.0.1"), 1),
         HostAddresses("b", ("10.0.0.2",), 1),
         HostAddresses("c", ("10.0.0.3",), 1),
@@ -84,46 +84,46 @@ def test_the_first_address_that_all_witnesses_reached_is_chosen() -> None:
         "b": {"a": ("10.1.0.1", "10.0.0.1"), "c": ("10.0.0.3",)},
         "c": {"a": ("10.1.0.1",), "b": ("10.0.0.2",)},
     }
-    assert choose_addresses(claims, reached) == ({"a": "10.1.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}, {})
-    assert choose_addresses(claims, {**reached, "b": {}})[0]["a"] == "10.1.0.1"  # b has gone
+    assert choose_addresses(candidates, reached) == ({"a": "10.1.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}, {})
+    assert choose_addresses(candidates, {**reached, "b": {}})[0]["a"] == "10.1.0.1"  # b has gone
 
 
 def test_a_host_that_no_one_reaches_is_named_with_who_tried() -> None:
-    claims = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", ("10.0.0.2",), 1)]
-    chosen, lost = choose_addresses(claims, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
+    candidates = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", ("10.0.0.2",), 1)]
+    chosen, lost = choose_addresses(candidates, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
     assert chosen == {"a": "10.0.0.1"}
     with pytest.raises(LaunchError, match=r"b has 10\.0\.0\.2; reached by a at none"):
         raise unreachable(lost)
 
 
 def test_a_host_without_ipv4_is_told_that_it_is_needed() -> None:
-    claims = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", (), 1)]
-    _, lost = choose_addresses(claims, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
+    candidates = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", (), 1)]
+    _, lost = choose_addresses(candidates, {"a": {"b": ()}, "b": {"a": ("10.0.0.1",)}})
     assert lost["b"].startswith("b has no IPv4 address, and IPv4 is needed; ")
 
 
 def test_a_host_that_is_cut_off_is_left_out_alone() -> None:
-    claims = [HostAddresses(name, (f"10.0.0.{number}",), 1) for number, name in enumerate("abc", 1)]
+    candidates = [HostAddresses(name, (f"10.0.0.{number}",), 1) for number, name in enumerate("abc", 1)]
     alone = {
         "a": {"b": (), "c": ("10.0.0.3",)},
         "b": {"a": (), "c": ()},
         "c": {"a": ("10.0.0.1",), "b": ()},
     }
-    chosen, lost = choose_addresses(claims, alone)
+    chosen, lost = choose_addresses(candidates, alone)
     assert chosen == {"a": "10.0.0.1", "c": "10.0.0.3"}
     assert lost == {"b": "b has 10.0.0.2; reached by c at none; a at none; it does not reach a, c"}
     deaf = {**alone, "a": {**alone["a"], "b": ("10.0.0.2",)}, "c": {**alone["c"], "b": ("10.0.0.2",)}}
-    chosen, lost = choose_addresses(claims, deaf)
+    chosen, lost = choose_addresses(candidates, deaf)
     assert chosen == {"a": "10.0.0.1", "c": "10.0.0.3"}
     assert lost == {"b": "b has 10.0.0.2; reached by c at 10.0.0.2; a at 10.0.0.2; it does not reach a, c"}
     assert choose_addresses([], {}) == ({}, {})
 
 
 def test_a_new_host_gives_way_to_one_that_is_part_of_the_job() -> None:
-    claims = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", ("10.0.0.2",), 1)]
+    candidates = [HostAddresses("a", ("10.0.0.1",), 1), HostAddresses("b", ("10.0.0.2",), 1)]
     for reached in ({"a": {"b": ()}, "b": {"a": ()}}, {"a": {"b": ("10.0.0.2",)}, "b": {"a": ()}}):
-        assert list(choose_addresses(claims, reached, known={"a"})[1]) == ["b"]
-        assert list(choose_addresses(claims, reached, known={"b"})[1]) == ["a"]
+        assert list(choose_addresses(candidates, reached, known={"a"})[1]) == ["b"]
+        assert list(choose_addresses(candidates, reached, known={"b"})[1]) == ["a"]
 
 
 def test_of_a_hundred_hosts_those_are_left_out_that_are_cut_off() -> None:

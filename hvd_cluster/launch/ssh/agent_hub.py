@@ -80,7 +80,7 @@ class AgentHub:
         bootstrap = self._bootstrap()
         for host in hosts:
             logger.info("connecting to %s", host.name)
-            self._call_agent(host, bootstrap)
+            self._start_agent(host, bootstrap)
         names = [host.name for host in hosts]
 
         def starting() -> list[SshHost]:
@@ -110,7 +110,7 @@ class AgentHub:
             time.sleep(_RETRY_S)
             for remote in again:
                 remote.close(0.0)
-                self._call_agent(remote.host, bootstrap)
+                self._start_agent(remote.host, bootstrap)
         remotes = [self.remotes[name] for name in names]
         wrong = [
             remote.gone
@@ -168,7 +168,7 @@ class AgentHub:
             env=self._env,
         )
 
-    def _call_agent(self, host: Host, bootstrap: BootstrapMessage) -> None:
+    def _start_agent(self, host: Host, bootstrap: BootstrapMessage) -> None:
         try:
             self.remotes[host.name] = SshHost(host, replace(bootstrap, name=host.name), self._options, self._notify)
         except OSError as error:

@@ -86,7 +86,7 @@ class AgentHandshake:
 class Probe:
     """To the agent: connect to these hosts and answer with :class:`ProbeResult`."""
 
-    claims: tuple[HostAddresses, ...]
+    candidates: tuple[HostAddresses, ...]
     #: Identifies this probe.
     number: int
 

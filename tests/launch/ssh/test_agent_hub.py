@@ -50,14 +50,14 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
     try:
         hub.connect([Host("elsewhere", 1)], retry=False)
         remote = hub.remotes["elsewhere"]
-        claim = HostAddresses("here", ("127.0.0.1",), probe_listener.port)
-        assert remote.probe((claim,), 0.0) == {}  # nobody answers in no time
+        candidate = HostAddresses("here", ("127.0.0.1",), probe_listener.port)
+        assert remote.probe((candidate,), 0.0) == {}  # nobody answers in no time
         nobody = HostAddresses("nobody", ("127.0.0.1",), 9)
         assert remote.probe((nobody,), 30) == {"nobody": ()}
         answers: dict[int, object] = {}
 
         def ask(number: int) -> None:
-            answers[number] = remote.probe((claim if number % 2 else nobody,), 30)
+            answers[number] = remote.probe((candidate if number % 2 else nobody,), 30)
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
