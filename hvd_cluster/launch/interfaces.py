@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 
 from hvd_cluster.rendezvous.listening import ANY
-
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+from hvd_cluster.rendezvous.reach import interface_addresses
 
 
 def outward_interfaces() -> dict[str, str]:
     """Interface -> its IPv4 address, for interfaces that have one, without the loopback interface."""
-    found: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # no IPv4 address
-            found[name] = socket.inet_ntoa(answer[20:24])
+    found = {name: addresses[0] for _, name in socket.if_nameindex() if (addresses := interface_addresses([name]))}
     return {name: address for name, address in found.items() if not address.startswith("127.")}
 
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import checked_variables, num_proc_problems
+from hvd_cluster.launch.hosts import LOOPBACK
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
@@ -24,8 +25,6 @@ from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, join_address
 
 logger = logging.getLogger(__name__)
-
-_HOST = "127.0.0.1"
 
 
 @none_is_default
@@ -191,13 +190,13 @@ class Executor:
             call: the one call that each of them runs; None to submit calls later.
         """
         secret, job_id = new_secret(), uuid.uuid4().hex[:12]
-        placements = place([Slot(index, _HOST, _HOST) for index in range(self._num_proc)])
-        with KeyValueServer(secret, _HOST) as server, ReservedPort(_HOST) as master:
+        placements = place([Slot(index, LOOPBACK, LOOPBACK) for index in range(self._num_proc)])
+        with KeyValueServer(secret, LOOPBACK) as server, ReservedPort(LOOPBACK) as master:
             topologies = [
                 placement.topology(
-                    rendezvous=join_address(_HOST, server.port),
+                    rendezvous=join_address(LOOPBACK, server.port),
                     secret=secret,
-                    master=join_address(_HOST, master.port),
+                    master=join_address(LOOPBACK, master.port),
                     job_id=job_id,
                 )
                 for placement in placements

@@ -153,7 +153,8 @@ def _report(
     candidate: HostAddresses, probing: Sequence[str], reached: Mapping[str, Mapping[str, tuple[str, ...]]]
 ) -> str:
     who = [f"{prober} at {', '.join(reached[prober].get(candidate.name, ())) or 'none'}" for prober in probing]
-    return f"{candidate.name} has {', '.join(candidate.addresses) or _NO_ADDRESS}; reached by {'; '.join(who) or 'no host'}"
+    addresses = ", ".join(candidate.addresses) or _NO_ADDRESS
+    return f"{candidate.name} has {addresses}; reached by {'; '.join(who) or 'no host'}"
 
 
 def unreachable(lost: Mapping[str, str]) -> LaunchError:
