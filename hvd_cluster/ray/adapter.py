@@ -24,10 +24,10 @@ class Adapter(ABC):
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
         make = None if executable_cls is None else packed(executable_cls, executable_args, executable_kwargs)
-        self._start(make, checked_variables(extra_env_vars))
+        self.start_packed(make, checked_variables(extra_env_vars))
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        return self._call(packed(fn), True, callbacks)
+        return self.call(packed(fn), True, callbacks)
 
     def run(
         self,
@@ -36,30 +36,30 @@ class Adapter(ABC):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> list[Any]:
-        return self._call(packed(fn, args, kwargs), False, callbacks)
+        return self.call(packed(fn, args, kwargs), False, callbacks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        return self._call_remote(packed(fn, args, kwargs))
+        return self.call_remote(packed(fn, args, kwargs))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        return self._call_one(packed(fn))
+        return self.call_one(packed(fn))
 
     @abstractmethod
     def shutdown(self) -> None: ...
 
     @abstractmethod
-    def _start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None: ...
+    def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None: ...
 
     @abstractmethod
-    def _call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]: ...
+    def call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]: ...
 
     @abstractmethod
-    def _call_remote(self, call: PackedCall) -> list[Any]: ...
+    def call_remote(self, call: PackedCall) -> list[Any]: ...
 
     @abstractmethod
-    def _call_one(self, call: PackedCall) -> Any: ...
+    def call_one(self, call: PackedCall) -> Any: ...
 
 
 def packed(

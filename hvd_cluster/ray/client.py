@@ -40,7 +40,7 @@ class ClientAdapter(Adapter):
         self._connection = Connection()
         self._reservation: Reservation | None = None
 
-    def _start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
+    def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         self.shutdown()
         arguments = {field.name: getattr(self._spec, field.name) for field in fields(self._spec)}
         options: dict[str, Any] = {}
@@ -61,16 +61,14 @@ class ClientAdapter(Adapter):
             self._drop()
             raise
 
-    def _call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
-        results: list[Any] = self._forward("execute" if with_executable else "run", call, callbacks)
-        return results
+    def call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> Any:
+        return self._forward("call", callbacks, call, with_executable, bool(callbacks))
 
-    def _call_remote(self, call: PackedCall) -> list[Any]:
-        refs: list[Any] = self._result(self._started().run_remote.remote(call))
-        return refs
+    def call_remote(self, call: PackedCall) -> Any:
+        return self._result(self._started().call_remote.remote(call))
 
-    def _call_one(self, call: PackedCall) -> Any:
-        return self._forward("execute_single", call, None)
+    def call_one(self, call: PackedCall) -> Any:
+        return self._forward("call_one", None, call)
 
     def shutdown(self) -> None:
         try:
@@ -99,9 +97,9 @@ class ClientAdapter(Adapter):
             raise LaunchError(f"the executor has no workers: {ENDED}. Call start() first.")
         return self._actor
 
-    def _forward(self, method: str, call: PackedCall, callbacks: Sequence[Callback] | None) -> Any:
+    def _forward(self, method: str, callbacks: Sequence[Callback] | None, *arguments: Any) -> Any:
         ray, actor = load_ray(), self._started()
-        ref = getattr(actor, method).remote(call, bool(callbacks))
+        ref = getattr(actor, method).remote(*arguments)
         try:
             while callbacks:
                 done, _ = ray.wait([ref], timeout=_POLL_S)
@@ -137,24 +135,17 @@ class _RemoteExecutor:
         self._executor: Any = unpack(make)()
         self._logged: collections.deque[dict[str, Any]] = collections.deque()
 
-    def start(self, executable: PackedCall | None, env: Mapping[str, Any] | None) -> None:
-        make: Any = None if executable is None else unpack(executable)
-        self._executor.start(executable_cls=make, extra_env_vars=env)
+    def start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
+        self._executor.adapter.start_packed(executable, env)
 
-    def execute(self, call: PackedCall, logs: bool) -> list[Any]:
-        results: list[Any] = self._executor.execute(unpack(call), [self._logged.append] if logs else None)
-        return results
+    def call(self, call: PackedCall, with_executable: bool, logs: bool) -> Any:
+        return self._executor.adapter.call(call, with_executable, [self._logged.append] if logs else None)
 
-    def run(self, call: PackedCall, logs: bool) -> list[Any]:
-        results: list[Any] = self._executor.run(unpack(call), callbacks=[self._logged.append] if logs else None)
-        return results
+    def call_remote(self, call: PackedCall) -> Any:
+        return self._executor.adapter.call_remote(call)
 
-    def run_remote(self, call: PackedCall) -> list[Any]:
-        refs: list[Any] = self._executor.run_remote(unpack(call))
-        return refs
-
-    def execute_single(self, call: PackedCall, logs: bool) -> Any:
-        return self._executor.execute_single(unpack(call))
+    def call_one(self, call: PackedCall) -> Any:
+        return self._executor.adapter.call_one(call)
 
     def logged(self) -> list[dict[str, Any]]:
         return [self._logged.popleft() for _ in range(len(self._logged))]

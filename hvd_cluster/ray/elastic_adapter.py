@@ -50,7 +50,7 @@ class ElasticAdapter(Adapter):
         self._is_started = False
         self._connection = Connection()
 
-    def _start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
+    def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         """Wait for room for ``min_num_proc`` workers. They start, and create their executables, with each call."""
         self._spec({})  # reports invalid settings now
         self._connection = Connection.current()
@@ -59,16 +59,16 @@ class ElasticAdapter(Adapter):
         self._executable, self._env = executable, dict(env)
         self._is_started = True
 
-    def _call_remote(self, call: PackedCall) -> NoReturn:
+    def call_remote(self, call: PackedCall) -> NoReturn:
         raise NotImplementedError("run_remote: the workers of an elastic job may change while it runs; call run()")
 
-    def _call_one(self, call: PackedCall) -> NoReturn:
+    def call_one(self, call: PackedCall) -> NoReturn:
         raise NotImplementedError("execute_single: an elastic job has no rank 0 between two calls; call execute()")
 
     def shutdown(self) -> None:
         self._is_started = False
 
-    def _call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
+    def call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
         if not self._is_started:
             raise LaunchError("the executor has no workers: call start() first")
         if self._connection.has_ended:

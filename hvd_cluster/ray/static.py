@@ -30,7 +30,7 @@ class StaticAdapter(Adapter):
         self._strategy = strategy
         self._actors: ActorGroup | None = None
 
-    def _start(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
+    def start_packed(self, executable: PackedCall | None, env: Mapping[str, str | None]) -> None:
         self.shutdown()
         settings = self._settings
         self._actors = ActorGroup(
@@ -42,13 +42,13 @@ class StaticAdapter(Adapter):
         )
         self._actors.start(executable)
 
-    def _call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
+    def call(self, call: PackedCall, with_executable: bool, callbacks: Sequence[Callback] | None) -> list[Any]:
         return self._started().call(ActorCall("perform", (call, with_executable)), CallbackLoop(callbacks))
 
-    def _call_remote(self, call: PackedCall) -> list[Any]:
+    def call_remote(self, call: PackedCall) -> list[Any]:
         return self._started().call_remote(ActorCall("call", (call,)))
 
-    def _call_one(self, call: PackedCall) -> Any:
+    def call_one(self, call: PackedCall) -> Any:
         return self._started().call_one(ActorCall("perform", (call, True)))
 
     def shutdown(self) -> None:
