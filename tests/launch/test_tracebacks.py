@@ -30,3 +30,12 @@ def test_equal_tracebacks_are_taken_as_one_and_the_rest_is_passed_on() -> None:
     assert held.take([3, 0, 1]) == [([0, 3], f"{HEADLINE}\nValueError: x"), ([1], f"{HEADLINE}\nKeyError: 1")]
     held.close()
     assert lines == [(2, "stderr", HEADLINE), (2, "stderr", "ValueError: x")]
+
+
+def test_the_traceback_of_an_exception_group_is_held_too() -> None:
+    lines: list[tuple[int, str, str]] = []
+    held = Tracebacks(lambda *line: lines.append(line))
+    headline = f"  + Exception Group {HEADLINE}"
+    held(0, "stderr", headline)
+    assert held.take([0]) == [([0], headline)]
+    assert lines == []
