@@ -50,7 +50,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: accepted, and without effect.
         compression: how gradients travel.
         sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
-        gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
+        gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
         op: Average or Sum.
         backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied.
         average_aggregated_gradients: divide those sums by the number of passes.
@@ -103,7 +103,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """:func:`DistributedOptimizer` that leaves the gradients of some layers alone.
+    """:func:`DistributedOptimizer` that does not reduce the gradients of some layers.
 
     Args:
         local_layers: a Keras layer or a list of them, built, whose trainable weights every rank keeps to itself.
@@ -137,26 +137,26 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,unused-ignore]
-    """What is put in front of the wrapped optimizer's class."""
+    """The methods that precede those of the wrapped optimizer's class."""
 
     _hvd: _Distribution
     #: Of the optimizer that the class was made for.
     _of_class: _Distribution
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Another one of the class, as ``from_config`` makes it: it is distributed in the same way."""
+        """A new optimizer of this class, made by ``from_config``: it is distributed in the same way."""
         super().__init__(*args, **kwargs)
         self.__dict__["_hvd"] = self._of_class.of_another()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy that is distributed too: Keras's own way is by what it saves, which is the wrapped optimizer.
+        """A distributed copy: Keras's own method would copy the wrapped optimizer, which is what it saves.
 
-        As with Keras, it has not begun: the state belongs to the variables that this one was built with.
+        As with Keras, the copy has no state: the state belongs to the variables of this optimizer.
         """
         return type(self).from_config(self.get_config())
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        """Do not reduce the gradient of a variable; divide it by the number of ranks if local gradients are scaled."""
         self._hvd.reduction.keep_local(var)
 
     @property
@@ -170,7 +170,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         self._hvd.passes.build(self, variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce gradients over all ranks and apply them; or only add them up, where more passes make a step."""
+        """Reduce gradients over all ranks and apply them; or only add them if more passes make a step."""
         gradients = list(grads)
         if not gradients:
             return
@@ -192,7 +192,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
     _allreduce_grads = _allreduce
 
     def complete_passes(self) -> None:
-        """Take a step with the passes that make none yet, averaged over as many as there are if they are averaged.
+        """Take a step with the passes since the last step, averaged over their number if gradients are averaged.
 
         For the end of an epoch, outside compiled functions; every rank takes part.
         """
@@ -204,7 +204,7 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         return self._hvd.reduction.on_all_ranks(condition)
 
     def sums_hidden(self) -> AbstractContextManager[None]:
-        """For as long as a model is saved or loaded: ``variables`` leaves out what the wrapped optimizer has not."""
+        """While a model is saved or loaded, ``variables`` has only those of the wrapped optimizer."""
         return self._hvd.passes.hidden()
 
     def save_own_variables(self, store: Any) -> None:
@@ -220,13 +220,13 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
 
 @dataclass(frozen=True)
 class _Distribution:
-    """What an optimizer has more than the wrapped one."""
+    """What a distributed optimizer has in addition to the wrapped one."""
 
     reduction: Reduction
     passes: Passes
 
     def of_another(self) -> _Distribution:
-        """The same for another optimizer, which has made no pass yet."""
+        """The same for another optimizer, without any pass so far."""
         local = dict(self.reduction.local_variables)
         return _Distribution(replace(self.reduction, local_variables=local), self.passes.of_another())
 

@@ -1,4 +1,4 @@
-"""Gradients of several passes, summed on their own rank before they are reduced and applied."""
+"""Sums gradients of several passes on each rank before they are reduced and applied."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_cluster.keras.reduction.reducer import Reduction
 
 
 class Passes:
-    """The passes of an optimizer that make no step yet.
+    """The passes of an optimizer since its last step.
 
-    The sums and their counter are variables of the optimizer: a compiled step of JAX keeps nothing else, and an elastic
-    state has to hold them. A saved model does not: it loads into the optimizer that was wrapped.
+    The sums and their counter are variables of the optimizer, because a compiled step of JAX keeps nothing else and an
+    elastic state must contain them. A saved model does not contain them, so that it loads into the wrapped optimizer.
 
-    A sum that no gradient has been seen of takes part as zeros: which gradients there are is known only of the trace
-    that is made now, and another may complete the step.
+    A sum without gradients takes part as zeros: only the current trace knows which gradients exist, and another trace
+    may complete the step.
 
     Args:
         per_step: how many passes make a step; 1 sums nothing.
@@ -30,16 +30,16 @@ class Passes:
         self._average = average
         self._counter: Any = None
         self._sums: dict[int, Any] = {}
-        #: Whether there has been any gradient at all.
+        #: Whether there was any gradient so far.
         self._has_gradients = False
         self._is_hidden = False
 
     def of_another(self) -> Passes:
-        """As many passes of another optimizer, none of them done."""
+        """The same for another optimizer, without any pass so far."""
         return Passes(self.per_step, average=self._average)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Make the sums for ``variables``; the first call counts."""
+        """Make the sums for ``variables``; only the first call has an effect."""
         if self.per_step == 1 or self._sums:
             return
         self._counter = optimizer.add_variable((), dtype="int32", name="hvd_passes")
@@ -53,7 +53,7 @@ class Passes:
         reduction: Reduction,
         apply: Callable[[list[Any]], Any],
     ) -> None:
-        """Add gradients to the sums, and where that completes a step reduce and apply them.
+        """Add gradients to the sums; if this completes a step, reduce and apply them.
 
         Args:
             gradients: a tensor or None for each variable.
@@ -89,7 +89,7 @@ class Passes:
     def complete(
         self, variables: Sequence[Any], optimizer: Any, reduction: Reduction, apply: Callable[[list[Any]], Any]
     ) -> None:
-        """Take a step with the passes that there are, where they are too few for one; the next pass begins a group.
+        """Take a step with the passes so far, if they are too few for one; the next pass starts a new step.
 
         For the end of an epoch, outside compiled functions; every rank takes part. The arguments are those of
         :meth:`add`.
@@ -115,7 +115,7 @@ class Passes:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """For as long as a model is saved or loaded, :meth:`shown` leaves out the sums."""
+        """While a model is saved or loaded, :meth:`shown` omits the sums."""
         self._is_hidden = True
         try:
             yield
@@ -123,7 +123,7 @@ class Passes:
             self._is_hidden = False
 
     def shown(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of an optimizer's variables that are to be seen now."""
+        """The variables of an optimizer that are visible now."""
         if not self._is_hidden:
             return list(variables)
         own = {id(total) for total in self._sums.values()} | {id(self._counter)}

@@ -31,7 +31,7 @@ def allreduce(
 
     Args:
         value: a number, a list, an array or a tensor, of equal shape and type on all ranks.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
         prescale_factor: multiplies the value before the reduction.
         postscale_factor: multiplies it afterwards.

@@ -33,7 +33,7 @@ def allreduce(
     Args:
         tensor: of any shape, equal in shape and type on all ranks.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         priority: accepted, and without effect.
         prescale_factor: multiplies the array before the reduction.
         postscale_factor: multiplies it afterwards.
@@ -147,7 +147,7 @@ def alltoall(
         tensor: shape (rows, ...).
         splits: how many rows go to each rank: a list, or an int32 array of shape (ranks,). Without it the rows are
             split equally.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         priority: accepted, and without effect.
         process_set: whose ranks take part.
 

@@ -17,7 +17,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
 
     Args:
         optimizer: any of MXNet's. All its attributes are this object's.
-        gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
+        gradient_predivide_factor: divides by this before the sum, and by the rest after it.
         num_groups: accepted, and without effect: what arrives together is reduced together.
         process_set: whose ranks take part; the others step with their own gradients.
 

@@ -21,7 +21,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
         optimizer: as for ``mx.gluon.Trainer``; one that was wrapped by ``DistributedOptimizer`` is unwrapped.
         optimizer_params: as for ``mx.gluon.Trainer``.
         compression: how gradients travel.
-        gradient_predivide_factor: divides by so much before the sum, and by the rest after it.
+        gradient_predivide_factor: divides by this before the sum, and by the rest after it.
         prefix: put in front of the name of the requests, where several trainers step in turns that differ.
         num_groups: how many requests a step has; 0 for one.
         process_set: whose ranks take part; the others step with their own gradients.

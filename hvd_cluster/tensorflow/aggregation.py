@@ -1,4 +1,4 @@
-"""Gradients of several passes, summed on their own rank before they are reduced; for ``tf.compat.v1`` optimizers."""
+"""Sums gradients of several passes on each rank before they are reduced; for ``tf.compat.v1`` optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_cluster.tensorflow.interop import is_v1_graph
 
 
 class LocalAggregation:
-    """Sums gradients of ``passes_per_step`` passes, and lets every so manyth through.
+    """Sums gradients, and passes the sums on after every ``passes_per_step`` passes.
 
     Works eagerly, in a ``tf.function`` and in v1 graphs; there the sums are local variables, which
     ``tf.compat.v1.local_variables_initializer()`` sets to zero. Every variable has a sum, also one that no gradient has
@@ -32,9 +32,9 @@ class LocalAggregation:
         self._sparse_as_dense = sparse_as_dense
         #: The sum of each variable, by :func:`variable_key`.
         self._sums: dict[int, Any] = {}
-        #: Whether there has been any gradient at all.
+        #: Whether there was any gradient so far.
         self._has_gradients = False
-        #: The variables of the first pass, which are those of all.
+        #: The variables of the first pass; all passes have the same.
         self._variables: list[Any] | None = None
         self._counter: Any = None
         self._is_step: Any = None
@@ -93,7 +93,7 @@ class LocalAggregation:
         return list(tf.cond(self._is_step, complete, lambda: [tf.identity(each) for each in added]))
 
     def apply(self, apply: Callable[[], Any], skip: Callable[[], Any]) -> Any:
-        """Call ``apply`` where the pass completes a step, else ``skip``; in a graph the operation that does so."""
+        """Call ``apply`` if the pass completes a step, otherwise ``skip``; in a graph, an operation that does so."""
 
         def branch(act: Callable[[], Any]) -> Callable[[], Any]:
             def run() -> tf.Tensor:
@@ -129,12 +129,12 @@ class LocalAggregation:
         return gradient
 
 
-#: The collection of a v1 graph that holds what optimizers keep between passes: an elastic state is not whole without.
+#: The collection of a v1 graph for the variables that optimizers keep between passes, which elastic states save.
 PASS_VARIABLES = "hvd_pass_variables"
 
 
 def pass_variable(value: tf.Tensor, name: str) -> Any:
-    """A variable that no broadcast and no checkpoint of a v1 graph takes; an elastic state does.
+    """A variable that elastic states save, but broadcasts and checkpoints of a v1 graph do not.
 
     Raises:
         NotImplementedError: the job is elastic, and this is not a v1 graph, in which a state would find it.
@@ -154,5 +154,5 @@ def pass_variable(value: tf.Tensor, name: str) -> Any:
 
 
 def operations(values: Sequence[Any]) -> list[Any]:
-    """What ``tf.control_dependencies`` takes of ``values``: nothing eagerly, where they are done."""
+    """``values`` for ``tf.control_dependencies``; empty in eager mode, in which they are computed already."""
     return [] if tf.executing_eagerly() else [value for value in values if value is not None]

@@ -26,7 +26,7 @@ def broadcast_object(
         obj: anything that cloudpickle takes; what the other ranks pass is ignored.
         root_rank: the global rank whose object all get.
         session: accepted, and without effect: no graph is needed.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
 
     Returns:
@@ -58,7 +58,7 @@ def allgather_object(
     Args:
         obj: anything that cloudpickle takes.
         session: accepted, and without effect: no graph is needed.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The gradients of one step, reduced over all ranks in one crossing into Python: what tape and optimizers share."""
+"""Reduction of the gradients of one step, in one call of Python, for tapes and optimizers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GradientReducer:
     """
 
     config: ReductionConfig
-    #: What :func:`variable_key` gives for each variable that is not reduced; it grows.
+    #: The :func:`variable_key` of each variable that is not reduced; grows.
     local_keys: set[int] = field(default_factory=set)
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any], name: str = "gradients") -> list[Any]:
@@ -33,11 +33,11 @@ class GradientReducer:
 
         Args:
             gradients: a tensor, ``tf.IndexedSlices`` or None for each variable.
-            variables: what they belong to.
-            name: what this step is called in a graph.
+            variables: those of the gradients.
+            name: the name of this step in a graph.
 
         Returns:
-            The reduced gradients, in the same order; None stays None. Outside of the process set the given ones.
+            The reduced gradients in the same order; None stays None. Outside the process set, the given gradients.
         """
         config = self.config
         results = list(gradients)
@@ -93,7 +93,7 @@ class GradientReducer:
 
 
 def variable_key(variable: Any) -> int:
-    """The identity of a variable; Keras's and TensorFlow's object for one variable have the same."""
+    """The identity of a variable; equal for Keras's and TensorFlow's object of one variable."""
     inner = getattr(variable, "value", None)
     return id(variable if inner is None or callable(inner) else inner)
 

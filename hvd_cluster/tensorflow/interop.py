@@ -1,16 +1,15 @@
-"""Where tensors cross between TensorFlow and the engine, without a copy on the CPU.
+"""Passing tensors between TensorFlow and the engine, without a copy on the CPU.
 
-Eagerly a tensor crosses by DLPack, and the call is an ordinary call of Python. Inside a graph it is the NumPy array
-that ``tf.numpy_function`` makes over the tensor's memory.
+Eager tensors are passed by DLPack, in an ordinary Python call. In a graph, a tensor is passed as the NumPy array that
+``tf.numpy_function`` makes over its memory.
 
 A ``tf.function`` runs such calls one after the other, in the order of the program
-(:mod:`hvd_cluster.tensorflow.order`), so one blocking call at a time is all there is. A v1 graph runs them in any
-order, on as many threads as TensorFlow has for it: two ranks with all their threads waiting for different tensors would
-wait forever. There one node starts a call, and another one waits for it, behind a lock of the graph that no thread
-has to wait for: one thread waits, the others start what else the session runs. That holds for a session of
-one thread too: TensorFlow grants the lock in a thread of its own, which puts what waits for the lock behind all that is
-ready to run. (A ``tf.function`` that a v1 graph calls blocks the thread it runs in: several that run beside each other
-need as many threads, or an order.)
+(:mod:`hvd_cluster.tensorflow.order`), so there is one blocking call at a time. A v1 graph runs them in any order, on
+as many threads as TensorFlow has for it: two ranks whose threads all wait for different tensors would wait forever. So
+one node starts a call and another node waits for it, under a lock of the graph that does not block threads: one thread
+waits, and the others start the remaining calls of the session. This also works in a session with one thread: TensorFlow
+grants the lock in another thread, after everything that is ready to run. (A ``tf.function`` that a v1 graph calls
+blocks its thread: several concurrent ones need as many threads, or an order.)
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.order import put_in_order
 
-#: Submits torch tensors and gives what to wait for; the flag says whether the calling thread waits for it next.
+#: Submits torch tensors and returns a handle; the flag says whether the calling thread waits for it next.
 Begin = Callable[[list[torch.Tensor], bool], Waitable]
 Array = npt.NDArray[Any]
 
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
-#: What v1 graphs have begun and not awaited yet, with the engine that carries it out.
+#: Handles that v1 graphs do not wait for yet, with their engines.
 _under_way: dict[int, tuple[Engine, Waitable]] = {}
 _next_id = itertools.count()
 _lock = threading.Lock()
@@ -52,13 +51,13 @@ def call(
     dtypes: Sequence[tf.DType],
     shapes: Sequence[tf.TensorShape],
 ) -> list[tf.Tensor]:
-    """Run ``begin`` on ``inputs``, now or when the graph runs, and give the tensors it comes to.
+    """Run ``begin`` on ``inputs``, now or when the graph runs, and return the results.
 
     Args:
         begin: submits.
         inputs: dense tensors.
         dtypes: the element type of each result.
-        shapes: what is known of the shape of each result.
+        shapes: the shape of each result, as far as it is known.
 
     Raises:
         tf.errors.OpError: eagerly, as :mod:`hvd_cluster.tensorflow.errors` says.
@@ -80,12 +79,12 @@ def call(
 
 
 def is_v1_graph() -> bool:
-    """Whether what is called now becomes a node that somebody has to fetch."""
+    """Whether operations become nodes of a v1 graph, which run only if they are fetched."""
     return not tf.executing_eagerly() and not isinstance(_graph_that_runs(), tf.__internal__.FuncGraph)
 
 
 def _graph_that_runs() -> Any:
-    """The function or the v1 graph that what is called now becomes a part of: branches and loops run within theirs."""
+    """The function or v1 graph to which operations are added; branches and loops belong to an outer one."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph
@@ -118,7 +117,7 @@ def _begun_and_awaited(
             waitable = begin([_from_array(array) for array in arrays], False)
             engine = running_engine()
         with _lock:
-            # A run that failed in between never awaits what it has begun: its tensors go with its world.
+            # A run that failed in between never waits for its calls: drop them with their world.
             for left in [number for number, (its_engine, _) in _under_way.items() if its_engine is not engine]:
                 del _under_way[left]
             number = next(_next_id)
@@ -134,15 +133,15 @@ def _begun_and_awaited(
     number = tf.numpy_function(submit, inputs, tf.int64)
     if not hasattr(v1_graph, "_hvd_turn"):
         with tf.init_scope():
-            # Kept by the graph, and nowhere else: it keeps the graph.
+            # Only the graph keeps it, because it keeps the graph.
             v1_graph._hvd_turn = tf.CriticalSection(name="hvd_turn")
-    # All of it depends on the number alone, so that no lock is taken before the call has begun.
+    # It depends only on the number, so that the lock is not taken before the call has started.
     results = v1_graph._hvd_turn.execute(lambda: tf.numpy_function(fetch, [number], dtypes))
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 class _EndedWorld:
-    """What was begun in a world that another one has followed."""
+    """The handle of an operation whose world has ended."""
 
     def wait(self) -> list[torch.Tensor]:
         raise WorldEndedError(SHUT_DOWN_TEXT)
@@ -151,18 +150,18 @@ class _EndedWorld:
 def _from_tensor(tensor: tf.Tensor) -> torch.Tensor:
     if tensor.dtype in (tf.string, tf.resource, tf.variant) or tensor.dtype.is_quantized:
         raise ValueError(f"Tensor type {tensor.dtype.name} is not supported.")
-    if not _is_numbered_as_in_torch(tensor.device):
+    if not _has_torch_number(tensor.device):
         return _from_array(tensor.numpy())
     result: torch.Tensor = torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
     return result if result.is_contiguous() else result.contiguous()
 
 
-def _is_numbered_as_in_torch(device: str) -> bool:
-    """Whether tensors on ``device`` may cross by DLPack, which passes on TensorFlow's number of a GPU.
+def _has_torch_number(device: str) -> bool:
+    """Whether tensors on ``device`` can be passed by DLPack, which contains TensorFlow's number of a GPU.
 
-    That number counts the visible GPUs alone, and the parts of one that was divided; torch counts all. The answer is
-    for all GPUs alike: where each rank has left out all but its own, only the first rank's has torch's number, and a
-    request to which one rank sends a tensor of a GPU and the others one of the CPU is a mismatch.
+    TensorFlow numbers only the visible GPUs, and the parts of a divided one; torch numbers all GPUs. The answer is the
+    same for all GPUs: if each rank sees only its own GPU, only the first rank's has torch's number, and a request with
+    a GPU tensor on one rank and CPU tensors on the others would be a mismatch.
     """
     if tf.DeviceSpec.from_string(device).device_type != "GPU":
         return True
@@ -172,7 +171,7 @@ def _is_numbered_as_in_torch(device: str) -> bool:
 
 
 def _to_tensor(tensor: torch.Tensor) -> tf.Tensor:
-    if tensor.is_cuda:  # TensorFlow computes on a stream of its own, and waits for none of torch's
+    if tensor.is_cuda:  # TensorFlow computes on its own stream, and does not wait for torch's
         torch.cuda.current_stream(tensor.device).synchronize()
     return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
@@ -182,7 +181,7 @@ def _from_array(array: Array) -> torch.Tensor:
     if array.dtype == _BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if not array.flags.writeable:
-        array = array.copy()  # a constant that TensorFlow keeps for itself
+        array = array.copy()  # a constant that TensorFlow keeps
     try:
         return torch.from_numpy(array)
     except TypeError:

@@ -47,7 +47,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied.
         op: Average or Sum; for ``tf.compat.v1`` optimizers Adasum too, which combines the changes that every rank makes
             of its weights alone.
-        gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
+        gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
         average_aggregated_gradients: divide those sums by the number of passes.
         num_groups: the older name of a number as ``groups``.
         groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.

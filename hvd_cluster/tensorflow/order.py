@@ -1,12 +1,12 @@
-"""The order of the collectives of a ``tf.function``: that of the program, whatever else its calls and branches touch.
+"""Runs the collectives of a ``tf.function`` in the order of the program.
 
-TensorFlow itself runs operations with side effects one after the other, but not calls, conditions and loops that use a
-variable: two of them that only read it run beside each other. The collectives in them would meet those of another rank
-in any order, and a function that is called twice has one name for both. So each operation that holds a collective gets
-an edge from the one before it. The edges come on top of TensorFlow's own, and cost nothing when the graph runs.
+TensorFlow runs operations with side effects one after the other, but not calls, conditions and loops that use a
+variable: two of them that only read it run concurrently. Their collectives would match those of another rank in any
+order, and a function that is called twice has one name for both calls. So each operation that contains a collective
+gets an edge from the previous one. These edges are in addition to TensorFlow's own, and are free at run time.
 
-The gradient of a function, where it is taken of its result eagerly, is a graph in which TensorFlow orders nothing at
-all. There the order is that in which the gradients were asked for, which is the same on all ranks too.
+If the gradient of a function is taken eagerly, TensorFlow does not order its graph. There the order is that in which
+the gradients were requested, which is also equal on all ranks.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps, ops
 
-#: The attributes that name the functions in an operation, of each kind of operation with functions that may block.
+#: For each kind of operation that calls functions, the attributes that name them.
 _FUNCTIONS = {
     "StatefulPartitionedCall": ("f",),
     "If": ("then_branch", "else_branch"),
     "Case": ("branches",),
     "While": ("cond", "body"),
 }
-#: The attribute of a graph that lists its operations that hold a collective, in the order of the program.
+#: The attribute of a graph that lists its operations with collectives, in the order of the program.
 _COLLECTIVES = "_hvd_collectives"
 
 
 def put_in_order(operation: Any) -> None:
-    """Run ``operation``, which holds a collective, behind those before it in its graph and ahead of those after it."""
+    """Order ``operation``, which contains a collective, among those of its graph."""
     _watch()
     _insert(operation)
 
 
 @functools.cache
 def _watch() -> None:
-    """Have TensorFlow show us the operations of each graph that it has traced, when it orders them itself."""
+    """Have TensorFlow report the operations of each graph that it has traced, when it orders them."""
     auto_control_deps.register_acd_resource_resolver(_order_what_calls_collectives)
 
 
@@ -78,7 +78,7 @@ def _insert(operation: Any) -> bool:
 
 
 def _order_gradient(operation: Any) -> None:
-    """Order what the gradient of ``operation`` will be made of."""
+    """Order the operations of the gradient of ``operation``."""
     try:
         gradient = ops.get_gradient_function(operation)
     except LookupError:

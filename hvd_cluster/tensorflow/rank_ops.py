@@ -1,4 +1,4 @@
-"""Rank and size as operations: a graph answers them when it runs, rightly in a new world too."""
+"""Rank and size as operations: a graph evaluates them when it runs, so they are correct in a new world too."""
 
 from __future__ import annotations
 

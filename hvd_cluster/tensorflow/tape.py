@@ -35,7 +35,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         compression: how gradients travel.
         sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: divides an average by so much before the sum and by the rest after it.
+        gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
         num_groups: the older name of a number as ``groups``.
         groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
         process_set: whose ranks take part; the others get their own gradients.
@@ -77,7 +77,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """:func:`DistributedGradientTape` that leaves the gradients of some layers alone.
+    """:func:`DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Args:
         local_layers: a Keras layer or a list of them, whose trainable weights every rank keeps to itself.
@@ -104,12 +104,12 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
 
 class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
-    """What is put in front of the wrapped tape's class."""
+    """The methods that precede those of the wrapped tape's class."""
 
     _reducer: GradientReducer
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        """Do not reduce the gradient of a variable; divide it by the number of ranks if local gradients are scaled."""
         self._reducer.local_keys.add(variable_key(source))
 
     def gradient(

@@ -1,4 +1,4 @@
-"""Where the calling thread stands in torch's backward pass, and what runs at its end."""
+"""The backward pass that runs in the calling thread, and callbacks at its end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch.amp import GradScaler
 from torch.utils.checkpoint import CheckpointFunction
 
-#: Packages whose code takes gradients from an optimizer's parameter groups, to clip them or to look for overflows.
+#: Packages whose code reads gradients from an optimizer's parameter groups, to clip them or to find overflows.
 _READERS = ("torch.amp", "torch.cuda.amp", "lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "apex")
 
-#: Passes nest no deeper than this in torch; older entries belong to passes that ended with an exception.
+#: torch does not nest passes more deeply; older entries belong to passes that ended with an exception.
 _MAX_OPEN_PASSES = 64
 
-#: By the id of a running pass: what runs at its end, by its place in the order.
+#: By the id of a running pass: the callbacks at its end, by their order.
 _at_end: dict[int, dict[int, Callable[[bool], None]]] = {}
 _lock = threading.Lock()
 

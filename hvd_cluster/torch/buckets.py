@@ -1,15 +1,15 @@
-"""Which gradients travel together: runs of the order in which the backward pass finishes them, of bounded size."""
+"""Which gradients share a bucket: adjacent ones in the order in which the backward pass finishes them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
 MIB = 1 << 20
-#: The first bucket is small, so that communication begins early, and each is twice as long as the one before: while one
-#: is on its way the next one fills, even where the network is half as fast as the backward pass.
+#: The first bucket is small, so that communication begins early, and each is twice as large as the previous one: while
+#: one is in flight the next one fills, even if the network is half as fast as the backward pass.
 FIRST_BYTES = MIB
-#: No longer than this: long enough to hide what a request costs. As measured on one host, 8 and 25 MiB differ by 2% of
-#: a step, in favour of fewer buckets.
+#: The largest bucket: large enough to hide the cost of a request. On one host, 25 MiB were measured to be 2% of a step
+#: faster than 8 MiB.
 MAX_BYTES = 25 * MIB
 
 
@@ -20,14 +20,14 @@ def plan_buckets(
     groups: Sequence[Sequence[int]],
     threshold_bytes: int,
 ) -> list[list[int]]:
-    """Deal gradients into buckets.
+    """Assign gradients to buckets.
 
     Args:
-        order: the gradients that are to be dealt, by number, in the order in which they become ready.
+        order: the gradients, by number, in the order in which they become ready.
         sizes_bytes: bytes of each gradient, by number.
         families: only gradients of equal family share a bucket, e.g. those of one element type and device.
-        groups: gradients that the user wants to travel together, whatever their size, and without others.
-        threshold_bytes: most bytes of one bucket (one larger gradient has its own); 0 gives every gradient its own.
+        groups: gradients that share a bucket at the user's request, whatever their size, and without others.
+        threshold_bytes: the largest bucket (a larger gradient has its own); 0 gives every gradient its own.
 
     Returns:
         The buckets, in the order in which they become ready.

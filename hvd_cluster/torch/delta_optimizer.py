@@ -1,7 +1,7 @@
 """Adasum for optimizers with a state: every rank takes its own step, and the changes of the weights are combined.
 
-Adasum (arXiv:2006.02924) combines directions in which the loss falls. What Adam or a momentum makes of a gradient is
-such a direction, their combined gradient's is not; so it is the deltas that travel.
+Adasum (arXiv:2006.02924) combines directions in which the loss falls. The step that Adam or momentum computes from a
+gradient is such a direction, but their step from a combined gradient is not. So the ranks combine their steps.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hvd_cluster.torch.wrapper import Wrapper, unwrapped, wrap
 
 
 class DeltaOptimizer(Wrapper):
-    """What is put in front of the wrapped optimizer's class; see :meth:`around`."""
+    """The methods that precede those of the wrapped optimizer's class; see :meth:`around`."""
 
     _names: dict[torch.Tensor, str]
     _compression: type[Compressor]
     _passes_per_step: int
-    #: The wrapped optimizer takes a GradScaler's scale by itself, as fused ones do.
+    #: The wrapped optimizer applies a GradScaler's scale itself, as fused ones do.
     _scales_itself: bool
     #: GradScaler's, for the time of a step.
     grad_scale: torch.Tensor | None
@@ -55,23 +55,23 @@ class DeltaOptimizer(Wrapper):
         wrapped._compression = compression
         wrapped._passes_per_step = passes_per_step
         wrapped._scales_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
-        # GradScaler then always calls step(): a rank whose gradients have overflowed must not stay away.
+        # GradScaler then always calls step(), which a rank whose gradients have overflowed must not skip.
         wrapped._step_supports_amp_scaling = True
         return wrapped
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The name of each parameter, unique and equal on all ranks; programs read it of Horovod's optimizer."""
+        """The name of each parameter, unique and equal on all ranks; programs read it from Horovod's optimizer."""
         return self._names
 
     def synchronize(self) -> None:
-        """Does nothing: gradients stay those of this rank, and may be clipped right behind the backward pass."""
+        """Does nothing: gradients stay those of this rank, and can be clipped right after the backward pass."""
 
     def finish_reduction(self) -> None:
-        """Does nothing: what is reduced is made by the step itself."""
+        """Does nothing: the step itself computes what is reduced."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Not for Adasum.
+        """Not supported with Adasum.
 
         Raises:
             AssertionError: always.
@@ -79,14 +79,14 @@ class DeltaOptimizer(Wrapper):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accepted as with other reductions; whenever ``step()`` is called, the gradients so far count."""
+        """Accepted for compatibility; ``step()`` always uses the gradients so far."""
         self._passes_per_step = passes
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Take this rank's step, combine the changes of all ranks by Adasum, and apply the combination.
 
-        Where the combination fails, the parameters are what they were before the step; what the wrapped optimizer keeps
-        (momenta, its count of steps) has advanced.
+        If the combination fails, the parameters are as before the step, but the state of the wrapped optimizer
+        (momenta, number of steps) has advanced.
 
         Raises:
             HorovodInternalError: the ranks disagree, for instance in what is frozen, or the job has ended.
@@ -112,7 +112,7 @@ class DeltaOptimizer(Wrapper):
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
     step.hooked = True  # type: ignore[attr-defined]
-    # A scheduler need not wrap it either: it sets the mark that schedulers look for by itself.
+    # A scheduler need not wrap it either: it sets the attribute that schedulers check itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -125,8 +125,8 @@ class DeltaOptimizer(Wrapper):
 
     def _own_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         arguments = [] if closure is None else [closure]
-        # Both are there while GradScaler steps: what the gradients are multiplied by (None once they are unscaled), and
-        # whether they have overflowed.
+        # GradScaler sets both during its step: the factor of the gradients (None once they are unscaled), and whether
+        # they have overflowed.
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if not self._scales_itself and overflows is not None:
             if overflows.item():
@@ -148,7 +148,7 @@ class DeltaOptimizer(Wrapper):
             handles.append(
                 submit(
                     Kind.ALLREDUCE,
-                    # Over nothing where all is frozen: it need not be so on the other ranks, which would wait.
+                    # An empty request if all are frozen: other ranks may not have frozen them, and would wait.
                     checked(packed[parameter].tensor for parameter in bucket if parameter in packed)
                     or [torch.empty(0, device="cpu")],
                     process_set=global_process_set,
@@ -164,7 +164,7 @@ class DeltaOptimizer(Wrapper):
         return [wire.unpack(packed[parameter], self._compression) for parameter in parameters]
 
     def _buckets(self) -> list[list[torch.Tensor]]:
-        """Which parameters travel together, frozen or not: the same on all ranks, whatever each has frozen."""
+        """Which parameters share a request, frozen or not: equal on all ranks, whatever each has frozen."""
         parameters = sorted(
             (p for p in self._names if p.is_floating_point() or p.is_complex()), key=self._names.__getitem__
         )

@@ -23,8 +23,8 @@ def broadcast_parameters(
     """Overwrite tensors with those of ``root_rank``, in place.
 
     Args:
-        params: a state dict, or a list of tensors or of (name, tensor) pairs, alike on all ranks. Entries of a state
-            dict that are not tensors are ignored.
+        params: a state dict, or a list of tensors or of (name, tensor) pairs, with equal names on all ranks. Entries of
+            a state dict that are not tensors are ignored.
         root_rank: the global rank whose tensors all get.
         process_set: whose ranks take part.
 
@@ -38,8 +38,8 @@ def broadcast_parameters(
     else:
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict(), or a list of tensors")
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
-    # A tensor that is not contiguous is sent through a copy; names keep the ranks matched in either case. So is one
-    # whose conjugation or negation torch has not computed yet.
+    # A tensor that is not contiguous is sent as a copy; names match the ranks in either case. So is one whose
+    # conjugation or negation torch has not computed yet.
     copies = [(tensor, tensor.data.contiguous().resolve_conj().resolve_neg()) for _, tensor in tensors]
     handles = [
         submit_broadcast(_as_sendable(copy), root_rank, f"parameters.{name}", process_set, in_place=True)
@@ -65,7 +65,7 @@ def broadcast_optimizer_state(
     Args:
         optimizer: an optimizer of the same kind over the same parameters on all ranks.
         root_rank: the global rank whose state all get.
-        model: kept for programs that pass it; it told Horovod which embeddings are sparse.
+        model: accepted for compatibility; Horovod uses it to find sparse embeddings.
         process_set: whose ranks take part.
 
     Raises:
@@ -120,7 +120,7 @@ def broadcast_object(
     Args:
         obj: anything that cloudpickle takes; what the other ranks pass is ignored.
         root_rank: the global rank whose object all get.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
 
     Returns:
@@ -134,7 +134,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
     Args:
         obj: anything that cloudpickle takes.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
     """
     return objects.allgather_object(obj, name, process_set)
@@ -142,13 +142,13 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 @dataclass(frozen=True)
 class _TensorIndex:
-    """Where the n-th tensor stood in a state dict."""
+    """Replaces a tensor in a state dict."""
 
     index: int
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` with every tensor moved to ``tensors`` and replaced by its place."""
+    """``value`` with every tensor moved to ``tensors`` and replaced by its index."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TensorIndex(len(tensors) - 1)
@@ -171,12 +171,12 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequence[torch.device]) -> list[torch.device]:
-    """Where this rank keeps each state tensor: on its parameter's device, unless the root keeps it on another kind.
+    """The device of each state tensor on this rank: its parameter's, unless the root has it on another kind.
 
     Args:
-        state: the hollow state, by the number of the parameter.
+        state: the state without tensors, by the number of the parameter.
         kinds: the kind of device that each tensor has on the root: "cpu", "cuda".
-        devices: those of the parameters.
+        devices: the devices of the parameters.
     """
     own = {
         place: devices[number]
@@ -192,7 +192,7 @@ def _target_devices(state: dict[Any, Any], kinds: Sequence[str], devices: Sequen
 
 
 def _tensor_indices(value: Any) -> Iterator[int]:
-    """Where the tensors of a hollow value belong."""
+    """The indices of the tensors of a value."""
     if isinstance(value, _TensorIndex):
         yield value.index
     elif isinstance(value, dict):
@@ -203,7 +203,7 @@ def _tensor_indices(value: Any) -> Iterator[int]:
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], state: dict[Any, Any]) -> None:
-    """Undo what ``load_state_dict`` does to the root's state: it casts tensors to the type of the parameter."""
+    """Undo the casts of ``load_state_dict``, which gives state tensors the type of the parameter."""
     for index, entry in state.items():
         if isinstance(index, int) and parameters[index] in optimizer.state:
             optimizer.state[parameters[index]] = entry

@@ -106,14 +106,14 @@ def _wrapped(
     wrapped._reducer = GradientReducer(names, groups, passes_per_step, config, is_sparse_only)
     wrapped._should_synchronize = True
     wrapped._is_synchronized = False
-    # A copy that was unpickled before init() finds out at its first gradient that it needs a world.
+    # A copy that was unpickled before init() raises at its first gradient if there is no world then.
     if not basics.is_initialized() or (_may_reduce() and config.process_set.included()):
         wrapped._reducer.attach()
     return wrapped
 
 
 def _may_reduce() -> bool:
-    """There are other ranks, or they may come: an elastic job can begin with one."""
+    """There are other ranks, or there may be later: an elastic job can start with one."""
     return basics.size() > 1 or Settings.from_env().elastic
 
 
@@ -130,7 +130,7 @@ def _rebuilt(
 
 
 class _DistributedOptimizer(Wrapper):
-    """What is put in front of the wrapped optimizer's class."""
+    """The methods that precede those of the wrapped optimizer's class."""
 
     _reducer: GradientReducer
     _should_synchronize: bool
@@ -138,11 +138,11 @@ class _DistributedOptimizer(Wrapper):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups. Who scales or clips gradients through them waits until those are reduced."""
+        """The parameter groups. Code that scales or clips gradients through them waits until they are reduced."""
         if self._reducer.has_ready and backward.reads_gradients(sys._getframe(1)):
             self.finish_reduction()
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
-        if groups is None:  # a proxy that subclasses us, such as Lightning's, asks what it stands for
+        if groups is None:  # read by a proxy that is a subclass, such as Lightning's
             raise AttributeError("param_groups")
         return groups
 
@@ -152,7 +152,7 @@ class _DistributedOptimizer(Wrapper):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The name of each parameter, unique and equal on all ranks; programs read it of Horovod's optimizer."""
+        """The name of each parameter, unique and equal on all ranks; programs read it from Horovod's optimizer."""
         return self._reducer.index.named
 
     def finish_reduction(self) -> None:
@@ -214,7 +214,7 @@ class _DistributedOptimizer(Wrapper):
 
     # torch wraps step() of every optimizer class once, to run the step hooks; the wrapped class's step() has that.
     step.hooked = True  # type: ignore[attr-defined]
-    # A scheduler need not wrap it either: it sets the mark that schedulers look for by itself.
+    # A scheduler need not wrap it either: it sets the attribute that schedulers check itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -224,8 +224,8 @@ class _DistributedOptimizer(Wrapper):
             if isinstance(self, torch.optim.LBFGS) and self._reducer.is_attached:
                 process_set = self._reducer.config.process_set
                 value = torch.as_tensor(loss).detach().clone()
-                # A line search compares the loss with its slope along the gradients, which a sum has made larger. (The
-                # other reductions of gradients give no slope of any loss.)
+                # A line search compares the loss with its slope along the gradients, so a sum of gradients needs a sum
+                # of losses. (The other reductions of gradients are not the slope of any loss.)
                 op = ReduceOp.SUM if self._reducer.config.op == ReduceOp.SUM else ReduceOp.AVERAGE
                 return allreduce(value, name="DistributedOptimizer.loss", op=op, process_set=process_set)
             return loss
@@ -239,7 +239,7 @@ class _DistributedOptimizer(Wrapper):
             AssertionError: gradients are being reduced.
         """
         if self._reducer.is_reduced:
-            self._reducer.clear()  # the step was left out, as GradScaler does where the gradients have overflowed
+            self._reducer.clear()  # the step was skipped, as GradScaler does if gradients have overflowed
         if self._reducer.has_ready:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "

@@ -1,4 +1,4 @@
-"""The parameters of an optimizer: what the ranks call them, and which of them the user has put into one group."""
+"""The names of an optimizer's parameters, and the groups that the user has put them into."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def named(
 
 
 def names_of_last_group(optimizer: torch.optim.Optimizer, known: Container[torch.Tensor]) -> dict[torch.Tensor, str]:
-    """Names for the parameters of the last group that have none yet."""
+    """Names for the unnamed parameters of the last group."""
     index = len(optimizer.param_groups) - 1
     parameters = enumerate(optimizer.param_groups[index]["params"])
     return {parameter: f"noname.{index}.{i}" for i, parameter in parameters if parameter not in known}

@@ -69,14 +69,14 @@ class GradientReducer:
         self._hooks = GradientHooks(self)
         self._step = Step(self.index, config, is_sparse_only, passes_per_step)
         self._engine: Callable[[], Engine | None] = lambda: None
-        #: Not all ranks were at the end of the step at the latest agreement: all agree once more there.
+        #: At the latest agreement not all ranks were at the end of the step, so all agree again there.
         self._needs_layout = False
-        #: Steps so far, for errors.
+        #: Number of steps so far, for errors.
         self._num_steps = 0
         #: Parameters that re-entrant checkpoints accumulate several times in one backward pass.
         self._repeated: set[int] = set()
         self._is_reduced = False
-        #: The gradients at the end of a backward pass that left some of them to the step.
+        #: The gradients at the end of a backward pass that did not complete all of them.
         self._versions: dict[int, GradientVersion] = {}
         # For the timeline: when the first and the latest gradient came.
         self._begun_s = self._latest_s = 0.0
@@ -95,12 +95,12 @@ class GradientReducer:
 
     @property
     def has_ready(self) -> bool:
-        """Gradients wait for the step, and may be on their way."""
+        """Gradients are ready for the step; they may be in flight already."""
         return bool(self._step.ready)
 
     @property
     def is_reduced(self) -> bool:
-        """They were reduced already, because somebody was about to use them."""
+        """The gradients of this step were reduced early, because other code was about to use them."""
         return self._is_reduced
 
     def attach(self) -> None:
@@ -108,7 +108,7 @@ class GradientReducer:
         self._hooks.attach(self.index.parameters)
 
     def add(self, names: dict[torch.Tensor, str]) -> None:
-        """Take in more parameters; all ranks do so at the same step."""
+        """Add parameters; all ranks do so at the same step."""
         self.index = ParameterIndex(self.index.named | names, self.index.groups)
         self._step = Step(self.index, self.config, self._is_sparse_only, self.passes_per_step)
         self._repeated.clear()
@@ -133,11 +133,11 @@ class GradientReducer:
             self._num_steps += 1
 
     def finish(self) -> None:
-        """Reduce what there is; the step is not over.
+        """Reduce the gradients so far; the step is not over.
 
         Raises:
-            GradientChangedError: a gradient was changed after the backward pass although it was not reduced yet, or
-                gradients that had been reduced were changed together with such.
+            GradientChangedError: a gradient was changed after the backward pass and before it was reduced, possibly
+                together with gradients that had been reduced.
             HorovodInternalError: the ranks disagree, or the job has ended.
         """
         if not self.is_attached or self._is_reduced:
@@ -150,7 +150,7 @@ class GradientReducer:
         self._is_reduced = bool(self._step.ready)
 
     def reset(self) -> None:
-        """Forget the gradients that are on their way."""
+        """Forget the gradients in flight."""
         self._step.transfers.discard()
         try:
             # If the world has ended, an elastic job continues with the state that is loaded now.
@@ -222,7 +222,7 @@ class GradientReducer:
     def _enter_world(self) -> None:
         engine = running_engine()
         if self._engine() is not engine:
-            # A plan holds for one world: the new ranks of an elastic job know nothing of it.
+            # A plan is valid for one world: the new ranks of an elastic job do not know it.
             self._engine = weakref.ref(engine)
             self._step.agreed_plan = None
 
@@ -232,9 +232,9 @@ class GradientReducer:
         self._step.begin()
 
     def _starts_new_step(self, number: int, parameter: torch.Tensor) -> bool:
-        """An unexpected gradient comes: True if it is the first of a new step, False if it counts already."""
+        """For an unexpected gradient: True if it is the first of a new step, False if it was counted already."""
         if self._is_reduced:
-            # The step was left out, as GradScaler does where the gradients have overflowed.
+            # The step was skipped, as GradScaler does if gradients have overflowed.
             self.clear()
             return True
         if in_checkpoint() and (self._step.agreed_plan is None or number in self._repeated):
@@ -255,7 +255,7 @@ class GradientReducer:
             self._discard_step()
             return True
         if self._step.ready.get(number) is not parameter.grad:
-            # The user has cleared the gradients, not through the optimizer: another model's loss has made them (a GAN).
+            # The user has cleared the gradients without the optimizer: another model's loss has made them (a GAN).
             self._discard_step()
             return True
         raise AssertionError(
@@ -278,11 +278,11 @@ class GradientReducer:
     def _agree_on_layout(self, *, is_last: bool) -> GradientLayout:
         """Agree with the other ranks on a plan, or on what this step adds to it.
 
-        Ranks may see new gradients at the ends of different backward passes, and all must take the same number of
-        layouts. So whatever happens before, each rank takes further ones in ``step()`` until all are there.
+        Ranks may see new gradients at the ends of different backward passes, but all must agree equally often. So each
+        rank continues to agree in ``step()`` until all ranks are there.
         """
         step, plan = self._step, self._step.plan
-        # What a re-entrant checkpoint accumulates repeatedly is known to be whole at the end only.
+        # Gradients that re-entrant checkpoints accumulate repeatedly are complete only at the end.
         ready = sorted(step.ready, key=lambda number: number in self._repeated)
         layout = agree_on_layout(
             self.index.gradients(self.config.keeps_sparse, step.last_passes, step.ready),
@@ -315,7 +315,7 @@ class GradientReducer:
             step.send_due(step.plan)
 
     def _send_rest(self) -> None:
-        """Send what is not on its way yet; a gradient that this rank did not compute takes part as zeros."""
+        """Send what was not sent yet; a gradient that this rank did not compute takes part as zeros."""
         step = self._step
         if not step.ready:
             self._enter_world()
@@ -352,7 +352,7 @@ class GradientReducer:
     # ---- what the user must not do ----------------------------------------------------------------------------------
 
     def _require_unchanged(self) -> None:
-        """Check that gradients that still have to be reduced, or such and reduced ones, are what autograd has left."""
+        """Check that no gradient was changed that is not reduced yet, or that is ready or sent in this step."""
         if not self._versions:
             return
         changed = [n for n, version in self._versions.items() if not version.matches(self.index.parameters[n])]

@@ -1,4 +1,4 @@
-"""Tensors in the memory that the workers of one host share: an allreduce in place copies nothing of them."""
+"""Tensors in the shared memory of one host: an allreduce in place does not copy them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hvd_cluster.engine.submission import running_engine
 
 
 def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of undefined content that lives in shared memory, where the workers share any.
+    """A tensor of undefined content in shared memory, if the workers share memory.
 
     ``allreduce_`` and its relatives with a name in place work on such tensors where they are, if the tensor of every
-    rank is one (or a contiguous part of one). That pays for large tensors: two to three times the speed at 100 MB,
-    little below 16 MB. It is an ordinary tensor otherwise: some workers are on other hosts,
-    ``HOROVOD_SHARED_MEMORY=0``, or there is only one worker. Memory is taken at the call, and given
-    back with the last reference; the tensor stays usable after ``shutdown()``.
+    rank is one (or a contiguous part of one). This helps with large tensors: two to three times the speed at 100 MB,
+    little below 16 MB. The result is an ordinary tensor if some workers are on other hosts, with
+    ``HOROVOD_SHARED_MEMORY=0``, or if there is only one worker. Memory is allocated at the call and freed with the last
+    reference; the tensor stays valid after ``shutdown()``.
 
-    What moves a tensor off the shared memory, so that it is copied again, and nothing else changes: ``.to()``,
+    These move a tensor out of shared memory, so that it is copied again; nothing else changes: ``.to()``,
     ``.clone()``, ``.share_memory_()``, a ``torch.multiprocessing`` queue, pickling, ``set_()``, and assigning a new
     tensor in its place, as ``zero_grad(set_to_none=True)`` does to ``p.grad``.
 

@@ -28,10 +28,10 @@ def poll(handle: int) -> bool:
     """True when the operation is done, so that :func:`synchronize` will not block.
 
     Raises:
-        ValueError: the handle is not open: it was synchronized already, or never given out.
+        ValueError: the handle is not open: it was synchronized already, or never returned.
     """
     if handle not in _handles:
-        raise ValueError(f"{handle!r} is not the handle of an operation under way")
+        raise ValueError(f"{handle!r} is not the handle of a pending operation")
     return _handles[handle].done
 
 
@@ -47,7 +47,7 @@ def synchronize(handle: int) -> Any:
     try:
         result = entry.wait()
     except BaseException as error:  # raised again
-        # Ctrl-C, or what a signal's handler raises, ends the wait only: the operation still owns the tensors.
+        # Ctrl-C, or what a signal handler raises, ends only the wait: the operation still owns the tensors.
         if error is entry.error:
             _handles.pop(handle, None)
         raise
@@ -92,10 +92,10 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
     if tensor.is_neg():
-        raise ValueError("Tensor is the negated view of another one, and has to be its own: use tensor.resolve_neg()")
+        raise ValueError("Tensor is a negated view of another tensor: use tensor.resolve_neg()")
     if tensor.is_inference():
-        # It may be written in inference mode only, where the engine is not: take another one over its memory.
+        # It can only be written in inference mode, which the engine does not use: take another tensor over its memory.
         with torch.inference_mode(False):
             return torch.from_dlpack(tensor)  # type: ignore[attr-defined]
-    # .data and not .detach(): an in-place result must not count as a change that autograd objects to.
+    # .data and not .detach(): autograd must not treat an in-place result as a forbidden change.
     return tensor.data

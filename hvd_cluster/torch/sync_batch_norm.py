@@ -20,15 +20,15 @@ from hvd_cluster.engine.submission import next_number, num_members
 from hvd_cluster.torch.collectives.allgather import allgather
 from hvd_cluster.torch.collectives.allreduce import allreduce
 
-#: At most one of these is under way in a rank, and the next rank is at most one behind; few names stay in the cache.
+#: A rank has at most one of these in flight, and other ranks are at most one behind, so a few names are enough.
 _NUM_NAMES = 4
 
 
 class SyncBatchNorm(_BatchNorm):
-    """``torch.nn.BatchNorm`` whose statistics, in training, are those of all ranks' batches as one.
+    """``torch.nn.BatchNorm`` whose statistics, in training, are those of the batches of all ranks together.
 
     The gradients of weight and bias are this rank's share, like those of all other parameters:
-    ``DistributedOptimizer`` brings them together. In evaluation mode, and in a world of one, it is plain batch
+    ``DistributedOptimizer`` reduces them. In evaluation mode, and in a world of one, it is plain batch
     normalisation. Parameters and state dict are those of ``torch.nn.BatchNorm``.
 
     Args:
@@ -37,13 +37,13 @@ class SyncBatchNorm(_BatchNorm):
         momentum: share of the new statistics in the running ones; None averages over all batches so far.
         affine: multiply by a weight and add a bias, each of shape (C,).
         track_running_stats: keep running statistics for evaluation.
-        device: where the parameters live.
+        device: of the parameters.
         dtype: their element type.
         process_set: whose ranks share their statistics.
 
     Raises:
-        ValueError: at a call, the input has fewer than two dimensions, or all ranks together have one value per
-            channel only.
+        ValueError: at a call, the input has fewer than two dimensions, or all ranks together have only one value per
+            channel.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SyncBatchNorm(_BatchNorm):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
-        # A copy of a module, or one that is loaded in another process, still means that process's global set.
+        # A copy of a module, or one that is loaded in another process, uses that process's global set.
         self._process_set = None if process_set is global_process_set else process_set
 
     @property
@@ -211,7 +211,7 @@ def _reduced(sums: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
 
 
 def _name(pass_: str, tensor: torch.Tensor, process_set: ProcessSet) -> str:
-    """A name that comes again with the same shape: what was agreed on once is agreed on faster."""
+    """A name that repeats with the same shape, because requests seen before are negotiated faster."""
     family = f"sync_batch_norm.{pass_}.{tensor.shape[1]}.{tensor.dtype}"
     serial = next_number(process_set, family)
     return f"{family}.{serial._replace(number=serial.number % _NUM_NAMES)}"

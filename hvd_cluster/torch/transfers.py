@@ -1,4 +1,4 @@
-"""Gradients on their way: each request remembers where its results belong."""
+"""The requests of one step, and where their results belong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hvd_cluster.torch.submission import checked
 
 
 class GradientVersion(NamedTuple):
-    """A gradient as it was at some time; another one, or a changed one, does not match."""
+    """A gradient and its version at some time; a replaced or changed gradient does not match."""
 
     gradient: torch.Tensor | None
     version: int
@@ -31,23 +31,23 @@ class GradientVersion(NamedTuple):
         return cls(gradient, 0 if gradient is None else gradient._version)
 
     def matches(self, parameter: torch.Tensor) -> bool:
-        """Since then the gradient was neither replaced nor written by anything but a reduction."""
+        """Since then the gradient was not replaced, and only a reduction has written it."""
         gradient = parameter.grad
         return gradient is self.gradient and (gradient is None or gradient._version == self.version)
 
 
 @dataclass(eq=False)
 class _Sent:
-    """A request under way."""
+    """A request in flight."""
 
     name: str
     wait: Callable[[], Any]
     parameters: Sequence[torch.Tensor]
-    #: What each parameter's gradient was when it was sent.
+    #: Each parameter's gradient when it was sent.
     versions: Sequence[GradientVersion]
     #: What was sent for each parameter; None for a sparse gradient.
     packed: list[wire.PackedGradient] | None
-    #: What was done to them.
+    #: How they were compressed.
     compression: type[Compressor]
     #: False if the gradients were discarded: the other ranks wait for the request, but its result is not used.
     is_wanted: bool
@@ -58,14 +58,14 @@ class Transfers:
 
     Args:
         config: how gradients travel.
-        is_sparse_only: the optimizer takes sparse gradients only; what travelled as dense is made sparse again.
+        is_sparse_only: the optimizer takes sparse gradients only; dense results are made sparse again.
     """
 
     def __init__(self, config: ReductionConfig, is_sparse_only: bool) -> None:
         self._config = config
         self._is_sparse_only = is_sparse_only
         self._sent: list[_Sent] = []
-        #: Names of the requests that have failed because the ranks had sent different things; the same on all ranks.
+        #: Names of the requests that have failed because the ranks had sent different things; equal on all ranks.
         self.mismatched: list[str] = []
         #: Parameters whose gradients were changed or replaced while they were being reduced.
         self.changed: list[torch.Tensor] = []
@@ -79,19 +79,19 @@ class Transfers:
         members: int = -1,
         is_wanted: bool = True,
     ) -> None:
-        """Reduce the dense gradients of some parameters in place; zeros stand in for those that are not there.
+        """Reduce the dense gradients of some parameters in place; a missing gradient counts as zeros.
 
         Args:
-            name: what the ranks are matched by.
-            parameters: whose gradients. Without any the request is made all the same, over nothing: other ranks may not
-                have frozen what this one has, and would wait for it.
-            labels: what the timeline calls them.
-            members: a number that says which parameters these are, where the name does not.
-            is_wanted: False sends zeros, and leaves the gradients alone.
+            name: matches the call with those of the other ranks.
+            parameters: those of the gradients. If there are none, an empty request is made, because other ranks may not
+                have frozen these parameters and would wait for it.
+            labels: the names in the timeline.
+            members: a number that identifies the parameters if the name does not.
+            is_wanted: False sends zeros and does not change the gradients.
         """
         config = self._config
         gradients = [_dense(parameter) if is_wanted else torch.zeros_like(parameter) for parameter in parameters]
-        # What is a conversion and no more is left to the engine: it converts while it copies.
+        # A compression that only converts is left to the engine, which converts while it copies.
         wire_dtype = wire_of(config.compression)
         compression = config.compression if wire_dtype is None else Compression.none
         packed = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
@@ -113,7 +113,7 @@ class Transfers:
         self._sent.append(_Sent(name, handle.wait, parameters, versions, packed, compression, is_wanted))
 
     def send_sparse(self, name: str, parameter: torch.Tensor, sparse_dim: int, *, is_wanted: bool = True) -> None:
-        """Gather the sparse gradient of a parameter; without one this rank has no entries."""
+        """Gather the sparse gradient of a parameter; without a gradient this rank has no entries."""
         config = self._config
         gradient = parameter.grad if is_wanted else None
         if gradient is None:
@@ -140,10 +140,10 @@ class Transfers:
             sent.is_wanted = False
 
     def wait(self, but: Container[str] = ()) -> None:
-        """Wait for all requests but those of some names, and put their results in place.
+        """Wait for all requests except those named in ``but``, and write their results to the gradients.
 
         Raises:
-            HorovodInternalError: the first error; raised when none of them is under way any more.
+            HorovodInternalError: the first error; raised when none of them is in flight any more.
         """
         error: HorovodInternalError | None = None
         self.mismatched = []
@@ -162,7 +162,7 @@ class Transfers:
             raise error
 
     def clear(self) -> None:
-        """Forget what is under way."""
+        """Forget the requests in flight."""
         self._sent.clear()
         self.changed.clear()
 
@@ -179,7 +179,7 @@ class Transfers:
         for parameter, each in zip(sent.parameters, sent.packed, strict=True):
             gradient = wire.unpack(each, sent.compression)
             if parameter.grad is None:
-                # Frozen on this rank: where it is so on the others too, zeros would move it by its momentum.
+                # Frozen on this rank: if it is frozen on the others too, zeros would move it by its momentum.
                 if parameter.requires_grad or gradient.any():
                     parameter.grad = gradient
             elif parameter.grad.is_sparse:

@@ -1,4 +1,4 @@
-"""A gradient on its way: compressed, contiguous, real, on the device of its bucket; and back into its own form."""
+"""Packing of gradients: compressed, contiguous, real and on the device of their bucket; and the inverse."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hvd_cluster.torch.compression import Compressor
 
 
 class PackedGradient(NamedTuple):
-    """What is sent for one gradient, and what it takes to undo the packing."""
+    """The tensor that is sent for a gradient, and what undoes the packing."""
 
-    #: Contiguous; it is the gradient's own memory where that can be sent as it is.
+    #: Contiguous; the gradient's own memory if that can be sent as it is.
     tensor: torch.Tensor
     context: Any
     is_complex: bool
@@ -21,8 +21,8 @@ class PackedGradient(NamedTuple):
 
 
 def pack(gradient: torch.Tensor, compression: type[Compressor], device: torch.device) -> PackedGradient:
-    """Make a dense gradient fit to be sent from ``device``, without a copy if it is."""
-    # Autograd leaves v.conj()'s gradient as a view that conjugates, whose memory holds other numbers.
+    """Prepare a dense gradient to be sent from ``device``, without a copy if possible."""
+    # Autograd leaves the gradient of v.conj() as a conjugated view, whose memory holds other numbers.
     gradient = gradient.resolve_conj().resolve_neg()
     is_complex = gradient.is_complex()
     tensor, context = compression.compress(torch.view_as_real(gradient) if is_complex else gradient)
@@ -44,7 +44,7 @@ def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tu
     gradient = gradient.coalesce()
     own = gradient.values()
     values, context = compression.compress(own)
-    if values is own:  # and not only of the same type: a compressor may as well scale, or round
+    if values is own:  # compare identity, not the type: a compressor may scale or round
         return gradient, context
     packed = torch.sparse_coo_tensor(
         gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False
@@ -53,7 +53,7 @@ def compress_sparse(gradient: torch.Tensor, compression: type[Compressor]) -> tu
 
 
 def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], context: Any) -> torch.Tensor:
-    """The inverse of :func:`compress_sparse`; entries that several ranks had still stand there several times."""
+    """The inverse of :func:`compress_sparse`; entries of several ranks still occur several times."""
     own = gradient._values()
     values = compression.decompress(own, context)
     if values is own:
@@ -62,7 +62,7 @@ def decompress_sparse(gradient: torch.Tensor, compression: type[Compressor], con
 
 
 def empty(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """A gradient of zeros: dense, or without any entry where ``sparse_dim`` is not 0."""
+    """A gradient of zeros: dense, or sparse without entries if ``sparse_dim`` is not 0."""
     if not sparse_dim:
         return torch.zeros_like(parameter)
     indices = torch.zeros(sparse_dim, 0, dtype=torch.int64, device=parameter.device)

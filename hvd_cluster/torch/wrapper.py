@@ -1,4 +1,4 @@
-"""An optimizer with our methods in front of its own, which shares everything with the one that it wraps."""
+"""Wrapping an optimizer: a subclass whose methods come first, sharing all state with the original."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ else:
 
 
 def wrap(optimizer: torch.optim.Optimizer, methods: type[Wrapper]) -> Any:
-    """An instance of a subclass of ``optimizer``'s class, of the same name, with ``methods`` in front."""
+    """An instance of a subclass of ``optimizer``'s class with the same name, in which ``methods`` come first."""
     keep_untraced()
     cls: Any = type(type(optimizer).__name__, (methods, type(optimizer)), {})
     wrapped = cls.__new__(cls)
-    # Instance attributes are shared, but not the step() that a scheduler has put in front of the original's own.
+    # Instance attributes are shared, except the step() with which a scheduler has replaced the original's.
     wrapped.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")})
     wrapped._original = weakref.ref(optimizer)
     return wrapped
 
 
 def unwrapped(plain_class: type[torch.optim.Optimizer], state: dict[str, Any]) -> torch.optim.Optimizer:
-    """What :meth:`Wrapper.plain` describes, as an optimizer that can be wrapped again."""
+    """The optimizer that :meth:`Wrapper.plain` describes, to be wrapped again."""
     optimizer = plain_class.__new__(plain_class)
     optimizer.__setstate__(state)
     return optimizer
 
 
 class Wrapper(_Base):
-    """What every wrapped optimizer owes to those who hold the original."""
+    """Keeps the original optimizer valid for code that holds it."""
 
     #: The optimizer that was wrapped; schedulers may hold it.
     _original: Callable[[], torch.optim.Optimizer | None]
 
     def mark_stepped(self) -> None:
-        """Leave the mark that a scheduler looks for, of this optimizer or of the original."""
+        """Set the attribute that schedulers of this optimizer or of the original check."""
         for stepped in (self, self._original()):
             if stepped is not None:
                 stepped._opt_called = True  # type: ignore[attr-defined]
@@ -50,10 +50,10 @@ class Wrapper(_Base):
         """Load the state of this optimizer or of an unwrapped one."""
         super().load_state_dict(state_dict)
         original = self._original()
-        if original is not None:  # schedulers that hold it act on the groups that are in use
+        if original is not None:  # schedulers that hold it must change the groups in use
             original.param_groups, original.state = self.param_groups, self.state
 
     def plain(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class and the state of the optimizer inside, for a copy: our own class has no name to import."""
+        """The class and the state of the wrapped optimizer, for copies: this class cannot be imported by name."""
         mro: tuple[Any, ...] = type(self).__mro__[1:]
         return next(base for base in mro if not issubclass(base, Wrapper)), self.__getstate__()

@@ -1,4 +1,4 @@
-"""Allgather of one tensor or of a group: every rank gets all ranks' tensors, one below the other."""
+"""Allgather of one tensor or of a group: every rank gets all ranks' tensors, concatenated along the first dimension."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def allgather(
 
     Args:
         tensor: shape (rows, ...); ``rows`` may differ between ranks and be 0, the rest is equal on all of them.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         ignore_name_scope: leave the name scope of the graph out of the name.
         process_set: whose ranks take part.
 

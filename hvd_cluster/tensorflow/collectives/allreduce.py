@@ -46,7 +46,7 @@ def allreduce(
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies it afterwards, together with Average's division. Integers are scaled in float64
             and truncated.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
         ignore_name_scope: leave the name scope of the graph out of the name.
 

@@ -28,7 +28,7 @@ def alltoall(
     Args:
         tensor: shape (rows, ...); ``rows`` may differ between ranks, the rest is equal on all of them.
         splits: int32 of shape (ranks,): how many rows go to each rank. Without it the rows are split equally.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         ignore_name_scope: leave the name scope of the graph out of the name.
         process_set: whose ranks take part.
 

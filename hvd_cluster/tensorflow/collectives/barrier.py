@@ -34,7 +34,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
     Args:
         process_set: whose ranks take part.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
 
     Returns:
         None; in a v1 graph the operation that waits.

@@ -31,7 +31,7 @@ def broadcast(
     Args:
         tensor: any shape; equal shape and type on all ranks.
         root_rank: the global rank whose tensor all get; it belongs to the process set.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         ignore_name_scope: leave the name scope of the graph out of the name.
         process_set: whose ranks take part.
 
@@ -73,7 +73,7 @@ def broadcast_(
     Args:
         variables: a variable of TensorFlow or Keras, or several; alike on all ranks.
         root_rank: the global rank whose values all get.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
 
     Returns:

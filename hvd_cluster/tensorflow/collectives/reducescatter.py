@@ -33,12 +33,12 @@ def reducescatter(
     """Reduce a tensor over all ranks and keep this rank's rows of the result.
 
     Args:
-        tensor: shape (rows, ...), equal on all ranks. The rows are dealt to the ranks in order and as equally as can
+        tensor: shape (rows, ...), equal on all ranks. The rows are assigned to the ranks in order and as equally as can
             be; the first ``rows % ranks`` ranks get one more.
         device_dense: accepted, and without effect.
         compression: how the tensor travels.
         op: Average or Sum.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
         ignore_name_scope: leave the name scope of the graph out of the name.
         prescale_factor: multiplies the tensor before the reduction.

@@ -29,7 +29,7 @@ def allreduce(
     Args:
         tensor: any shape; equal shape and type on all ranks. bool, 8- to 64-bit integers and 16- to 64-bit floats.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         compression: how the tensor travels.
         op: Average (the default), Sum, Min, Max or Product.
         prescale_factor: multiplies the tensor before the reduction.

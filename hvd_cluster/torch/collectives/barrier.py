@@ -1,4 +1,4 @@
-"""Join and barrier: the collectives that move no tensor of the caller's."""
+"""Join and barrier: the collectives without tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_cluster.engine.submission import running_engine, submit
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has run out of data; blocks until all ranks have.
+    """Announce that this rank has run out of data; blocks until all ranks have.
 
     Until then this rank changes no sum, minimum, maximum or product of the others' allreduces; an average still divides
     by all ranks. Unnamed operations are numbered from 0 again afterwards.
@@ -28,5 +28,5 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Block until every rank has come here. Operations submitted before are not waited for."""
+    """Block until every rank has called this. Does not wait for operations submitted before."""
     submit(Kind.BARRIER, [], process_set=process_set, is_waited_for=True).wait()

@@ -23,7 +23,7 @@ def broadcast(
     Args:
         tensor: any shape; equal shape and type on all ranks.
         root_rank: the global rank whose tensor all get; it belongs to the process set.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         process_set: whose ranks take part.
 
     Returns:

@@ -28,9 +28,9 @@ def reducescatter(
     """Reduce a tensor over all ranks and keep this rank's rows of the result.
 
     Args:
-        tensor: shape (rows, ...), equal on all ranks. The rows are dealt to the ranks in order, as equally as can be;
-            the first ``rows % ranks`` ranks get one more.
-        name: what the ranks are matched by.
+        tensor: shape (rows, ...), equal on all ranks. Each rank gets about as many rows, in the order of the ranks; the
+            first ``rows % ranks`` ranks get one more.
+        name: matches the call with those of the other ranks.
         compression: how the tensor travels.
         op: Average or Sum.
         process_set: whose ranks take part.

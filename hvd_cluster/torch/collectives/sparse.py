@@ -1,4 +1,4 @@
-"""Allreduce of sparse tensors: the entries of all ranks are gathered, not added up."""
+"""Allreduce of sparse tensors: the entries of all ranks are gathered, not added."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def sparse_allreduce_async(
     op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Begin to sum or average a sparse tensor over all ranks.
+    """Start to sum or average a sparse tensor over all ranks.
 
     Args:
         tensor: a COO tensor, of equal shape on all ranks; the number of its entries may differ.
-        name: what the ranks are matched by.
+        name: matches the call with those of the other ranks.
         op: Average or Sum.
         process_set: whose ranks take part.
 
     Returns:
-        A function that waits and returns the sparse result. Entries that several ranks had stand in it several times:
-        call ``coalesce()`` to add them up.
+        A function that waits and returns the sparse result. An entry of several ranks occurs several times in it: call
+        ``coalesce()`` to add them.
 
     Raises:
         ValueError: ``op`` is neither Average nor Sum, bool is to be averaged, or the values cannot be sent.
@@ -39,9 +39,9 @@ def sparse_allreduce_async(
         raise ValueError(f"sparse_allreduce supports op=hvd.Average and op=hvd.Sum, not {ReduceOp(op).name}")
     check_reduction([tensor], op, 1.0, 1.0, process_set)
     tensor = tensor.coalesce()
-    # Indices have the shape (dimensions, entries), and the entries of all ranks are to be joined.
+    # Indices have the shape (dimensions, entries); the entries of all ranks are concatenated.
     entries = [tensor.indices().t().contiguous(), tensor.values().contiguous()]
-    # One request for both: where the values cannot be sent, the indices are not left on their way.
+    # One request for both: if the values cannot be sent, the indices are not sent either.
     handle = submit(
         Kind.ALLGATHER,
         checked(entries),

@@ -1,4 +1,4 @@
-"""Which samples of a dataset this worker takes, in an epoch whose workers may change."""
+"""The samples of a dataset for this worker, in an epoch whose workers may change."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num = 0
         self.rank = 0
         self.num_replicas = 1
-        #: The samples that are left to all workers together, in order.
+        #: The remaining samples of all workers together, in order.
         self.remaining_indices: list[int] = []
-        #: Those of them that are this worker's.
+        #: Those of this worker.
         self.indices: list[int] = []
         self.reset()
 
@@ -53,13 +53,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to that place, and deal what is left there to the present workers."""
+        """Restore the position, and assign the remaining samples to the present workers."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deal the samples that are left to the workers that there are now."""
+        """Assign the remaining samples to the present workers."""
         if basics.is_initialized():
             self.rank, self.num_replicas = basics.rank(), basics.size()
         order = epoch_order(len(self.dataset), shuffle=self.shuffle, seed=self.seed, epoch=self.epoch)

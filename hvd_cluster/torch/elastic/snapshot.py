@@ -1,4 +1,4 @@
-"""Copies of state dicts that reuse the memory of the copy before: a commit costs a copy and no allocation."""
+"""Copies of state dicts that reuse the memory of the previous copy: a commit allocates nothing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class StateHandler:
         self.save()
 
     def save(self) -> None:
-        """Keep a copy of the object's state dict, in the memory of the copy before."""
+        """Keep a copy of the object's state dict, reusing the memory of the previous copy."""
         self._saved = copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
@@ -33,14 +33,14 @@ class StateHandler:
         self.value.load_state_dict(copied(self._saved))
 
     def sync(self) -> None:
-        """Take over rank 0's state, and save it."""
+        """Load rank 0's state, and save it."""
         raise NotImplementedError(f"{type(self).__name__} does not implement sync()")
 
     def reset(self) -> None:
         """Adapt to a new world."""
 
     def set_value(self, value: Any) -> None:
-        """Take care of another object from now on."""
+        """Handle another object from now on."""
         self.value = value
         self.save()
 
@@ -63,11 +63,11 @@ class OptimizerStateHandler(StateHandler):
         try:
             self.value.load_state_dict(copied(self._saved))
         except HorovodInternalError:
-            # Gradients were on their way when the world broke; now they are forgotten.
+            # Forget the gradients that were being reduced when the world broke.
             self.value.load_state_dict(copied(self._saved))
         for group in self.value.param_groups:
             for parameter in group["params"]:
-                parameter.grad = None  # of the step that did not come about
+                parameter.grad = None  # of the unfinished step
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -75,7 +75,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class PacerStateHandler(StateHandler):
-    """A learning rate scheduler or a GradScaler: a copy of it would act on a copy of the optimizer."""
+    """A learning rate scheduler or a GradScaler; a copy of it would act on a copy of the optimizer."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
@@ -99,17 +99,17 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which class is taken care of by which handler; the first that fits counts."""
+    """The handler of each class; the first that fits is used."""
     return _registry
 
 
 def set_handler_registry(registry: Iterable[tuple[type, type[StateHandler]]]) -> None:
-    """Replace the table of :func:`get_handler_registry`, for states that are made from now on."""
+    """Replace the table of :func:`get_handler_registry` for new states."""
     _registry[:] = registry
 
 
 class TorchState(ObjectState):
-    """What a torch training function must not lose.
+    """The state that a torch training function must not lose.
 
     Assigning to an attribute that has a handler hands the new object to the handler, which saves it.
 
@@ -143,25 +143,25 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def save(self) -> None:
-        """Copy everything into memory: models and optimizers on their own devices, into the copies of last time."""
+        """Copy everything in memory: models and optimizers on their own devices, into the previous copies."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last; gradients are cleared."""
+        """Restore what was saved last; gradients are cleared."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Make everything that of rank 0, and save it."""
+        """Replace everything by the state of rank 0, and save it."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """Deal the samples that are left to the workers of the new world."""
+        """Assign the remaining samples to the workers of the new world."""
         for handler in self._handlers.values():
             handler.reset()
 
