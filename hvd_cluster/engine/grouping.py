@@ -55,8 +55,8 @@ def group_indices(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[H
         return [list(range(start, end)) for start, end in pairwise(bounds)]
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
         raise ValueError(f"groups should be a non-negative integer or a list of lists of variables, not {groups!r}")
-    place = {key: index for index, key in enumerate(keys)}
-    resolved = [[place[key] for key in group if key in place] for group in groups]
+    index_of = {key: index for index, key in enumerate(keys)}
+    resolved = [[index_of[key] for key in group if key in index_of] for group in groups]
     if len({index for group in resolved for index in group}) < sum(map(len, resolved)):
         raise ValueError("a variable can only appear once in groups")
     return resolved

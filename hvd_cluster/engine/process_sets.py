@@ -94,8 +94,8 @@ def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = No
     Raises:
         ValueError: an entry repeats the ranks of another one, or contains a rank that does not exist.
     """
-    everybody = tuple(range(world_size))
-    table = {0: everybody}
+    all_ranks = tuple(range(world_size))
+    table = {0: all_ranks}
     for process_set in process_sets:
         for ranks in _parts(process_set, comm):
             if not ranks or ranks[-1] >= world_size or ranks[0] < 0:
@@ -108,7 +108,7 @@ def register(process_sets: Sequence[ProcessSet], world_size: int, comm: Any = No
     ids = {ranks: id for id, ranks in table.items()}
     for process_set in process_sets:
         process_set.process_set_id = ids[tuple(process_set.ranks or ())]
-    global_process_set.ranks = list(everybody)
+    global_process_set.ranks = list(all_ranks)
     return table
 
 

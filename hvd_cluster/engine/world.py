@@ -108,9 +108,9 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             host_keys = [member["host_key"] for member in members]
             local_indices = [(member["local_rank"], member["local_size"]) for member in members]
             if topology.world:  # a subset of the launcher's ranks: its local indices also count others
-                everybody = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
-                local_indices = [(one.local_rank, one.local_size) for one in everybody]
-                topology = everybody[topology.rank]
+                all_ranks = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
+                local_indices = [(one.local_rank, one.local_size) for one in all_ranks]
+                topology = all_ranks[topology.rank]
             elif topology.launcher != "hvd_cluster":  # other launchers may give a rank too little information
                 topology = topology.crossed([local_rank for local_rank, _ in local_indices])
             tree_position = tree.tree_positions(host_keys)[topology.rank]

@@ -36,10 +36,10 @@ def _keep_gradient(operation: Any) -> None:
     gradient = operation._gradient_function = entry["type"]
     found = weakref.ref(gradient)
 
-    def of_a_graph_that_lives(operation: Any, *slopes: Any) -> Any:
+    def of_a_graph_that_lives(operation: Any, *gradients: Any) -> Any:
         its_gradient = found()
         if its_gradient is None:
             raise LookupError("the graph that this operation was copied from is gone, and its gradient with it")
-        return its_gradient(operation, *slopes)
+        return its_gradient(operation, *gradients)
 
     entry["type"] = of_a_graph_that_lives

@@ -87,9 +87,9 @@ class GradientReducer:
         config = self.config
         if config.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise NotImplementedError(f"op={config.op.name} of tf.IndexedSlices: use sparse_as_dense=True")
-        its_label = None if tf.executing_eagerly() else label(f"{name}.sparse", gradients[0].values)
+        request_name = None if tf.executing_eagerly() else label(f"{name}.sparse", gradients[0].values)
         average = config.op == ReduceOp.AVERAGE
-        return sparse_sum(gradients, config.process_set, its_label, average=average, compression=config.compression)
+        return sparse_sum(gradients, config.process_set, request_name, average=average, compression=config.compression)
 
 
 def variable_key(variable: Any) -> int:

@@ -30,7 +30,7 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """``hvd.allreduce`` that sums unless told otherwise, and does not compress."""
+    """``hvd.allreduce`` that sums by default, and does not compress."""
     return allreduce(
         tensor,
         op=op,
@@ -51,7 +51,7 @@ def _grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """``hvd.grouped_allreduce`` that sums unless told otherwise, and does not compress."""
+    """``hvd.grouped_allreduce`` that sums by default, and does not compress."""
     return grouped_allreduce(
         tensors,
         op=op,
@@ -72,7 +72,7 @@ def _reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """``hvd.reducescatter`` that sums unless told otherwise, and does not compress."""
+    """``hvd.reducescatter`` that sums by default, and does not compress."""
     return reducescatter(
         tensor,
         op=op,
@@ -93,7 +93,7 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """``hvd.grouped_reducescatter`` that sums unless told otherwise, and does not compress."""
+    """``hvd.grouped_reducescatter`` that sums by default, and does not compress."""
     return grouped_reducescatter(
         tensors,
         op=op,

@@ -118,7 +118,7 @@ def _begun_and_awaited(
             engine = running_engine()
         with _lock:
             # A run that failed in between never waits for its calls: drop them with their world.
-            for left in [number for number, (its_engine, _) in _under_way.items() if its_engine is not engine]:
+            for left in [number for number, (engine_, _) in _under_way.items() if engine_ is not engine]:
                 del _under_way[left]
             number = next(_next_id)
             _under_way[number] = engine, waitable

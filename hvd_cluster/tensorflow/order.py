@@ -65,15 +65,15 @@ def _insert(operation: Any) -> bool:
     if not hasattr(graph, _COLLECTIVES):
         setattr(graph, _COLLECTIVES, [])
     collectives = getattr(graph, _COLLECTIVES)
-    place = bisect.bisect_left(collectives, operation._id, key=lambda each: each._id)
-    is_in_order = place < len(collectives) and collectives[place] is operation
+    position = bisect.bisect_left(collectives, operation._id, key=lambda each: each._id)
+    is_in_order = position < len(collectives) and collectives[position] is operation
     if is_in_order or operation._control_flow_context is not None:
         return False
-    if place > 0:
-        operation._add_control_input(collectives[place - 1])
-    if place < len(collectives):
-        collectives[place]._add_control_input(operation)
-    collectives.insert(place, operation)
+    if position > 0:
+        operation._add_control_input(collectives[position - 1])
+    if position < len(collectives):
+        collectives[position]._add_control_input(operation)
+    collectives.insert(position, operation)
     return True
 
 
@@ -86,10 +86,10 @@ def _order_gradient(operation: Any) -> None:
     if gradient is None:
         return
 
-    def ordered(operation: Any, *slopes: Any) -> Any:
+    def ordered(operation: Any, *gradients: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
         num_before = len(graph.get_operations())
-        results = gradient(operation, *slopes)
+        results = gradient(operation, *gradients)
         for each in graph.get_operations()[num_before:]:
             _order_what_calls_collectives(each, None, None)
         return results

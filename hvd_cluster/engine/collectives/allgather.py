@@ -17,12 +17,12 @@ def allgather(requests: list[Request], transport: Transport, buffers: BufferPool
     """Gather a bucket. The first dimensions, which may differ between ranks, are exchanged first."""
     names = [name for request in requests for name in request.tensor_names]
     inputs = [tensor.to(transport.device) for request in requests for tensor in request.inputs]
-    scout = transport.for_sizes
-    mine = torch.tensor([tensor.shape[0] for tensor in inputs], dtype=torch.int64, device=scout.device)
-    sizes = torch.empty(transport.num_ranks, len(inputs), dtype=torch.int64, device=scout.device)
+    sizes_transport = transport.for_sizes
+    mine = torch.tensor([tensor.shape[0] for tensor in inputs], dtype=torch.int64, device=sizes_transport.device)
+    sizes = torch.empty(transport.num_ranks, len(inputs), dtype=torch.int64, device=sizes_transport.device)
     since_s = time.monotonic()
-    exchange = scout.allgather(as_bytes(sizes), as_bytes(mine))
-    yield Step([exchange], f"{scout.name}_ALLGATHER_SIZES", since_s, is_last=False)
+    exchange = sizes_transport.allgather(as_bytes(sizes), as_bytes(mine))
+    yield Step([exchange], f"{sizes_transport.name}_ALLGATHER_SIZES", since_s, is_last=False)
     since_s = time.monotonic()
     gathers = [_Gather(tensor, rows, transport) for tensor, rows in zip(inputs, sizes.t().tolist(), strict=True)]
     yield Step([work for gather in gathers for work in gather.works], f"{transport.name}_ALLGATHER", since_s)

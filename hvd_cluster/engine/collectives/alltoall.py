@@ -20,13 +20,13 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
     (given,) = request.inputs
     tensor = given.to(transport.device)
     num_ranks = transport.num_ranks
-    scout = transport.for_sizes
-    sent = torch.tensor(request.splits, dtype=torch.int64, device=scout.device)
+    sizes_transport = transport.for_sizes
+    sent = torch.tensor(request.splits, dtype=torch.int64, device=sizes_transport.device)
     received = torch.empty_like(sent)
-    eight_each = [sent.element_size()] * num_ranks
+    word_sizes = [sent.element_size()] * num_ranks
     since_s = time.monotonic()
-    exchange = scout.alltoall(as_bytes(received), as_bytes(sent), eight_each, eight_each)
-    yield Step([exchange], f"{scout.name}_ALLTOALL_SIZES", since_s, is_last=False)
+    exchange = sizes_transport.alltoall(as_bytes(received), as_bytes(sent), word_sizes, word_sizes)
+    yield Step([exchange], f"{sizes_transport.name}_ALLTOALL_SIZES", since_s, is_last=False)
     rows = received.tolist()
     row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     output = tensor.new_empty((sum(rows), *tensor.shape[1:]))

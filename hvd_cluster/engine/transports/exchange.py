@@ -96,31 +96,31 @@ class HostExchange:
         return self._buffers[piece % NUM_BUFFERS].view(wire)[:length]
 
     def gather(
-        self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype, after_barrier: Callable[[], None]
+        self, piece: int, chunk: Chunk, arithmetic: Arithmetic, wire: torch.dtype, after_barrier: Callable[[], None]
     ) -> None:
         """Reduce this host's part of a piece into its buffer; complete after the next barrier.
 
         Args:
             piece: its number in the operation.
             chunk: its tensors.
-            how: what happens to the elements.
+            arithmetic: how the elements are reduced.
             wire: the element type of the buffer.
             after_barrier: called after the barrier: what was gathered before is complete.
         """
         result = self.buffer(piece, chunk.length, wire)
         if self._slots is None:
-            how.fill(result, chunk.sources)
+            arithmetic.fill(result, chunk.sources)
             return
         slots = self._slots[self._num_filled % _NUM_SLOTS].view(wire)[:, : chunk.length]
         self._num_filled += 1
-        how.fill(slots[self.index], chunk.sources)
+        arithmetic.fill(slots[self.index], chunk.sources)
         self.barrier()
         after_barrier()
         # Shares begin at multiples of 16 elements, so that no two ranks write one cache line.
         share = math.ceil(chunk.length / self.num_ranks / 16) * 16
         mine = slice(min(self.index * share, chunk.length), min((self.index + 1) * share, chunk.length))
         if mine.start < mine.stop:
-            how.combine(slots[:, mine].unbind(), result[mine], self._scratch)
+            arithmetic.combine(slots[:, mine].unbind(), result[mine], self._scratch)
 
     def barrier(self) -> None:
         """Wait for the other ranks of the host."""
@@ -138,10 +138,10 @@ class HostExchange:
         if self._semaphores is not None:
             self._semaphores.wait(self._arrivals + self.index, self._arrival_deadline)
 
-    def scatter(self, piece: int, chunk: Chunk, how: Arithmetic, wire: torch.dtype) -> None:
+    def scatter(self, piece: int, chunk: Chunk, arithmetic: Arithmetic, wire: torch.dtype) -> None:
         """Copy a piece that has arrived into this rank's tensors."""
         scatter(self.buffer(piece, chunk.length, wire), chunk.targets)
-        how.deliver(chunk.targets)
+        arithmetic.deliver(chunk.targets)
 
     def close(self) -> None:
         """Release the memory; it is unmapped with its last reference."""

@@ -72,9 +72,9 @@ class HierarchicalTransport(Transport):
         if sum(tensor.numel() for tensor in inputs) * wire.itemsize < _MIN_BYTES:
             return None
         factors, num_here = (prescale, postscale, divisor), self._within.num_ranks
-        how = Arithmetic.between_hosts(op, inputs[0].dtype, wire, *factors, self.num_ranks, num_here)
+        arithmetic = Arithmetic.between_hosts(op, inputs[0].dtype, wire, *factors, self.num_ranks, num_here)
         chunks = full_chunks_of(without_aliases(inputs, outputs), outputs, self._within.piece_bytes // wire.itemsize)
-        return _Relay(chunks, how, op, wire, self._within, self._between, self._check)
+        return _Relay(chunks, arithmetic, op, wire, self._within, self._between, self._check)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         return self._flat.allgather(output, buffer)
@@ -106,7 +106,7 @@ class _Relay(Work):
 
     Args:
         chunks: the tensors, split into pieces; at least one.
-        how: what happens to the elements.
+        arithmetic: how the elements are reduced.
         op: the reduction between the hosts.
         wire: the element type in which they travel.
         within: among the ranks of this host.
@@ -117,7 +117,7 @@ class _Relay(Work):
     def __init__(
         self,
         chunks: Sequence[Chunk],
-        how: Arithmetic,
+        arithmetic: Arithmetic,
         op: ReduceOp,
         wire: torch.dtype,
         within: HostExchange,
@@ -125,7 +125,7 @@ class _Relay(Work):
         check: Callable[[], None],
     ) -> None:
         self._chunks = chunks
-        self._how = how
+        self._arithmetic = arithmetic
         self._op = op
         self._wire = wire
         self._within = within
@@ -154,12 +154,12 @@ class _Relay(Work):
                 self._within.announce()
             else:
                 self._within.await_arrival()
-            self._within.scatter(piece, chunk, self._how, self._wire)
+            self._within.scatter(piece, chunk, self._arithmetic, self._wire)
             if piece + NUM_BUFFERS < len(self._chunks):
                 self._gather(piece + NUM_BUFFERS)
 
     def _gather(self, piece: int) -> None:
-        self._within.gather(piece, self._chunks[piece], self._how, self._wire, lambda: self._send_up_to(piece))
+        self._within.gather(piece, self._chunks[piece], self._arithmetic, self._wire, lambda: self._send_up_to(piece))
         if self._within.num_ranks == 1:
             self._send_up_to(piece + 1)
         elif piece + 1 == len(self._chunks):

@@ -141,7 +141,7 @@ class ShmTransport(Transport):
         ):
             offsets = [self._arena.offset_of(tensor) for tensor in inputs]
             offsets = [] if -1 in offsets else offsets
-        how = Arithmetic.of(op, inputs[0].dtype, wire, prescale, postscale, divisor, self.num_ranks)
+        arithmetic = Arithmetic.of(op, inputs[0].dtype, wire, prescale, postscale, divisor, self.num_ranks)
         capacity = self._slot_bytes // wire.itemsize
         chunks = chunks_of(inputs, outputs, capacity)
         if not chunks:
@@ -151,13 +151,13 @@ class ShmTransport(Transport):
             if apart is not inputs:
                 chunks, offsets = chunks_of(apart, outputs, capacity), []
         turns = self._rows_of(wire)
-        rows, offsets_by_rank = self._begin(how, chunks, turns, offsets)
+        rows, offsets_by_rank = self._begin(arithmetic, chunks, turns, offsets)
         if offsets_by_rank:
-            self._reduce_in_place(how, wire, [tensor.numel() for tensor in inputs], offsets_by_rank)
+            self._reduce_in_place(arithmetic, wire, [tensor.numel() for tensor in inputs], offsets_by_rank)
         elif self.num_ranks == 2:
-            self._reduce_in_pairs(how, chunks, turns, rows)
+            self._reduce_in_pairs(arithmetic, chunks, turns, rows)
         else:
-            self._reduce_in_shares(how, chunks, turns, rows)
+            self._reduce_in_shares(arithmetic, chunks, turns, rows)
         return FinishedWork()
 
     def _can_reduce_in_place(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
@@ -169,7 +169,7 @@ class ShmTransport(Transport):
         )
 
     def _begin(
-        self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], offsets: list[int]
+        self, arithmetic: Arithmetic, chunks: list[Chunk], turns: list[Rows], offsets: list[int]
     ) -> tuple[Rows, list[list[int]]]:
         """Fill the slot of the first chunk and wait for all; returns its slots and the offsets of tensors in the arena.
 
@@ -181,18 +181,18 @@ class ShmTransport(Transport):
         board[self.index][: 1 + len(offsets)] = [len(offsets), *offsets]
         rows = self._next_rows(turns, chunks[0].length)
         if not offsets:
-            how.fill(rows[self.index], chunks[0].sources)
+            arithmetic.fill(rows[self.index], chunks[0].sources)
         self._synchronize()
         announced = [bool(words[0]) for words in board]
         if all(announced):
             return rows, [words[1 : 1 + len(offsets)].tolist() for words in board]
         if any(announced):
             if offsets:
-                how.fill(rows[self.index], chunks[0].sources)
+                arithmetic.fill(rows[self.index], chunks[0].sources)
             self._synchronize()
         return rows, []
 
-    def _reduce_in_pairs(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
+    def _reduce_in_pairs(self, arithmetic: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
         """Both ranks reduce all of every chunk: the operations commute exactly. The first chunk is in the slots.
 
         Chunk c fills the slot that chunk c - 3 or an earlier one has used. By then this rank has waited for the other's
@@ -206,25 +206,25 @@ class ShmTransport(Transport):
         last = chunks[0]
         for chunk in chunks[1:]:
             if self._spins:
-                self._reduce_pair(how, last, rows)
+                self._reduce_pair(arithmetic, last, rows)
             following = self._next_rows(turns, chunk.length)
-            how.fill(following[self.index], chunk.sources)
+            arithmetic.fill(following[self.index], chunk.sources)
             post(to_post)
             if not self._spins:
-                self._reduce_pair(how, last, rows)
+                self._reduce_pair(arithmetic, last, rows)
             wait(to_await, self._deadline)
             last, rows = chunk, following
-        self._reduce_pair(how, last, rows)
+        self._reduce_pair(arithmetic, last, rows)
 
-    def _reduce_pair(self, how: Arithmetic, chunk: Chunk, rows: Rows) -> None:
+    def _reduce_pair(self, arithmetic: Arithmetic, chunk: Chunk, rows: Rows) -> None:
         is_whole = len(chunk.targets) == 1 and chunk.targets[0].dtype == rows[0].dtype
         result = chunk.targets[0] if is_whole else self._scratch.take(rows[0].dtype, chunk.length)
-        how.combine(rows[:2], result, self._scratch)
+        arithmetic.combine(rows[:2], result, self._scratch)
         if not is_whole:
             scatter(result, chunk.targets)
-        how.deliver(chunk.targets)
+        arithmetic.deliver(chunk.targets)
 
-    def _reduce_in_shares(self, how: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
+    def _reduce_in_shares(self, arithmetic: Arithmetic, chunks: list[Chunk], turns: list[Rows], rows: Rows) -> None:
         """Each rank reduces its share of every chunk, and all ranks copy the result. The first chunk is in the slots.
 
         Step s fills chunk s, reduces the share of s - 1 and copies s - 2 out; then comes a barrier. So what step s
@@ -235,16 +235,16 @@ class ShmTransport(Transport):
         for step in range(1, len(chunks) + 2):
             if step < len(chunks):
                 filled.append(self._next_rows(turns, chunks[step].length))
-                how.fill(filled[step][self.index], chunks[step].sources)
+                arithmetic.fill(filled[step][self.index], chunks[step].sources)
             if step <= len(chunks):
-                self._reduce_share(how, filled[step - 1])
+                self._reduce_share(arithmetic, filled[step - 1])
             if step >= 2:
                 scatter(filled[step - 2][-1], chunks[step - 2].targets)
-                how.deliver(chunks[step - 2].targets)
+                arithmetic.deliver(chunks[step - 2].targets)
             if step <= len(chunks):
                 self._synchronize()
 
-    def _reduce_in_place(self, how: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
+    def _reduce_in_place(self, arithmetic: Arithmetic, dtype: torch.dtype, counts: list[int], offsets: Any) -> None:
         """Each rank reduces its share of every tensor, and writes the result into the tensors of all ranks."""
         assert self._arena is not None
         piece_elements = self._slot_bytes // dtype.itemsize  # they stay in the cache between reading and writing
@@ -252,7 +252,7 @@ class ShmTransport(Transport):
             mine = self._share_of(count)
             offsets_by_rank = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
             for pieces in zip(*(tensor.split(piece_elements) for tensor in offsets_by_rank), strict=True):
-                how.combine_in_place(pieces, self._scratch)
+                arithmetic.combine_in_place(pieces, self._scratch)
                 for other in pieces[1:]:
                     other.copy_(pieces[0])
         self._synchronize()
@@ -263,12 +263,12 @@ class ShmTransport(Transport):
         share = math.ceil(count / self.num_ranks / 16) * 16
         return slice(min(self.index * share, count), min((self.index + 1) * share, count))
 
-    def _reduce_share(self, how: Arithmetic, rows: Rows) -> None:
+    def _reduce_share(self, arithmetic: Arithmetic, rows: Rows) -> None:
         share = self._share_of(rows[0].shape[0])
         if share.start == share.stop:
             return
         *operands, result = [row[share] for row in rows]
-        how.combine(operands, result, self._scratch)
+        arithmetic.combine(operands, result, self._scratch)
 
     def allgather(self, output: torch.Tensor, buffer: torch.Tensor) -> Work:
         parts = output.view(self.num_ranks, -1)

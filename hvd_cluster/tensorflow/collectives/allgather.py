@@ -55,8 +55,8 @@ def grouped_allgather(
     values = [dense(tensor) for tensor in tensors]
     if not values:
         return []
-    its_label = label(name, values[0], ignore_name_scope=ignore_name_scope)
-    return gathered(values, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=its_label))
+    request_name = label(name, values[0], ignore_name_scope=ignore_name_scope)
+    return gathered(values, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=request_name))
 
 
 def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
@@ -67,19 +67,19 @@ def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Te
     def differentiable(*values: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
             results: list[tf.Tensor | None] = [None] * len(values)
-            sloped = [i for i, value in enumerate(values) if value.dtype.is_floating]
-            if not sloped:
+            real = [i for i, value in enumerate(values) if value.dtype.is_floating]
+            if not real:
                 return results
             # float32 and float64 travel in one request; each keeps its type.
             name = gradient_label(collective.name)
             average = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=name, op=ReduceOp.AVERAGE)
-            slopes = [upstream[i] for i in sloped]
-            averages = call(average.begin, slopes, [t.dtype for t in slopes], [t.shape for t in slopes])
-            mine = tf.stack([tf.shape(values[i])[0] for i in sloped])  # (tensors,)
+            gradients = [upstream[i] for i in real]
+            averages = call(average.begin, gradients, [t.dtype for t in gradients], [t.shape for t in gradients])
+            mine = tf.stack([tf.shape(values[i])[0] for i in real])  # (tensors,)
             row_label = None if name is None else f"{name}.rows"
             rows = allgather(mine[None], row_label, ignore_name_scope=True, process_set=process_set)  # (ranks, tensors)
             before = tf.reduce_sum(rows[: index_op(process_set)], axis=0)
-            for place, (i, each) in enumerate(zip(sloped, averages, strict=True)):
+            for place, (i, each) in enumerate(zip(real, averages, strict=True)):
                 results[i] = each[before[place] : before[place] + mine[place]]
             return results
 

@@ -187,8 +187,8 @@ def _grouped(
             results[index] = compression.decompress(result, context)
     if sparse:
         slices = [results[index] for index in sparse]
-        its_label = label(name, slices[0].values, ignore_name_scope=ignore_name_scope)
-        sums = sparse_sum(slices, process_set, its_label, average=op == ReduceOp.AVERAGE, compression=compression)
+        request_name = label(name, slices[0].values, ignore_name_scope=ignore_name_scope)
+        sums = sparse_sum(slices, process_set, request_name, average=op == ReduceOp.AVERAGE, compression=compression)
         for index, result in zip(sparse, sums, strict=True):
             results[index] = result
     return results

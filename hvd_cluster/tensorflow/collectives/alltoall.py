@@ -61,8 +61,8 @@ def alltoall(
         output, received = call(begin, inputs, [sent.dtype, tf.int32], shapes)
 
         def gradient(upstream: tf.Tensor, _: tf.Tensor = None) -> tf.Tensor:
-            its_label = gradient_label(collective.name)
-            back, _ = alltoall(upstream, received, its_label, ignore_name_scope=True, process_set=process_set)
+            request_name = gradient_label(collective.name)
+            back, _ = alltoall(upstream, received, request_name, ignore_name_scope=True, process_set=process_set)
             # Rows behind the last split were not sent.
             unsent = tf.shape(sent)[0] - tf.shape(back)[0]
             padding = tf.concat([[[0, unsent]], tf.zeros([tf.rank(back) - 1, 2], tf.int32)], axis=0)

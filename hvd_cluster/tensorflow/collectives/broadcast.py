@@ -55,8 +55,8 @@ def broadcast(
     @custom_gradient
     def differentiable(tensor: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            its_label = gradient_label(collective.name)
-            average = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=its_label, op=ReduceOp.AVERAGE)
+            request_name = gradient_label(collective.name)
+            average = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=request_name, op=ReduceOp.AVERAGE)
             is_root = tf.cast(tf.equal(rank_op(), root_rank), upstream.dtype)
             return reduced([upstream], average)[0] * is_root
 
