@@ -24,7 +24,7 @@ from benchmarks.hosts import Hosts, missing
 from benchmarks.measure import seconds
 from benchmarks.networks import Layer
 from benchmarks.report import Report, Reports
-from hvd_cluster.torch.buckets import FIRST_BYTES, MOST_BYTES
+from hvd_cluster.torch.buckets import FIRST_BYTES, MAX_BYTES
 
 MIB = 1 << 20
 
@@ -178,7 +178,7 @@ PAPER = {
 }
 BATCH = 64
 #: As DistributedOptimizer does (hvd_cluster/torch/buckets.py).
-BUCKETS = Gathering(bucket_bytes=MOST_BYTES, cycle_s=None, first_bytes=FIRST_BYTES)
+BUCKETS = Gathering(bucket_bytes=MAX_BYTES, cycle_s=None, first_bytes=FIRST_BYTES)
 
 
 def predictions() -> Report:

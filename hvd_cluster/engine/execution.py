@@ -14,7 +14,6 @@ from hvd_cluster.engine.buffers import BufferPool
 from hvd_cluster.engine.collectives import COLLECTIVES
 from hvd_cluster.engine.collectives.allreduce import reduce_inline
 from hvd_cluster.engine.collectives.step import Step, Steps
-from hvd_cluster.engine.launch_order import LaunchOrder
 from hvd_cluster.engine.request import Kind, Request
 from hvd_cluster.engine.timeline import Recorder
 from hvd_cluster.engine.transports.transport import Transport
@@ -209,6 +208,33 @@ def _outcome(request: Request, results: list[torch.Tensor]) -> tuple[Any, Except
         return request.finish(results), None
     except Exception as error:  # noqa: BLE001 - whatever it is, the caller that waits for the handle gets it
         return None, error
+
+
+class LaunchOrder:
+    """Buckets are launched one after the other in the order of the log, whatever process set they belong to.
+
+    NCCL's work runs on one stream of the GPU in the order of its launches, and ends when the other ranks have reached
+    it. Two ranks that launch the work of two communicators in different orders would wait for each other forever. A
+    bucket that first has to learn sizes is launched when they arrive; until then the next bucket waits, even one of
+    another process set. This always ends, because the oldest bucket does not depend on later ones.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[Execution] = deque()
+
+    def add(self, bucket: Execution) -> None:
+        """A bucket was decided."""
+        self._pending.append(bucket)
+
+    def is_turn_of(self, bucket: Execution) -> bool:
+        """All earlier buckets are launched."""
+        while self._pending and self._pending[0].is_launched:
+            self._pending.popleft()
+        return not self._pending or self._pending[0] is bucket
+
+    def clear(self) -> None:
+        """Nothing will be launched any more."""
+        self._pending.clear()
 
 
 class ExecutionQueue:

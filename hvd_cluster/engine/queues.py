@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from hvd_cluster.engine.collectives.step import Step
-from hvd_cluster.engine.execution import Execution, ExecutionQueue
-from hvd_cluster.engine.launch_order import LaunchOrder
+from hvd_cluster.engine.execution import Execution, ExecutionQueue, LaunchOrder
 
 #: How often a wait for transports checks whether the other ranks are alive.
 _CHECK_PERIOD_S = 0.05

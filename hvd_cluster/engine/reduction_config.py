@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.engine.compression import Compressor, NoneCompressor
-from hvd_cluster.engine.grouping import group_indices
+from hvd_cluster.engine.fusion import group_indices
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 

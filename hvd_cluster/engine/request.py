@@ -173,7 +173,7 @@ class Request:
         return [self.name] if count <= 1 else [f"{self.name}_{i}of{count}" for i in range(1, count + 1)]
 
 
-# Dynamo does not trace code of our files (see untraced.py); the __init__ that dataclass() generates has no file.
+# Dynamo does not trace code of our files (see compiled_steps.py); the __init__ that dataclass() generates has no file.
 Request.__init__.__code__ = Request.__init__.__code__.replace(co_filename=__file__)
 
 

@@ -6,16 +6,16 @@ The tensors of TensorFlow and MXNet arrive here as torch tensors over the same m
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from hvd_cluster.engine import basics, current
+from hvd_cluster.engine.compiled_steps import keep_untraced
 from hvd_cluster.engine.engine import Engine
-from hvd_cluster.engine.grouping import split_into_requests
+from hvd_cluster.engine.fusion import split_into_requests
 from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.request import (
     OPEN_KINDS,
@@ -30,13 +30,9 @@ from hvd_cluster.engine.request import (
     recorded_event,
 )
 from hvd_cluster.engine.submission_queue import SerialNumber
-from hvd_cluster.engine.untraced import keep_untraced
 from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 Tensors = list[torch.Tensor]
-
-#: The last error that a collective has raised in a callback of a compiled step.
-_kept: list[HorovodInternalError] = []
 
 _REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 #: Element types that can be moved, but not all of them reduced.
@@ -264,15 +260,11 @@ class IntegerHandle:
         return [torch.tensor(self._handle.wait() or 0, dtype=torch.int32)]
 
 
-class FinishedHandle:
-    """Results that are known already."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
-    def wait(self) -> Tensors:
-        """The results."""
-        return self._tensors
+def finished(value: Any) -> Handle:
+    """The handle of an operation that had nothing to do."""
+    handle = Handle()
+    handle.succeed(value)
+    return handle
 
 
 def check_reduction(
@@ -329,24 +321,6 @@ def running_engine() -> Engine:
         return current.engine()
     except NotInitializedError as error:
         raise HorovodInternalError(str(error)) from None
-
-
-@contextmanager
-def keep_error() -> Iterator[None]:
-    """Keep the error that a collective raises inside, for :func:`take_kept_error`.
-
-    For callbacks of compiled steps in TensorFlow or JAX, whose runtimes pass on only the text of an error.
-    """
-    try:
-        yield
-    except HorovodInternalError as error:
-        _kept[:] = [error.with_traceback(None)]
-        raise
-
-
-def take_kept_error() -> HorovodInternalError | None:
-    """The error that a collective in a compiled step raised since this was last called, or None."""
-    return _kept.pop() if _kept else None
 
 
 def _require_process_set(process_set: object) -> None:

@@ -26,8 +26,9 @@ import torch
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
+from hvd_cluster.engine.compiled_steps import keep_error
 from hvd_cluster.engine.engine import Engine
-from hvd_cluster.engine.submission import Waitable, keep_error, running_engine
+from hvd_cluster.engine.submission import Waitable, running_engine
 from hvd_cluster.errors import SHUT_DOWN_TEXT, WorldEndedError
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
 from hvd_cluster.tensorflow.order import put_in_order

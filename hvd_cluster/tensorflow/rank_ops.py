@@ -9,7 +9,7 @@ import torch
 
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet
-from hvd_cluster.engine.submission import FinishedHandle, member_index, num_members, running_engine
+from hvd_cluster.engine.submission import finished, member_index, num_members, running_engine
 from hvd_cluster.tensorflow.interop import call
 
 
@@ -65,6 +65,6 @@ def _ranks(process_set_id: int) -> tuple[int, ...]:
 
 def _int_op(value: Callable[[], int], name: str | None) -> tf.Tensor:
     (answer,) = call(
-        lambda *_: FinishedHandle([torch.tensor(value(), dtype=torch.int32)]), [], [tf.int32], [tf.TensorShape(())]
+        lambda *_: finished([torch.tensor(value(), dtype=torch.int32)]), [], [tf.int32], [tf.TensorShape(())]
     )
     return answer if name is None else tf.identity(answer, name=name)

@@ -1,12 +1,15 @@
-"""The backward pass that runs in the calling thread, and callbacks at its end."""
+"""The backward pass that runs in the calling thread, and hooks into it: for each gradient, and for its end."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
+from typing import Any, Protocol
 
 import torch
 from torch.amp import GradScaler
@@ -21,6 +24,7 @@ _MAX_OPEN_PASSES = 64
 #: By the id of a running pass: the callbacks at its end, by their order.
 _at_end: dict[int, dict[int, Callable[[bool], None]]] = {}
 _lock = threading.Lock()
+_numbers = itertools.count()
 
 
 def is_running() -> bool:
@@ -75,3 +79,104 @@ def reads_gradients(frame: FrameType) -> bool:
     """True for code that reads an optimizer's parameter groups for their gradients, and not for a rate to log."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(_READERS) or isinstance(frame.f_locals.get("self"), GradScaler)
+
+
+class GradientReceiver(Protocol):
+    """What the hooks call."""
+
+    def add_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        """The backward pass has accumulated the gradient of a parameter."""
+
+    def end_pass(self, *, is_nested: bool) -> None:
+        """A backward pass has accumulated its last gradient."""
+
+
+class GradientHooks:
+    """The hooks of one optimizer.
+
+    Args:
+        receiver: held weakly, so that a deleted optimizer does not keep sending gradients.
+    """
+
+    def __init__(self, receiver: GradientReceiver) -> None:
+        self._receiver = weakref.ref(receiver)
+        #: Unique among the optimizers of this process.
+        self.number = next(_numbers)
+        #: True once :meth:`attach` was called.
+        self.is_attached = False
+        self._handles: list[Any] = []
+        # A model on several GPUs has a backward thread for each.
+        self._lock = threading.RLock()
+        #: The backward pass whose end is awaited.
+        self._pass_id = -1
+        #: Gradients that hooks of the user may still change: see :func:`_on_gradient`.
+        self._deferred: list[tuple[int, torch.Tensor]] = []
+
+    def attach(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Hook into the backward pass, for frozen parameters too: they may be unfrozen later."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.is_attached = True
+        this = weakref.ref(self)
+        for number, parameter in enumerate(parameters):
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue  # it has no gradient, and cannot have one
+            was_frozen = not parameter.requires_grad
+            parameter.requires_grad_(True)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_on_gradient, this, number)))
+            parameter.requires_grad_(not was_frozen)
+
+    def await_end_of_pass(self) -> None:
+        """Report the end of the present backward pass to the receiver."""
+        pass_id = current_pass()
+        if pass_id != self._pass_id:
+            self._pass_id = pass_id
+            call_at_end(pass_id, self.number, partial(_at_end_of_pass, weakref.ref(self)))
+
+    def on_gradient(self, number: int, parameter: torch.Tensor, *, is_last_hook: bool) -> None:
+        """Report a gradient, unless hooks of the user follow: then it is reported when the next one comes."""
+        with self._lock:
+            self._report_deferred()
+            receiver = self._receiver()
+            if receiver is None:
+                return
+            if is_last_hook:
+                receiver.add_gradient(number, parameter)
+            else:
+                self.await_end_of_pass()
+                self._deferred.append((number, parameter))
+
+    def on_end(self, *, is_nested: bool) -> None:
+        """Report the end of a backward pass."""
+        self._pass_id = -1
+        with self._lock:
+            self._report_deferred()
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.end_pass(is_nested=is_nested)
+
+    def _report_deferred(self) -> None:
+        receiver = self._receiver()
+        if self._deferred and receiver is not None:
+            deferred, self._deferred = self._deferred, []
+            for number, parameter in deferred:
+                receiver.add_gradient(number, parameter)
+
+
+def _on_gradient(hooks: Callable[[], GradientHooks | None], number: int, parameter: torch.Tensor) -> None:
+    """The hook of a parameter.
+
+    The gradient is reduced as the user's own hooks leave it, also those that were registered later and run after this
+    one.
+    """
+    this = hooks()
+    if this is not None:
+        last = next(reversed(parameter._post_accumulate_grad_hooks.values()))
+        this.on_gradient(number, parameter, is_last_hook=getattr(last, "func", None) is _on_gradient)
+
+
+def _at_end_of_pass(hooks: Callable[[], GradientHooks | None], is_nested: bool) -> None:
+    this = hooks()
+    if this is not None:
+        this.on_end(is_nested=is_nested)

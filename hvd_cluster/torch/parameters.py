@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.engine.grouping import group_indices
+from hvd_cluster.engine.fusion import group_indices
 
 
 def named(

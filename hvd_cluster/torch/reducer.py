@@ -26,8 +26,7 @@ from hvd_cluster.engine.submission import running_engine
 from hvd_cluster.errors import GradientChangedError, HorovodInternalError
 from hvd_cluster.settings import Settings
 from hvd_cluster.torch import wire
-from hvd_cluster.torch.backward import in_checkpoint
-from hvd_cluster.torch.gradient_hooks import GradientHooks
+from hvd_cluster.torch.backward import GradientHooks, in_checkpoint
 from hvd_cluster.torch.gradient_layout import GradientLayout, agree_on_layout
 from hvd_cluster.torch.parameter_index import ParameterIndex
 from hvd_cluster.torch.plan import Plan

@@ -57,13 +57,6 @@ def synchronize(handle: int) -> Any:
     return result
 
 
-def finished(value: Any) -> Handle:
-    """The handle of an operation that had nothing to do."""
-    handle = Handle()
-    handle.succeed(value)
-    return handle
-
-
 def checked(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The data of ``tensors``, outside autograd.
 

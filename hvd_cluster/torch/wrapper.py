@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_cluster.engine.untraced import keep_untraced
+from hvd_cluster.engine.compiled_steps import keep_untraced
 
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer

@@ -234,7 +234,7 @@ class HostsModel:
             for node in self.world.ranks
         ]
         links = pickle.dumps({link: list(self.world.links[link]) for link in self.world.loaded()})
-        ballots = [node.ballot for node in self.world.ranks if node.ballot is not None and node.agreement._leads]
+        ballots = [node.ballot for node in self.world.ranks if node.ballot is not None and node.agreement._is_leader]
         shared = [
             (*ballot._header, *ballot._ranks, *ballot._table[:64], bytes(ballot._ring[: ballot._header[0]]))
             for ballot in ballots
@@ -293,8 +293,8 @@ def _overslept(node: SimulatedRank) -> list[Any]:
     if ballot is None or not ballot.has_unread:
         return []
     unread = ballot._ring[ballot._position : ballot._header[0]]  # no model writes more than fits
-    messages = ballot._parsed(bytes(unread))
-    return [message for message in messages if node.agreement._leads or not isinstance(message, Ready)]
+    messages = ballot._decoder.decode(bytes(unread))
+    return [message for message in messages if node.agreement._is_leader or not isinstance(message, Ready)]
 
 
 def on_hosts(

@@ -144,8 +144,8 @@ def test_a_rank_whose_parent_hangs_up_calls_again() -> None:
         socket.create_server(("127.0.0.1", 0)) as listener,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
-        calling = pool.submit(world._call, *listener.getsockname(), child, 20.0)
+        calling = pool.submit(world._connect, *listener.getsockname(), child, 20.0)
         listener.accept()[0].close()
-        links = world._answer(listener, parent, {1}, 20.0, [])
+        links = world._accept(listener, parent, {1}, 20.0, [])
         with contextlib.closing(calling.result()), contextlib.closing(links[1]):
             assert set(links) == {1}

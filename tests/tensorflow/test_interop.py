@@ -11,7 +11,7 @@ def test_whether_all_gpus_are_seen_decides(two: Any) -> None:
 
         import tensorflow as tf
 
-        from hvd_cluster.tensorflow import crossing
+        from hvd_cluster.tensorflow import interop
 
         gpus = [f"/physical_device:GPU:{number}" for number in range(4)]
 
@@ -24,9 +24,9 @@ def test_whether_all_gpus_are_seen_decides(two: Any) -> None:
                 get_visible_devices=lambda kind: seen,
                 list_logical_devices=lambda kind: places,
             ):
-                return {crossing._is_numbered_as_in_torch(f"/job:localhost/task:0{place}") for place in places}
+                return {interop._has_torch_number(f"/job:localhost/task:0{place}") for place in places}
 
         ways = [by_dlpack(seen) for seen in ([gpus[hvd.rank()]], gpus, gpus[:3], gpus[::-1])]
-        return [*ways, by_dlpack(gpus, parts=2), {crossing._is_numbered_as_in_torch("/job:localhost/device:CPU:0")}]
+        return [*ways, by_dlpack(gpus, parts=2), {interop._has_torch_number("/job:localhost/device:CPU:0")}]
 
     assert two(fn) == [[{False}, {True}, {False}, {False}, {False}, {True}]] * 2

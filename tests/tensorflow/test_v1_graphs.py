@@ -226,7 +226,7 @@ def test_what_a_failed_run_left_goes_with_its_world(two: Any) -> None:
     def fn(hvd: Any) -> list[Any]:
         import tensorflow.compat.v1 as tf
 
-        from hvd_cluster.tensorflow import crossing
+        from hvd_cluster.tensorflow import interop
 
         found = []
         with tf.Graph().as_default(), tf.Session() as session:
@@ -236,11 +236,11 @@ def test_what_a_failed_run_left_goes_with_its_world(two: Any) -> None:
             (number,) = begun.op.inputs
             whole = hvd.allreduce(tf.ones([4]), op=hvd.Sum, name="whole")
             session.run(number)  # as in a run that fails before it waits
-            found.append(len(crossing._under_way))
+            found.append(len(interop._under_way))
             hvd.allgather_object(None)  # both have begun
             hvd.shutdown()
             hvd.init(process_sets="dynamic")
             found.append(float(session.run(whole)[0]))
-        return [*found, len(crossing._under_way)]
+        return [*found, len(interop._under_way)]
 
     assert two(fn) == [[1, 2.0, 0]] * 2

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_cluster.torch.functions import _homes, _Place
+from hvd_cluster.torch.functions import _target_devices
+from hvd_cluster.torch.functions import _TensorIndex as At
 
 
 def test_parameters_become_those_of_the_root_in_place(two: Any) -> None:
@@ -147,15 +148,19 @@ def test_state_is_received_on_the_device_of_its_own_parameter() -> None:
     """On a worker with several GPUs, such as one whose model is split between two."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     state = {
-        0: {"moment": _Place(0), "step": _Place(1)},
-        1: {"moment": _Place(2), "step": _Place(3), "nested": {"sums": [_Place(4), (_Place(5), 0.5)]}},
-        "shared": _Place(6),
+        0: {"moment": At(0), "step": At(1)},
+        1: {
+            "moment": At(2),
+            "step": At(3),
+            "nested": {"sums": [At(4), (At(5), 0.5)]},
+        },
+        "shared": At(6),
     }
     kinds = ["cuda", "cpu", "cuda", "cpu", "cuda", "cuda", "cuda"]
     cpu = torch.device("cpu")
-    assert _homes(state, kinds, [first, second]) == [first, cpu, second, cpu, second, second, first]
-    assert _homes(state, kinds, [cpu, second]) == [second, cpu, second, cpu, second, second, second]
-    assert _homes(state, kinds, [cpu, cpu]) == [cpu] * 7
+    assert _target_devices(state, kinds, [first, second]) == [first, cpu, second, cpu, second, second, first]
+    assert _target_devices(state, kinds, [cpu, second]) == [second, cpu, second, cpu, second, second, second]
+    assert _target_devices(state, kinds, [cpu, cpu]) == [cpu] * 7
 
 
 def test_an_optimizer_without_state_gets_the_options(two: Any) -> None:

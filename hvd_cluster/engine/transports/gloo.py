@@ -20,12 +20,19 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.c10d import REDUCE_OPS
 from hvd_cluster.engine.transports.transport import Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
 
 logger = logging.getLogger(__name__)
+
+#: torch's names of the reductions, for NCCL too.
+REDUCE_OPS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
 
 #: The sockets that appear while a group is built are its own, so groups of one process are built one after the other.
 _building = threading.Lock()

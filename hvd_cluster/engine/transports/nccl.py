@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.engine.transports.c10d import REDUCE_OPS
+from hvd_cluster.engine.transports.gloo import REDUCE_OPS
 from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Work
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore

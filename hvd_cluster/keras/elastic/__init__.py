@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from hvd_cluster.elastic.loop import rejoin, run_fn
 from hvd_cluster.elastic.state import ObjectState, State
-from hvd_cluster.engine.submission import take_kept_error
+from hvd_cluster.engine.compiled_steps import take_kept_error
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.keras.elastic.callbacks import (
     CommitStateCallback,

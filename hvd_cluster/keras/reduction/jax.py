@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jax.experimental import io_callback
 
-from hvd_cluster.engine.submission import keep_error
+from hvd_cluster.engine.compiled_steps import keep_error
 from hvd_cluster.keras.reduction.reducer import Reduction
 from hvd_cluster.keras.values import from_torch, to_torch
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_cluster.elastic.loop import rejoin, run_fn
 from hvd_cluster.elastic.state import ObjectState, State
-from hvd_cluster.engine.submission import take_kept_error
+from hvd_cluster.engine.compiled_steps import take_kept_error
 from hvd_cluster.errors import HorovodInternalError
 from hvd_cluster.tensorflow.elastic.state import TensorFlowKerasState, TensorFlowState
 

@@ -9,9 +9,9 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind
-from hvd_cluster.engine.submission import member_index, submit
+from hvd_cluster.engine.submission import finished, member_index, submit
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
-from hvd_cluster.torch.submission import checked, finished, keep
+from hvd_cluster.torch.submission import checked, keep
 
 
 def allgather(

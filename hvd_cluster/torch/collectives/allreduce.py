@@ -9,9 +9,9 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp
-from hvd_cluster.engine.submission import reduce_op, submit
+from hvd_cluster.engine.submission import finished, reduce_op, submit
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
-from hvd_cluster.torch.submission import checked, finished, keep
+from hvd_cluster.torch.submission import checked, keep
 
 
 def allreduce(

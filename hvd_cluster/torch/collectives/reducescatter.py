@@ -9,11 +9,11 @@ import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind, ReduceOp
-from hvd_cluster.engine.submission import num_members, submit
+from hvd_cluster.engine.submission import finished, num_members, submit
 from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.compression import Compression, Compressor
-from hvd_cluster.torch.submission import checked, finished, keep
+from hvd_cluster.torch.submission import checked, keep
 
 
 def reducescatter(

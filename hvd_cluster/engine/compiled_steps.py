@@ -1,13 +1,19 @@
-"""``torch.compile`` and this package: code that communicates is not traced."""
+"""Collectives in compiled steps: torch.compile does not trace them, and TensorFlow and JAX pass on their errors."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch._compile import _disable_dynamo
 
+from hvd_cluster.errors import HorovodInternalError
+
 _is_known = False
+#: The last error that a collective has raised in a callback of a compiled step.
+_kept: list[HorovodInternalError] = []
 
 
 def keep_untraced() -> None:
@@ -30,3 +36,21 @@ def _register_traced() -> None:
 
 
 _register = _disable_dynamo(_register_traced)
+
+
+@contextmanager
+def keep_error() -> Iterator[None]:
+    """Keep the error that a collective raises inside, for :func:`take_kept_error`.
+
+    For callbacks of compiled steps in TensorFlow or JAX, whose runtimes pass on only the text of an error.
+    """
+    try:
+        yield
+    except HorovodInternalError as error:
+        _kept[:] = [error.with_traceback(None)]
+        raise
+
+
+def take_kept_error() -> HorovodInternalError | None:
+    """The error that a collective in a compiled step raised since this was last called, or None."""
+    return _kept.pop() if _kept else None
