@@ -1,15 +1,17 @@
-"""Checks of torch tensors, and the table behind the integer handles of the public functions."""
+"""Submission of torch tensors, and the table behind the integer handles of the public functions."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from hvd_cluster.engine.request import REDUCED_DTYPES, Handle
+from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
+from hvd_cluster.engine.request import REDUCED_DTYPES, Handle, Kind, ReduceOp
+from hvd_cluster.engine.submission import finished, submit
 
 _handles: dict[int, Handle] = {}
 _next_handle = itertools.count()
@@ -55,6 +57,46 @@ def synchronize(handle: int) -> Any:
         # Not by a call, after which a signal handler could raise, and the result would be lost.
         del _handles[handle]  # noqa: RUF051
     return result
+
+
+def submit_tensors(
+    kind: Kind,
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    root: int = -1,
+    wire: torch.dtype | None = None,
+    in_place: bool = False,
+    as_list: bool = False,
+    is_waited_for: bool = False,
+) -> Handle:
+    """:func:`~hvd_cluster.engine.submission.submit` of torch tensors; the handle gives one, or all ``as_list``."""
+    originals = list(tensors)
+    if not originals:
+        return finished([])
+
+    def finish(results: list[torch.Tensor]) -> Any:
+        values = originals if in_place else results
+        return values if as_list else values[0]
+
+    return submit(
+        kind,
+        checked(originals),
+        process_set=process_set,
+        name=name,
+        op=op,
+        root=root,
+        prescale=prescale,
+        postscale=postscale,
+        wire=wire,
+        in_place=in_place,
+        finish=finish,
+        is_waited_for=is_waited_for,
+    )
 
 
 def checked(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Handle, Kind
-from hvd_cluster.engine.submission import finished, member_index, submit
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import member_index
 from hvd_cluster.torch.collectives.allreduce import grouped_allreduce
-from hvd_cluster.torch.submission import checked, keep
+from hvd_cluster.torch.submission import keep, submit_tensors
 
 
 def allgather(
@@ -38,7 +38,7 @@ def allgather(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """:func:`allgather` that returns a handle at once. No gradient."""
-    return keep(_submit_allgather([tensor], name, process_set, as_list=False))
+    return keep(submit_tensors(Kind.ALLGATHER, [tensor], name, process_set=process_set))
 
 
 def grouped_allgather(
@@ -53,27 +53,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`grouped_allgather` that returns one handle at once. No gradient."""
-    return keep(_submit_allgather(tensors, name, process_set, as_list=True))
-
-
-def _submit_allgather(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    process_set: ProcessSet,
-    as_list: bool,
-    is_waited_for: bool = False,
-) -> Handle:
-    tensors = list(tensors)
-    if not tensors:
-        return finished([])
-    return submit(
-        Kind.ALLGATHER,
-        checked(tensors),
-        process_set=process_set,
-        name=name,
-        finish=lambda results: results if as_list else results[0],
-        is_waited_for=is_waited_for,
-    )
+    return keep(submit_tensors(Kind.ALLGATHER, tensors, name, process_set=process_set, as_list=True))
 
 
 class _Allgather(torch.autograd.Function):
@@ -83,7 +63,8 @@ class _Allgather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
         ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
-        return tuple(_submit_allgather(tensors, name, process_set, as_list=True, is_waited_for=True).wait())
+        options: Any = {"process_set": process_set, "as_list": True, "is_waited_for": True}
+        return tuple(submit_tensors(Kind.ALLGATHER, tensors, name, **options).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp
-from hvd_cluster.engine.submission import finished, reduce_op, submit
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import reduce_op
 from hvd_cluster.torch.compression import Compression, Compressor, wire_of
-from hvd_cluster.torch.submission import checked, keep
+from hvd_cluster.torch.submission import keep, submit_tensors
 
 
 def allreduce(
@@ -170,50 +171,7 @@ def _compressed_allreduce(
     return [compression.decompress(result, ctx) for result, ctx in zip(results, ctxs, strict=True)]
 
 
-def _submit_allreduce(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    *,
-    in_place: bool = False,
-    as_list: bool = False,
-    is_waited_for: bool = False,
-    wire: torch.dtype | None = None,
-) -> Handle:
-    originals = list(tensors)
-    if not originals:
-        return finished([])
-    if in_place:
-        value = originals if as_list else originals[0]
-        finish: Callable[[list[torch.Tensor]], Any] = lambda _: value  # noqa: E731 - one of three
-    elif as_list:
-        finish = _all
-    else:
-        finish = _first
-    return submit(
-        Kind.ALLREDUCE,
-        checked(originals),
-        process_set=process_set,
-        name=name,
-        in_place=in_place,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        wire=wire,
-        finish=finish,
-        is_waited_for=is_waited_for,
-    )
-
-
-def _all(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    return results
-
-
-def _first(results: list[torch.Tensor]) -> torch.Tensor:
-    return results[0]
+_submit_allreduce = partial(submit_tensors, Kind.ALLREDUCE)
 
 
 class _Allreduce(torch.autograd.Function):

@@ -10,9 +10,8 @@ import torch
 from hvd_cluster.engine import basics
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind
-from hvd_cluster.engine.submission import submit
 from hvd_cluster.torch.collectives.allreduce import allreduce
-from hvd_cluster.torch.submission import checked, keep
+from hvd_cluster.torch.submission import keep, submit_tensors
 
 
 def broadcast(
@@ -40,7 +39,7 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`broadcast` that returns a handle at once; :func:`synchronize` gives the new tensor. No gradient."""
-    return keep(submit_broadcast(tensor, root_rank, name, process_set, in_place=False))
+    return keep(submit_broadcast(tensor, root_rank, name, process_set))
 
 
 def broadcast_(
@@ -59,24 +58,10 @@ def broadcast_async_(
 
 
 def submit_broadcast(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    in_place: bool,
-    is_waited_for: bool = False,
+    tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet, **options: Any
 ) -> Handle:
-    """Submit a broadcast; the handle gives the tensor."""
-    return submit(
-        Kind.BROADCAST,
-        checked([tensor]),
-        process_set=process_set,
-        name=name,
-        in_place=in_place,
-        root=root_rank,
-        finish=lambda results: tensor if in_place else results[0],
-        is_waited_for=is_waited_for,
-    )
+    """Submit a broadcast; the options are those of :func:`submit_tensors`."""
+    return submit_tensors(Kind.BROADCAST, [tensor], name, process_set=process_set, root=root, **options)
 
 
 class _Broadcast(torch.autograd.Function):
@@ -85,7 +70,7 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        handle = submit_broadcast(tensor, root_rank, name, process_set, in_place=False, is_waited_for=True)
+        handle = submit_broadcast(tensor, root_rank, name, process_set, is_waited_for=True)
         result: torch.Tensor = handle.wait()
         return result
 

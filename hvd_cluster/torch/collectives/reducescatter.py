@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
-from hvd_cluster.engine.request import Handle, Kind, ReduceOp
-from hvd_cluster.engine.submission import finished, num_members, submit
+from hvd_cluster.engine.request import Kind, ReduceOp
+from hvd_cluster.engine.submission import num_members
 from hvd_cluster.errors import UnsupportedReductionError
 from hvd_cluster.torch.collectives.allgather import grouped_allgather
 from hvd_cluster.torch.compression import Compression, Compressor
-from hvd_cluster.torch.submission import checked, keep
+from hvd_cluster.torch.submission import keep, submit_tensors
 
 
 def reducescatter(
@@ -62,7 +63,7 @@ def reducescatter_async(
 ) -> int:
     """:func:`reducescatter` that returns a handle at once. No gradient."""
     arguments = (name, _checked_op(op), prescale_factor, postscale_factor, process_set)
-    return keep(_submit([tensor], *arguments, as_list=False))
+    return keep(_submit([tensor], *arguments))
 
 
 def grouped_reducescatter(
@@ -105,30 +106,7 @@ def _checked_op(op: ReduceOp) -> ReduceOp:
     return ReduceOp(op)
 
 
-def _submit(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    as_list: bool,
-    is_waited_for: bool = False,
-) -> Handle:
-    tensors = list(tensors)
-    if not tensors:
-        return finished([])
-    return submit(
-        Kind.REDUCESCATTER,
-        checked(tensors),
-        process_set=process_set,
-        name=name,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        finish=lambda results: results if as_list else results[0],
-        is_waited_for=is_waited_for,
-    )
+_submit = partial(submit_tensors, Kind.REDUCESCATTER)
 
 
 class _Reducescatter(torch.autograd.Function):
