@@ -1,8 +1,8 @@
 """The worker's process: ``python -m hvd_cluster.launch.worker FD PARENT_PID``.
 
-Its topology comes from the environment, and the driver is at the other end of an inherited socket. The driver sends
-requests, each with one call; the worker sends "ready", progress events, and one Outcome per request. If the driver is
-gone, this process exits.
+Its topology comes from the environment, and its parent is at the other end of an inherited socket: the driver, an agent
+or a Spark task. The parent sends requests, each with one call; the worker sends "ready", progress events, and one
+Outcome per request. If the parent is gone, this process exits.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hvd_cluster.launch.wire.messages import END, ProgressEvent, Ready, RunReque
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.topology import Topology
 
-_HANDSHAKE_TIMEOUT_S = 120.0  # the driver may be busy starting many workers
+_HANDSHAKE_TIMEOUT_S = 120.0  # the parent may be busy starting many workers
 
 
 def main() -> int:
-    """Serve the driver until it has no more requests."""
+    """Serve the parent until it has no more requests."""
     descriptor, parent_pid = map(int, sys.argv[1:])
     del sys.argv[1:]  # the user's function may parse its own
-    # An ``executable`` may be a script with Python as its child; then the closed channel signals the driver's end.
+    # An ``executable`` may be a script with Python as its child; then the closed channel signals the parent's end.
     die_with_parent(parent_pid, notices_its_end=True)
     os.set_inheritable(descriptor, False)
     faulthandler.enable()
@@ -89,7 +89,7 @@ def perform(
             value, references = dumps(None)
         else:
             error = ErrorReport.of(request, dumps)
-    except BaseException as raised:  # noqa: BLE001 - also KeyboardInterrupt and the like: the driver decides
+    except BaseException as raised:  # noqa: BLE001 - also KeyboardInterrupt and the like: the launcher decides
         error = ErrorReport.of(raised, dumps)
     return Outcome(
         topology.rank,
@@ -120,12 +120,12 @@ def _exit_code_of(request: SystemExit) -> int:
 
 
 def _listen(channel: Channel, requests: queue.SimpleQueue[bytes]) -> None:
-    """Receive requests in a thread of its own, so that the driver's end is noticed while the user's function runs."""
+    """Receive requests in a thread of its own, so that the parent's end is noticed while the user's function runs."""
     try:
         while True:
             requests.put(channel.recv())
     except (EOFError, OSError, AuthenticationError):
-        # The driver keeps the channel open until this process has ended, so no process waits for it any more.
+        # The parent keeps the channel open until this process has ended, so no process waits for it any more.
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from hvd_cluster.errors import HorovodInternalError, LaunchError, StartTimeoutError
 from hvd_cluster.launch.call import PackedCall
+from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import HostDiscovery
-from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.logs import printer
@@ -84,19 +84,21 @@ class ElasticAdapter(Adapter):
             stack.callback(fleet.close)
             fleet.open(others=True)
             discovery = self._discovery(group, fleet)
-            driver = ElasticDriver(
+            controller = ElasticController(
                 spec, fleet, on_line, ignore_event, lambda ended: fatal_reason(ended, fleet.has_world)
             )
-            manager = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)
+            manager = HostManager(
+                discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, controller.wakeup.set
+            )
             stack.callback(manager.close)
-            stack.callback(driver.close)  # first, so that workers end even while a discovery blocks
+            stack.callback(controller.close)  # first, so that workers end even while a discovery blocks
             manager.start()
             watch = StartWatch(
-                fleet.num_reported, manager.usable, settings.min_num_proc, settings.timeout_s, driver.stop
+                fleet.num_reported, manager.usable, settings.min_num_proc, settings.timeout_s, controller.stop
             )
             stack.callback(watch.close)
             try:
-                outcomes = loop.until(lambda: driver.run(manager), driver.stop)
+                outcomes = loop.until(lambda: controller.run(manager), controller.stop)
             except LaunchError as error:
                 raise watch.error or error from None
         return collect(outcomes)

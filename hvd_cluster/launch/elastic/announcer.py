@@ -1,4 +1,4 @@
-"""Messages from the driver of an elastic job to its workers: their ranks, and that the hosts have changed."""
+"""Messages from the controller of an elastic job to its workers: their ranks, and that the hosts have changed."""
 
 from __future__ import annotations
 

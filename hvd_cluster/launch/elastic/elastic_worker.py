@@ -1,4 +1,4 @@
-"""One worker of an elastic job, as its driver sees it."""
+"""One worker of an elastic job, as its controller sees it."""
 
 from __future__ import annotations
 

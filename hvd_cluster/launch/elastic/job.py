@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
-from hvd_cluster.launch.elastic.driver import ElasticDriver
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.hosts import is_local
@@ -34,9 +34,9 @@ def run_elastic(spec: ElasticSpec, *, on_line: OnLine, on_event: OnEvent = ignor
     with contextlib.ExitStack() as stack:
         fleet = stack.enter_context(SshFleet(new_secret(), spec.ssh, spec.interfaces, env=spec.task.env))
         fleet.open(others=others)
-        driver = ElasticDriver(spec, fleet, on_line, on_event)
-        hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, driver.wakeup.set)
+        controller = ElasticController(spec, fleet, on_line, on_event)
+        hosts = HostManager(discovery, fleet, spec.cooldown_range_s, spec.discovery_interval_s, controller.wakeup.set)
         stack.callback(hosts.close)
-        stack.callback(driver.close)  # first, so that workers end even while a discovery blocks
+        stack.callback(controller.close)  # first, so that workers end even while a discovery blocks
         hosts.start()
-        return driver.run(hosts)
+        return controller.run(hosts)

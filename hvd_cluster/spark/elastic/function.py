@@ -17,7 +17,7 @@ from hvd_cluster.launch.checks import (
     seconds_problems,
     variable_problems,
 )
-from hvd_cluster.launch.elastic.driver import ElasticDriver
+from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.host_manager import HostManager
 from hvd_cluster.launch.elastic.spec import ElasticSpec
 from hvd_cluster.launch.environment import interface_variables
@@ -150,12 +150,12 @@ def _run(session: Session, spec: ElasticSpec, profile: Any, start_timeout_s: flo
         task_pool.wait_for(spec.num_proc, start_timeout_s)
         fleet = stack.enter_context(TaskFleet(secret, task_pool, spec.interfaces))
         fleet.open(others=not session.is_local)
-        driver = ElasticDriver(
+        controller = ElasticController(
             spec, fleet, on_line, ignore_event, lambda outcome: failures.record(outcome, time.monotonic())
         )
-        hosts = HostManager(task_pool, fleet, None, spec.discovery_interval_s, driver.wakeup.set)
+        hosts = HostManager(task_pool, fleet, None, spec.discovery_interval_s, controller.wakeup.set)
         stack.callback(hosts.close)
-        stack.callback(driver.close)  # first, so that workers end even while a discovery blocks
-        wakeups.append(driver.wakeup.set)
+        stack.callback(controller.close)  # first, so that workers end even while a discovery blocks
+        wakeups.append(controller.wakeup.set)
         hosts.start()
-        return driver.run(hosts)
+        return controller.run(hosts)

@@ -1,10 +1,10 @@
-"""The driver of an elastic job, whose workers are played by the test."""
+"""The controller of an elastic job, whose workers are played by the test."""
 
 from __future__ import annotations
 
 import contextlib
 
-from hvd_cluster.launch.elastic.driver import ElasticDriver
+from hvd_cluster.launch.elastic.controller import ElasticController
 from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.launch.elastic.policy import Phase
 from hvd_cluster.launch.elastic.spec import ElasticSpec
@@ -22,11 +22,11 @@ def test_a_request_that_is_told_twice_counts_once() -> None:
     )
     with SshFleet(new_secret()) as fleet:
         fleet.open(others=False)
-        with contextlib.closing(ElasticDriver(spec, fleet, drop_line, ignore_event)) as driver:
-            member = driver._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)
+        with contextlib.closing(ElasticController(spec, fleet, drop_line, ignore_event)) as controller:
+            member = controller._members[0] = ElasticWorker(0, "w", "localhost", 0, 0)
             for request, then in (("a", Phase.WAITING), ("a", Phase.RUNNING), ("b", Phase.WAITING)):
-                driver._requests.append({"worker": "w", "request": request})
-                driver._handle_requests()
+                controller._requests.append({"worker": "w", "request": request})
+                controller._handle_requests()
                 assert member.phase is then
                 member.phase = Phase.RUNNING  # it is given its place
-            driver._members.clear()
+            controller._members.clear()

@@ -29,14 +29,14 @@ from hvd_cluster.topology import Topology, join_address
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two turns if no event wakes the driver.
+#: Seconds between two turns if no event wakes the controller.
 _TICK_S = 0.25
 #: Seconds between two log lines that say what the job waits for.
 _LOG_INTERVAL_S = 10.0
 _READ_TIMEOUT_S = 3600.0
 
 
-class ElasticDriver:
+class ElasticController:
     """One elastic job, from its first worker to its last.
 
     Args:
@@ -84,7 +84,7 @@ class ElasticDriver:
         self._client = KeyValueClient(address, fleet.secret)
         self._announcer = Announcer(self._client)
         self._request_client = KeyValueClient(address, fleet.secret)
-        self._thread = threading.Thread(target=self._listen, name="hvd-driver", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="hvd-elastic", daemon=True)
         self._thread.start()
 
     @property
