@@ -137,7 +137,7 @@ class Listener:
         try:
             self._prepare(sock)
             channel = Channel.accept(sock, self._secret, self._timeout_s)
-        except (OSError, EOFError) as error:  # AuthenticationError is an OSError
+        except Exception as error:  # noqa: BLE001 - of any kind: the peer may send anything
             logger.log(self._refusal_level, "refused a connection that does not belong to the job: %s", error)
             sock.close()
         else:
