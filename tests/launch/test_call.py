@@ -138,7 +138,7 @@ def test_a_missing_module_is_named_with_the_remedy_of_its_launcher(
 ) -> None:
     if launcher == "ray":
         pytest.importorskip("ray")
-        from hvd_cluster.ray.static import packed
+        from hvd_cluster.ray.adapter import packed
 
         text = lacking(packed, monkeypatch, whole=whole)
         assert "'py_modules'" in text

@@ -16,7 +16,7 @@ from hvd_cluster.spark.end_tracker import EndTracker, reach
 
 
 @pytest.fixture
-def peers() -> Iterator[list[EndTracker]]:
+def trackers() -> Iterator[list[EndTracker]]:
     secret = new_secret()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(KeyValueServer(secret))
@@ -28,30 +28,30 @@ def peers() -> Iterator[list[EndTracker]]:
 
 
 @pytest.mark.long
-def test_a_worker_may_continue_until_another_one_has_failed(end_tracker: list[EndTracker]) -> None:
-    assert peers[0].deadline_s() == math.inf
-    peers[1].announce_end(1, ok=True)
+def test_a_worker_may_continue_until_another_one_has_failed(trackers: list[EndTracker]) -> None:
+    assert trackers[0].deadline_s() == math.inf
+    trackers[1].announce_end(1, ok=True)
     time.sleep(0.6)
-    assert peers[0].deadline_s() == math.inf
-    peers[2].announce_end(2, ok=False)
+    assert trackers[0].deadline_s() == math.inf
+    trackers[2].announce_end(2, ok=False)
     time.sleep(0.6)
-    left_s = peers[0].deadline_s() - time.monotonic()
+    left_s = trackers[0].deadline_s() - time.monotonic()
     assert FAILURE_GRACE_S - 1 < left_s <= FAILURE_GRACE_S
 
 
 @pytest.mark.long
-def test_the_store_is_kept_until_all_have_ended(end_tracker: list[EndTracker]) -> None:
+def test_the_store_is_kept_until_all_have_ended(trackers: list[EndTracker]) -> None:
     asked: list[int] = []
 
     def give_up() -> bool:
         asked.append(1)
         if len(asked) == 2:
-            peers[2].announce_end(2, ok=False)
+            trackers[2].announce_end(2, ok=False)
         return len(asked) > 5
 
-    peers[0].announce_end(0, ok=True)
-    peers[1].announce_end(1, ok=True)
-    peers[0].wait_for_ends(give_up)
+    trackers[0].announce_end(0, ok=True)
+    trackers[1].announce_end(1, ok=True)
+    trackers[0].wait_for_ends(give_up)
     assert len(asked) == 2
 
 
