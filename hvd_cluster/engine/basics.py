@@ -244,7 +244,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 where this torch has no NCCL."""
+    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 if this torch has no NCCL."""
     return nccl_version()
 
 

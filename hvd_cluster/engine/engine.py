@@ -97,7 +97,7 @@ class Engine:
             is_waited_for: the caller waits for the handle next.
 
         Raises:
-            ValueError: a request of this name is under way, or this rank is not in the process set.
+            ValueError: a request of this name is pending, or this rank is not in the process set.
             HorovodInternalError: the world has ended.
         """
         members = self.process_sets.get(request.process_set_id)

@@ -1,8 +1,8 @@
 """Exceptions of signal handlers: deferred while the main thread advances the engine, raised where it only waits.
 
-Python runs a signal handler between any two steps of the main thread. An exception that it raises there would leave an
-operation half done, and the other ranks with it. So while the main thread works, each handler is called by a stand-in,
-at once as ever, and what it raises is kept until the work in hand is done.
+Python runs a signal handler between any two steps of the main thread. An exception raised there would leave an
+operation unfinished, also for the other ranks. So while the main thread works, a wrapper calls each handler, without
+delay, and keeps what it raises until the current work is done.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-#: How long work that waits for other ranks may hold an exception back.
+#: How long work that waits for other ranks may defer an exception.
 _MAX_DELAY_S = 5.0
 
 _NUMBERS = range(1, signal.NSIG)
-# Below the signal module, whose functions make an enum of each number: that takes longer than all else here.
+# Not the signal module, whose functions make an enum of each number: that takes longer than everything else here.
 _signal: Any = import_module("_signal")
 _get: Callable[[int], Any] = _signal.getsignal
 _set: Callable[[int, Any], Any] = _signal.signal
 
 
 class _DeferringHandler:
-    """Calls a handler."""
+    """Calls a handler and keeps its exception."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
@@ -45,7 +45,7 @@ class Interrupts:
     """The handlers of this process. There is one object; only the main thread's calls have an effect."""
 
     def __init__(self) -> None:
-        #: What a handler raises is kept.
+        #: Exceptions of handlers are kept.
         self.is_held_back = False
         self._is_installed = False
         self._kept: BaseException | None = None
@@ -54,12 +54,12 @@ class Interrupts:
         self._wrappers: list[tuple[int, _DeferringHandler]] = []
 
     def begin(self) -> bool:
-        """Hold back what handlers raise; True if :meth:`end` has to be called, where this thread does so already."""
+        """Keep what handlers raise from now on; True if :meth:`end` must be called, False if it is kept already."""
         if self._is_installed or threading.get_ident() != threading.main_thread().ident:
             return False
         handlers = [*map(_get, _NUMBERS)]
         if handlers != self._handlers:
-            # A stand-in is found where an exception has come between the lines of end().
+            # A wrapper is found if an exception was raised between the lines of end().
             found = [
                 (n, h.handler if isinstance(h, _DeferringHandler) else h)
                 for n, h in zip(_NUMBERS, handlers, strict=True)
@@ -71,21 +71,21 @@ class Interrupts:
             self._is_installed = self.is_held_back = True
             for number, wrapper in self._wrappers:
                 _set(number, wrapper)
-        except BaseException:  # of a handler without a stand-in yet
+        except BaseException:  # of a handler without a wrapper yet
             self.end()
             raise
         return True
 
     def end(self) -> None:
-        """Raise what was kept, and from here on at once what handlers raise."""
+        """Raise what was kept; from here on handlers raise at once."""
         self._is_installed = self.is_held_back = False
         for number, wrapper in self._wrappers:
-            if _get(number) is wrapper:  # a handler may have put another one in its place
+            if _get(number) is wrapper:  # a handler may have replaced it
                 _set(number, wrapper.handler)
         self.release()
 
     def wait(self) -> None:
-        """The work in hand is done, and this thread is about to wait: raise what was kept, and all else at once."""
+        """The current work is done and this thread is about to wait: raise what was kept; handlers raise at once."""
         self.is_held_back = False
         self.release()
 
@@ -99,7 +99,7 @@ class Interrupts:
         return self._kept is not None
 
     def keep(self, error: BaseException) -> None:
-        """Raise this later; of several, the first."""
+        """Raise this later; only the first error is kept."""
         if self._kept is None:
             self._kept, self._kept_s = error, time.monotonic()
 
@@ -110,9 +110,9 @@ class Interrupts:
             raise error
 
     def check(self) -> None:
-        """Raise what was kept for too long, once: the work that waits for other ranks is given up.
+        """Raise what was kept for too long, once: this ends the work that waits for other ranks.
 
-        Where nothing is held back, it was raised already, and something has caught it: raise it again.
+        If nothing is held back, the error was raised already and something has caught it: raise it again.
         :meth:`end` raises it to the caller.
         """
         if self._kept is None or (self.is_held_back and time.monotonic() - self._kept_s < _MAX_DELAY_S):

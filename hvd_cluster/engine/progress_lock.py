@@ -18,7 +18,7 @@ from hvd_cluster.engine.request import Handle
 from hvd_cluster.errors import HorovodInternalError
 
 #: How long to wait for the engine's thread before checking again which thread holds the lock.
-_PATIENCE_S = 0.002
+_RECHECK_S = 0.002
 
 
 class ProgressEngine(Protocol):
@@ -161,12 +161,12 @@ class ProgressLock:
             )
         # The progress thread may sleep without having seen what this thread waits for.
         self._engine.expedite()
-        # The engine's thread lets go soon. A waiter does when its own result is there, and that may take what this
-        # thread does next: so never wait for a waiter. (None: somebody is about to say who it is.)
+        # The engine's thread releases the lock soon. A waiter releases it with its own result, which may depend on what
+        # this thread does next: so never wait for a waiter. (None: the holder is not known yet.)
         while self._holder in (self.thread.ident, None):
             if holds_back:
                 interrupts.release()
-            if self._lock.acquire(timeout=_PATIENCE_S):
+            if self._lock.acquire(timeout=_RECHECK_S):
                 return True
             if handle.settled():
                 return False
@@ -184,7 +184,7 @@ class ProgressLock:
         except Exception as error:  # noqa: BLE001 - as above: another rank may have died holding the ballot's lock
             self._engine.fail(error)
             self._engine.wake()
-        except BaseException as error:  # raised again: what was to wake the engine's thread may have been taken in
+        except BaseException as error:  # raised again: what should wake the engine's thread may be consumed already
             self._engine.fail(error)
             self._engine.wake()
             raise
@@ -194,7 +194,7 @@ class ProgressLock:
                 self._sleep.register(self._poll, select.EPOLLIN)
 
     def abandon(self) -> None:
-        """In a forked child, where the thread does not exist: give the descriptors back."""
+        """Close the descriptors in a forked child, in which the thread does not exist."""
         self._sleep.close()
         self._poll.close()
 

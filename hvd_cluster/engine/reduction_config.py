@@ -1,4 +1,4 @@
-"""How the gradients of an optimizer or a tape are reduced, whatever the framework."""
+"""How the gradients of an optimizer or a tape are reduced, in any framework."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def copy_scaled(target: torch.Tensor, source: torch.Tensor, factor: float = 1.0,
     """``target = source * factor / divisor``; both are contiguous, and may be the same memory.
 
     Real numbers are computed in the wider of the two types, in float32 at least, and rounded once. Integers are scaled
-    in float64 and truncated; where they are only divided, the quotient is exact.
+    in float64 and truncated; if they are only divided, the quotient is exact.
     """
     if factor == 1.0 and divisor == 1.0:
         if target.data_ptr() != source.data_ptr() or target.dtype != source.dtype:
@@ -190,7 +190,7 @@ def finish_divided(
     whole = quotients + torch.div(remainders, modulus, rounding_mode="floor")
     rest = torch.remainder(remainders, modulus)
     if factors.postscale == 1.0 and factors.divisor == modulus:
-        # Rounded down so far; it is to be truncated.
+        # It is rounded down so far, but must be truncated.
         target.copy_(whole + ((whole < 0) & (rest > 0)))
     else:
         real = whole.double() * modulus + rest

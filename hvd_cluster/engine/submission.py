@@ -161,7 +161,7 @@ def submit(
         labels: the timeline's names of the tensors, if not the request's name.
 
     Raises:
-        ValueError: the tensors, the root or the process set do not fit, or a request of this name is under way.
+        ValueError: the tensors, the root or the process set do not fit, or a request of this name is pending.
         NotImplementedError: Adasum with these ranks or tensors.
         HorovodInternalError: the world has ended, ``init()`` was not called, or a tensor has no dimension to gather
             or scatter.

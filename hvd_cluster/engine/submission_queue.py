@@ -116,7 +116,7 @@ class SubmissionQueue:
                 self.cycle_timer.start()
 
     def next_number(self, process_set_id: int, family: str) -> SerialNumber:
-        """The next number of unnamed operations of one family; a new world restarts the count, on all ranks alike."""
+        """The next number of unnamed operations of one family; each new world restarts the count on all ranks."""
         with self._lock:
             number = self._numbers.get((process_set_id, family), 0)
             self._numbers[process_set_id, family] = number + 1

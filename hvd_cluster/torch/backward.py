@@ -43,7 +43,7 @@ def call_at_end(pass_id: int, order: int, callback: Callable[[bool], None]) -> N
     Args:
         pass_id: :func:`current_pass`.
         order: callbacks of one pass run in this order; a second one of the same number is ignored.
-        callback: gets True where the pass was that of a re-entrant checkpoint, so that another one continues.
+        callback: gets True if the pass was that of a re-entrant checkpoint, so that an outer pass continues.
     """
     with _lock:
         callbacks = _at_end.get(pass_id)

@@ -254,7 +254,7 @@ class _DistributedOptimizer(Wrapper):
         self._reducer.add(names_of_last_group(self, self._reducer.index.named))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of this optimizer or of an unwrapped one; gradients under way are finished and forgotten."""
+        """Load the state of this optimizer or of an unwrapped one; gradients in flight are finished and dropped."""
         self._reducer.reset()
         super().load_state_dict(state_dict)
 

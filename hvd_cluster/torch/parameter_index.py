@@ -1,4 +1,4 @@
-"""Numbers the parameters of an optimizer alike on all ranks, in whatever order each rank lists them."""
+"""Numbers the parameters of an optimizer equally on all ranks, although ranks may list them in different orders."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hvd_cluster.engine.submission import running_engine
 def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor of undefined content in shared memory, if the workers share memory.
 
-    ``allreduce_`` and its relatives with a name in place work on such tensors where they are, if the tensor of every
+    ``allreduce_`` and the other in-place allreduces work on such tensors without a copy, if the tensor of every
     rank is one (or a contiguous part of one). This helps with large tensors: two to three times the speed at 100 MB,
     little below 16 MB. The result is an ordinary tensor if some workers are on other hosts, with
     ``HOROVOD_SHARED_MEMORY=0``, or if there is only one worker. Memory is allocated at the call and freed with the last

@@ -152,7 +152,7 @@ class _SyncBatchNormFunction(torch.autograd.Function):
         output = torch.addcmul(_per_channel(shift, x), x, _per_channel(scale, x)).to(input.dtype)
         ctx.save_for_backward(input, weight, mean, inverse, count)
         ctx.process_set = process_set
-        # Not the output's type: autocast hands in half precision, in which a sum over a large batch would overflow.
+        # Not the output's type: autocast passes half precision, in which a sum over a large batch would overflow.
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, variance, count)
         return output, mean, variance, count

@@ -2,7 +2,7 @@
 
 Two vectors a and b become ``a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2)``: their sum when they are orthogonal, their
 mean when they are equal. More are combined pairwise along a binary tree; rank r meets rank r XOR 2^level, so the
-number of ranks is a power of two. Each tensor has coefficients of its own, and dot products are taken in float64.
+number of ranks is a power of two. Each tensor has its own coefficients, and dot products are taken in float64.
 """
 
 from __future__ import annotations

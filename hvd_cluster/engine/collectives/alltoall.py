@@ -30,7 +30,7 @@ def alltoall(requests: list[Request], transport: Transport, buffers: BufferPool,
     rows = received.tolist()
     row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
-    # The rows behind the last split are not sent.
+    # The rows after the last split are not sent.
     outgoing = as_bytes(tensor[: sum(request.splits)])
     since_s = time.monotonic()
     work = transport.alltoall(

@@ -11,7 +11,7 @@ from hvd_cluster.engine.transports.transport import FinishedWork, Transport, Wor
 
 
 class AloneTransport(Transport):
-    """Every collective of one rank is done at once, on whatever device its buffers live.
+    """Every collective of one rank is done at once, on the device of its buffers.
 
     Args:
         device: the device of the buffers.
@@ -42,7 +42,7 @@ class AloneTransport(Transport):
         return FinishedWork()
 
     def abort(self) -> None:
-        """Nothing can be under way."""
+        """Nothing can be in progress."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -98,7 +98,7 @@ class Arithmetic(NamedTuple):
         num_ranks: int,
         num_here: int,
     ) -> Arithmetic:
-        """That of one host of several: what its ranks have reduced is reduced again, by another transport.
+        """The arithmetic within one of several hosts: another transport reduces the result again.
 
         Args:
             op: the reduction.
@@ -107,22 +107,22 @@ class Arithmetic(NamedTuple):
             prescale: multiplies before the reduction.
             postscale: multiplies after it.
             divisor: divides after it.
-            num_ranks: how many ranks take part,
-            num_here: and how many of them are on this host.
+            num_ranks: how many ranks take part.
+            num_here: how many of them are on this host.
         """
         factors = Factors.of(op, own, wire, prescale, postscale, divisor, num_ranks)
         early, here = factors.prescale, (1.0, factors.headroom)
         last = (factors.postscale, divisor / factors.headroom)
         if num_here == 1:  # nothing is reduced here
             early, here = early / factors.headroom, (1.0, 1.0)
-        how = cls(REDUCE[op], early, *here, *last, False)
-        return how._early(own, wire)._accumulating(op, wire, num_here)
+        arithmetic = cls(REDUCE[op], early, *here, *last, False)
+        return arithmetic._early(own, wire)._accumulating(op, wire, num_here)
 
     def _early(self, own: torch.dtype, wire: torch.dtype) -> Arithmetic:
-        """The same with the division where the elements are copied in, if the result has the same bits.
+        """The same with the division before the sum, while elements are copied in, if the result has the same bits.
 
-        Only dividing by a power of two gives the same bits as dividing the sum. Where elements are converted as they
-        are copied in, it costs more there than afterwards.
+        Only dividing by a power of two gives the same bits as dividing the sum. If elements are converted while they
+        are copied in, dividing there would cost more.
         """
         divisor = self.divisor * self.last_divisor
         if own == wire and divisor > 1 and halves_exactly(wire, divisor):
@@ -130,7 +130,7 @@ class Arithmetic(NamedTuple):
         return self
 
     def _accumulating(self, op: ReduceOp, wire: torch.dtype, num_operands: int) -> Arithmetic:
-        """The same with halves added, or multiplied, in float32 where this gives other bits."""
+        """The same with halves added, or multiplied, in float32 if this gives other bits."""
         is_rounded_once = num_operands <= 2 and self.factor == 1.0 and halves_exactly(wire, self.divisor)
         if wire not in HALVES or op in (ReduceOp.MIN, ReduceOp.MAX) or is_rounded_once:
             return self
@@ -139,7 +139,7 @@ class Arithmetic(NamedTuple):
     def fill(self, slot: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
         """``slot = sources * prescale``, in the element type of ``slot``."""
         if self.prescale != 1.0 and slot.dtype != sources[0].dtype:
-            # Scaled before it is converted: the number may not fit, and its product may.
+            # Scale before converting: the product may fit although the number does not.
             for place, source in zip(slot.split([source.numel() for source in sources]), sources, strict=True):
                 copy_scaled(place, source, self.prescale)
         elif slot.dtype != sources[0].dtype:
@@ -169,7 +169,7 @@ class Arithmetic(NamedTuple):
         self._finish(result)
 
     def combine_in_place(self, operands: Sequence[torch.Tensor], scratch: Scratch) -> None:
-        """The first operand = all of them, reduced and scaled, where they have not been through :meth:`fill`."""
+        """The first operand = all of them, reduced and scaled; :meth:`fill` was not applied to them."""
         first, *others = operands
         if self.in_float32:
             self._accumulate(operands, first, scratch, self.prescale)

@@ -1,7 +1,7 @@
 """Collectives over TCP on the CPU, through a private Gloo process group.
 
 The group is built directly on the job's store. The user's default group stays untouched, so DDP or FSDP may use
-``torch.distributed`` beside us, and an elastic job can build the next world's group after this one failed.
+``torch.distributed`` at the same time, and an elastic job can build the next world's group after this one failed.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def _from_each(client: KeyValueClient, prefix: str, ranks: tuple[int, ...], time
 
 
 def nccl_version() -> int:
-    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 where this torch has no NCCL."""
+    """NCCL's version as one integer, e.g. 22703 for 2.27.3; 0 if this torch has no NCCL."""
     if torch.version.cuda is None or not is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]

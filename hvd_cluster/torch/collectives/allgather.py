@@ -69,7 +69,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         process_set = ctx.process_set
-        # Autograd hands in zeros for integers and bools, which have no gradient.
+        # Autograd passes zeros for integers and bools, which have no gradient.
         real = [i for i, gradient in enumerate(gradients) if gradient.is_floating_point()]
         averages = grouped_allreduce([gradients[i].contiguous() for i in real], process_set=process_set)
         rows = allgather(torch.tensor([ctx.rows], device="cpu"), process_set=process_set)  # (ranks, tensors)

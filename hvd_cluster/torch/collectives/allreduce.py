@@ -164,7 +164,7 @@ def _compressed_allreduce(
 ) -> list[torch.Tensor]:
     wire = wire_of(compression)
     if wire is not None and arguments[1] != ReduceOp.ADASUM:
-        # Converting on the way costs no pass over memory of its own.
+        # Converting during the copy needs no additional pass over memory.
         return list(_allreduce(*arguments, wire, *tensors))
     compressed, ctxs = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
     results = _allreduce(*arguments, None, *compressed)

@@ -93,7 +93,7 @@ class _Alltoall(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
         counts = tuple(ctx.received.tolist())
         back, _ = _alltoall(gradient.contiguous(), counts, None, ctx.process_set)
-        # Rows behind the last split were not sent.
+        # Rows after the last split were not sent.
         unsent = back.new_zeros((ctx.rows - back.shape[0], *back.shape[1:]))
         return torch.cat([back, unsent]), None, None, None
 

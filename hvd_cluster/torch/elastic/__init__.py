@@ -19,7 +19,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     """Make a training function survive the loss and the arrival of workers.
 
     Args:
-        func: its first argument is a :class:`State`; whatever it returns is returned. It is called again, with the
+        func: its first argument is a :class:`State`; its result is returned. It is called again, with the
             state as of its last commit, when a worker was lost, and with the state as it is when workers came or left.
     """
     return run_fn(func, rejoin)

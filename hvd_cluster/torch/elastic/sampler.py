@@ -15,7 +15,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """Divides a dataset among the workers, and divides the rest of the epoch again after they have changed.
 
     Pass it to a ``DataLoader`` and to a :class:`~hvd_cluster.torch.elastic.TorchState`, and call :meth:`record_batch`
-    behind every step, before the commit.
+    after every step, before the commit.
 
     Args:
         dataset: what has a length.
