@@ -464,9 +464,9 @@ def test_what_cannot_be_sent_is_refused_at_the_call(two: Any) -> None:
         with pytest.raises(ValueError, match=r"op='sum' is none of hvd\.Average, hvd\.Sum"):
             hvd.allreduce(torch.ones(2), op="sum")
         for collective in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
-            with pytest.raises(ValueError, match=r"process_set=\[0\] is no hvd\.ProcessSet"):
+            with pytest.raises(ValueError, match=r"process_set=\[0\] is not an hvd\.ProcessSet"):
                 collective(torch.ones(2), process_set=[0])
-        with pytest.raises(ValueError, match=r"process_set=\[0\] is no hvd\.ProcessSet"):
+        with pytest.raises(ValueError, match=r"process_set=\[0\] is not an hvd\.ProcessSet"):
             hvd.broadcast(torch.ones(2), 0, process_set=[0])
         with pytest.raises(ValueError, match=r"Tensor is required to be contiguous\."):
             hvd.allreduce(torch.ones(3, 4).t())
