@@ -51,6 +51,7 @@ def test_without_matplotlib_there_is_a_table_and_the_reason(
 def test_what_is_not_a_timeline_is_an_error_of_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("hello")
     TimelineFile(tmp_path / "empty.json").close()
-    for name, words in {"absent": "No such file", "text": "is not a timeline", "empty.json": "no operations yet"}.items():
+    expected = {"absent": "No such file", "text": "is not a timeline", "empty.json": "no operations yet"}
+    for name, words in expected.items():
         assert main(["timeline", str(tmp_path / name)]) == 2
         assert words in capsys.readouterr().err
