@@ -30,7 +30,7 @@ def said(program: str = TWICE, **variables: str) -> list[str]:
     return [line for line in done.stderr.splitlines() if re.search("a detail|news|a warning", line)]
 
 
-def test_a_worker_is_heard_at_the_level_that_it_was_told() -> None:
+def test_a_worker_logs_at_the_level_that_it_was_given() -> None:
     lines = said(IN_A_WORLD, HOROVOD_LOG_LEVEL="info")
     assert [line.split()[-2:] for line in lines] == [["hvd_cluster.part:", "news"], ["a", "warning"]]
 

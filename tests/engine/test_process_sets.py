@@ -77,7 +77,7 @@ def test_overlapping_sets_reduce_among_themselves_and_do_not_wait_for_each_other
     assert third["ranks"] == [1, 0]
 
 
-def test_ranks_that_name_different_sets_are_told_at_init() -> None:
+def test_ranks_that_name_different_sets_get_an_error_at_init() -> None:
     """Each its own half, as one may with communicators: both would be set 1, and reduce with each other."""
 
     def fn() -> tuple[str, float]:
@@ -101,7 +101,7 @@ def test_ranks_that_name_different_sets_are_told_at_init() -> None:
 @pytest.mark.parametrize(
     ("variable", "value"), [("HOROVOD_SHARED_MEMORY", "0"), ("HOROVOD_CACHE_CAPACITY", "7")], ids=["memory", "cache"]
 )
-def test_ranks_whose_settings_cannot_work_together_are_told_at_init(variable: str, value: str) -> None:
+def test_ranks_whose_settings_cannot_work_together_get_an_error_at_init(variable: str, value: str) -> None:
     def fn() -> str:
         import os
 

@@ -1,4 +1,4 @@
-"""Threads that wait drive the engine: several at once, interrupted, from a signal handler, in inference mode."""
+"""Threads that wait advance the engine: several at once, interrupted, from a signal handler, in inference mode."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_ctrl_c_while_waiting_leaves_the_world_whole(tmp_path: Path, shares: str
     assert local.run(fn, num_proc=2, env={**ENV, "HOROVOD_SHARED_MEMORY": shares}) == [[4.0, 4.0]] * 2
 
 
-def test_a_signal_handler_that_waits_is_told_that_it_cannot(tmp_path: Path) -> None:
+def test_a_signal_handler_that_waits_gets_an_error(tmp_path: Path) -> None:
     def fn() -> tuple[list[str], float, float]:
         import hvd_cluster.torch as hvd
 
@@ -212,7 +212,7 @@ def _loop(submissions: SubmissionQueue) -> Any:
     )
 
 
-def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(submissions: SubmissionQueue) -> None:
+def test_a_progress_thread_that_leaves_passes_on_what_has_waited_long_enough(submissions: SubmissionQueue) -> None:
     signature = Signature(Kind.BARRIER, (), ReduceOp.SUM, -1, 1.0, 1.0)
     submissions.submit(Request("a", 0, signature, [], [], lambda _: None, Handle()), is_waited_for=False)
     assert _is_ready(submissions.cycle_timer.descriptor, 10_000)
@@ -221,7 +221,7 @@ def test_a_driver_that_leaves_hands_on_what_has_waited_long_enough(submissions: 
     assert _is_ready(submissions.wakeup, 0)
 
 
-def test_a_driver_that_leaves_takes_stale_timers_with_it(submissions: SubmissionQueue) -> None:
+def test_a_progress_thread_that_leaves_clears_stale_timers(submissions: SubmissionQueue) -> None:
     submissions.cycle_timer.start()
     submissions.idle_timer.start()
     assert _is_ready(submissions.cycle_timer.descriptor, 10_000)
@@ -233,7 +233,7 @@ def test_a_driver_that_leaves_takes_stale_timers_with_it(submissions: Submission
     assert _is_ready(submissions.idle_timer.descriptor, 10_000)  # it was begun anew: nobody may drive from here on
 
 
-def test_an_interrupt_of_a_driver_that_leaves_ends_the_world() -> None:
+def test_an_interrupt_of_a_progress_thread_that_leaves_ends_the_world() -> None:
     class Interrupted:
         """Has nothing to do, and is interrupted while it rests."""
 

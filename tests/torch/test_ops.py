@@ -142,7 +142,7 @@ def test_compression_travels_in_the_narrow_type_and_gradients_do_too(two: Any) -
     assert two(fn) == [[[2.0] * 3, [4.0] * 3, [2.0] * 3, [14, 14]]] * 2
 
 
-def test_ranks_that_compress_differently_are_told(two: Any) -> None:
+def test_ranks_that_compress_differently_get_an_error(two: Any) -> None:
     def fn(hvd: Any) -> str:
         compression = hvd.Compression.fp16 if hvd.rank() else hvd.Compression.none
         with pytest.raises(hvd.HorovodInternalError) as caught:

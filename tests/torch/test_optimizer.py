@@ -452,7 +452,7 @@ def test_names_must_be_unique_and_complete(two: Any) -> None:
     two(fn)
 
 
-def test_other_names_on_one_rank_are_told_on_all(two: Any) -> None:
+def test_other_names_on_one_rank_are_an_error_on_all(two: Any) -> None:
     def fn(hvd: Any) -> str:
         parameters = dict(make_net().named_parameters())
         if hvd.rank() == 1:

@@ -42,7 +42,7 @@ def test_a_step_is_its_reductions_one_after_the_other_beside_the_submissions() -
     assert pattern.step_s(Parameters(20, 60_000.0), cost) == pytest.approx(1.01 + 0.4 + 0.5)
 
 
-def test_steps_are_told_apart_by_names_that_come_again() -> None:
+def test_steps_are_separated_by_names_that_repeat() -> None:
     watcher = StepWatcher()
     finished = []
     for step in range(4):
