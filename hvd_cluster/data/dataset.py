@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.reading.hive import Partition
-from hvd_cluster.data.schema import Schema
+from hvd_cluster.data.schema import Column, Kind, Schema
 from hvd_cluster.data.store import Store
 
 logger = logging.getLogger(__name__)
+
+#: Name of the file that describes a data set, in the folder of its training part.
+MANIFEST = "_dataset.json"
+_MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class Split:
     row_groups: tuple[RowGroup, ...]
     #: Rows over all row groups.
     rows: int
-    #: Streams that the epoch's order is woven from, so that this many ranks (or a divisor or multiple of it) each read
-    #: a part of the row groups only; see :mod:`hvd_cluster.data.reading.shards`.
+    #: Streams that are interleaved to an epoch's order, so that this many ranks (or a divisor or multiple of it) each
+    #: read only a part of the row groups; see :mod:`hvd_cluster.data.reading.shards`.
     lanes: int = 1
     #: Which rows of the row groups are there; None for all.
     row_filter: RowFilter | None = None
@@ -55,6 +61,17 @@ class Split:
     def with_lanes(self, lanes: int) -> Split:
         """The same rows for another number of streams."""
         return self if lanes == self.lanes else replace(self, lanes=lanes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for :meth:`from_json`."""
+        groups = [[group.path, group.index, group.rows, group.size_bytes] for group in self.row_groups]
+        return {"rows": self.rows, "lanes": self.lanes, "row_groups": groups}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Split:
+        """The split that :meth:`to_json` described."""
+        groups = (RowGroup(path, index, rows, size_bytes=size) for path, index, rows, size in values["row_groups"])
+        return cls(tuple(groups), values["rows"], values["lanes"])
 
 
 @dataclass(frozen=True)
@@ -79,3 +96,32 @@ class Dataset:
             self.store.delete(folder)
         if self.folders:
             logger.debug("removed %s", ", ".join(self.folders))
+
+    def save(self, folder: str) -> None:
+        """Write the manifest into a folder of the store: with it another process need not look at the data."""
+        content = {
+            "version": _MANIFEST_VERSION,
+            "columns": [[c.name, c.kind.value, c.dtype, c.shape, c.unit] for c in self.schema],
+            "train": self.train.to_json(),
+            "validation": None if self.validation is None else self.validation.to_json(),
+        }
+        self.store.write(f"{folder}/{MANIFEST}", json.dumps(content))
+
+    @classmethod
+    def load(cls, store: Store, folder: str) -> Dataset | None:
+        """The data set that the manifest in a folder describes; None without a manifest, or if a file is missing."""
+        try:
+            content = json.loads(store.read(f"{folder}/{MANIFEST}"))
+        except FileNotFoundError:
+            return None
+        if content.get("version") != _MANIFEST_VERSION:
+            return None
+        columns = tuple(
+            Column(name, Kind(kind), dtype, tuple(shape), unit) for name, kind, dtype, shape, unit in content["columns"]
+        )
+        train, held_out = Split.from_json(content["train"]), content["validation"]
+        validation = None if held_out is None else Split.from_json(held_out)
+        groups = [*train.row_groups, *(validation.row_groups if validation is not None else ())]
+        paths = {group.path for group in groups}
+        existing = {path for parent in {path.rsplit("/", 1)[0] for path in paths} for path in store.list(parent)}
+        return cls(store, Schema(columns), train, validation) if paths <= existing else None

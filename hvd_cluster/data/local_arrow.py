@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.schema import Schema, infer
 from hvd_cluster.data.store import Store, unwritable_text
-from hvd_cluster.data.writing import census
+from hvd_cluster.data.writing import column_stats
 from hvd_cluster.data.writing import validation as validation_rule
-from hvd_cluster.data.writing.part_plan import MAX_GROUP_ROWS, PartPlan
+from hvd_cluster.data.writing.part_file import MAX_GROUP_ROWS, PartPlan
 from hvd_cluster.data.writing.part_writer import write_part
 from hvd_cluster.errors import DataError
 
@@ -53,7 +53,7 @@ def write_arrow(
         part: number of this share of the data among those of all workers: the draw by ratio differs with it.
         seed: of that draw.
         group_rows: rows of a row group at most.
-        lanes: streams that the order is woven from; 1 where each worker reads a data set of its own.
+        lanes: streams that the order is interleaved from; 1 where each worker reads a data set of its own.
         allow_ragged: lists in a column may differ in length.
         float32: write float64 as float32.
         tensors_only: refuse columns of text and bytes too.
@@ -98,7 +98,7 @@ def write_arrow(
     try:
         report = write_part(plan, part, _from(first, rows))
         seen = None if first_rows is None or report.rows < first_rows else first_rows  # all rows, if they are fewer
-        census.require([*wrong, *report.census.problems(allow_ragged=allow_ragged, first_rows=seen)])
+        column_stats.raise_if_any([*wrong, *report.stats.problems(allow_ragged=allow_ragged, first_rows=seen)])
     except OSError as error:
         store.delete(store.prefix)
         raise DataError(unwritable_text(store.prefix, error)) from error
@@ -108,7 +108,7 @@ def write_arrow(
     splits = [
         Split(tuple(groups), sum(group.rows for group in groups), lanes) for groups in (report.train, report.validation)
     ]
-    complete = report.census.complete(schema)
+    complete = report.stats.with_lengths(schema)
     return Dataset(store, complete, splits[0], None if validation is None else splits[1], (store.prefix,))
 
 

@@ -20,14 +20,14 @@ from hvd_cluster.data.files.filesystems import normalize
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import parquet
 from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
-from hvd_cluster.data.spark_batches import map_batches, quoted
+from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store, unwritable_text
-from hvd_cluster.data.writing import census, content_address, manifest, retention
+from hvd_cluster.data.writing import column_stats, content_address, retention
 from hvd_cluster.data.writing import validation as validation_rule
+from hvd_cluster.data.writing.content_address import PLANS
 from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
 from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
 from hvd_cluster.data.writing.progress import FinishedParts, Progress, counted
-from hvd_cluster.data.writing.spark_plans import PLANS
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class _Materializer:
 
     def _reported(self, plan: PartPlan, answers: list[dict[str, Any]], folders: DatasetFolders) -> Dataset:
         """The data set that writers elsewhere have told of."""
-        census.require(sorted({answer["error"] for answer in answers if "error" in answer}))
+        column_stats.raise_if_any(sorted({answer["error"] for answer in answers if "error" in answer}))
         return self._dataset(plan, [PartReport.from_json(answer) for answer in answers], folders)
 
     def from_table(self, table: pa.Table) -> Dataset:
@@ -269,14 +269,14 @@ class _Materializer:
         mixed = self.options.own_folders and (self.options.validation is not None or store.is_file(path))
         if isinstance(self.options.validation, str) or mixed or not self.options.in_place:
             return self._copied(folder, store)
-        seen = folder.census()
+        seen = folder.stats()
         self._usable(folder.schema)
-        census.require([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
+        column_stats.raise_if_any([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
         train: Sequence[RowGroup] = folder.row_groups
         held_out: Sequence[RowGroup] = []
         if self.options.validation is not None:
             train, held_out = parquet.held_out(folder.row_groups, self.options.validation, self.options.seed)
-        schema = self._narrowed(seen.complete(folder.schema))
+        schema = self._narrowed(seen.with_lengths(folder.schema))
         return self._checked(Dataset(store, schema, self._split(train), self._split(held_out)))
 
     def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
@@ -298,7 +298,7 @@ class _Materializer:
         """Take the address for the name of the folders; the data set that is there already, if it is whole."""
         self.dataset_id = address
         folder = self.store.get_train_data_path(address)
-        dataset = manifest.load(self.store, folder) if self.store.exists(f"{folder}/{parquet.SUCCESS}") else None
+        dataset = Dataset.load(self.store, folder) if self.store.exists(f"{folder}/{parquet.SUCCESS}") else None
         if dataset is not None:
             retention.mark_used(self.store, folder)
             logger.info("the data is in %s already", folder)
@@ -348,7 +348,7 @@ class _Materializer:
     def _countable(self, existing: Sequence[str]) -> list[str]:
         """The columns to take from data that has ``existing`` ones: all, where nothing is wrong."""
         if isinstance(self.options.validation, str) and list(existing).count(self.options.validation) != 1:
-            census.require(self.wrong)
+            column_stats.raise_if_any(self.wrong)
         return [name for name in self.options.read_columns if not self.wrong or list(existing).count(name) == 1]
 
     def _usable(self, schema: Schema) -> Schema:
@@ -373,18 +373,18 @@ class _Materializer:
 
     def _dataset(self, plan: PartPlan, reports: list[PartReport], folders: DatasetFolders) -> Dataset:
         reports.sort(key=lambda report: report.part)
-        seen = census.Census()
+        seen = column_stats.TableStats()
         for report in reports:
-            seen.merge(report.census)
+            seen.merge(report.stats)
         if not any(report.rows for report in reports):
             raise DataError(NO_ROWS_TEXT)
-        census.require([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
+        column_stats.raise_if_any([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
         train = self._split([group for report in reports for group in report.train])
         held_out = self._split([group for report in reports for group in report.validation])
         own = () if self.reuse else plan.folders
-        dataset = self._checked(Dataset(self.store, seen.complete(plan.schema), train, held_out, own))
+        dataset = self._checked(Dataset(self.store, seen.with_lengths(plan.schema), train, held_out, own))
         if self.reuse:
-            manifest.save(dataset, plan.train_folder)
+            dataset.save(plan.train_folder)
         folders.complete({group.path for group in (*train.row_groups, *held_out.row_groups)})
         if self.options.progress is not None:
             self.options.progress(train.rows + held_out.rows, train.rows + held_out.rows)

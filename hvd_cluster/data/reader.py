@@ -13,20 +13,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hvd_cluster.data.columns.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.forgotten_shard import warn_of_other_shard
-from hvd_cluster.data.reading import identity, shards
+from hvd_cluster.data.reading import shards
 from hvd_cluster.data.reading.blocks import BlockReader
 from hvd_cluster.data.reading.budget import PREFETCH_BYTES, Budget
-from hvd_cluster.data.reading.course import Course
 from hvd_cluster.data.reading.decoding import RawTensor
-from hvd_cluster.data.reading.position import Planner, Position
+from hvd_cluster.data.reading.epoch_iterator import EpochIterator
+from hvd_cluster.data.reading.interleave import Batch
+from hvd_cluster.data.reading.position import Planner, Position, fingerprint, position_of_state
 from hvd_cluster.data.reading.row_group_reader import RowGroupReader
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.row_transform import RowTransform
 from hvd_cluster.data.reading.shards import REMAINDERS, Remainder
 from hvd_cluster.data.reading.source import open_source
-from hvd_cluster.data.reading.weave import Batch
 from hvd_cluster.data.schema import Schema
+from hvd_cluster.data.shard_warning import warn_if_not_own_shard
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         prefetch_bytes: bound of rows that wait.
         window_bytes: size of the rows that are shuffled among each other, a part of what decides the order; None for
             16 MiB, and up to 128 MiB where rows are large.
-        lanes: streams that the order is woven from, a part of what decides the order too; None for ``size``, so that
-            every rank reads its own row groups only. Give a number to have one order for any number of ranks.
+        lanes: streams that are interleaved; it also decides the order. None for ``size``, so that every rank reads only
+            its own row groups. Give a number to have one order for any number of ranks.
         storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
 
     Raises:
@@ -139,7 +139,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if rank is None and size is None:
-            warn_of_other_shard(logger, 0, 1, "rank=hvd.rank(), size=hvd.size(), or rank=0, size=1 if all read all")
+            warn_if_not_own_shard(logger, 0, 1, "rank=hvd.rank(), size=hvd.size(), or rank=0, size=1 if all read all")
         rank, size = rank or 0, 1 if size is None else size
         _check_whole(batch_size=batch_size, rank=rank, size=size, seed=seed, epoch=epoch, num_threads=num_threads)
         _check(batch_size, rank, size, remainder, arrays, num_threads, lanes)
@@ -228,7 +228,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         some files' footers are kept, and every thread's allocator may keep a little of what was freed. What functions
         of yours allocate is not counted.
         """
-        return self._course.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
+        return self._epochs.budget.total_bytes(self._split, self._footers, self.plan(0).num_slots, self._batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Iterations do not travel to another process."""
@@ -248,7 +248,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         """
         if not self._steps_taken or self._plan_taken is None:
             return self._position
-        return self._course.planner.after(self._position, self._plan_taken, self._steps_taken)
+        return self._epochs.planner.after(self._position, self._plan_taken, self._steps_taken)
 
     def _go_to(self, position: Position) -> None:
         """Set the position; what iterations before have taken counts no longer."""
@@ -312,7 +312,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     def _batches(self, position: Position) -> Generator[tuple[shards.ShardPlan, Batch], None, None]:
         """The course's batches from a position, for :meth:`close` to find while they are taken."""
-        batches = self._course.batches(position)
+        batches = self._epochs.batches(position)
         self._open.add(batches)
         return batches
 
@@ -324,7 +324,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         for batches in list(self._open):
             if inspect.getgeneratorstate(batches) != inspect.GEN_RUNNING:  # else its own code closes us, and ends it
                 batches.close()
-        self._course.close()
+        self._epochs.close()
         self._times_closed += 1
 
     def __enter__(self) -> ParquetReader:
@@ -336,7 +336,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     def plan(self, epoch: int) -> shards.ShardPlan:
         """What this rank reads in an epoch: its steps, and which rows are padding."""
-        return self._course.planner.plan(Position(epoch=epoch))
+        return self._epochs.planner.plan(Position(epoch=epoch))
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             "row": position.row,
             "lanes": position.lanes,
             "window_rows": position.window_rows,
-            **self._identity,
+            **self._fingerprint,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -365,15 +365,15 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         Raises:
             DataError: it is the state of other data or of another order, or damaged; all differences are named.
         """
-        self._go_to(identity.loaded(state, self._identity, strict=strict))
+        self._go_to(position_of_state(state, self._fingerprint, strict=strict))
 
     @functools.cached_property
-    def _identity(self) -> dict[str, Any]:
+    def _fingerprint(self) -> dict[str, Any]:
         """What must not have changed when a position is taken up again."""
-        return identity.identity(self._course.planner, self._filesystem)
+        return fingerprint(self._epochs.planner, self._filesystem)
 
     @functools.cached_property
-    def _course(self) -> Course:
+    def _epochs(self) -> EpochIterator:
         row_bytes = max(self._input.row_bytes, self.schema.row_bytes)
         budget = Budget.of(self._split, row_bytes, self._window_bytes, self._num_threads, self._prefetch_bytes)
         planner = Planner(
@@ -386,7 +386,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             remainder=self._remainder,
             window_rows=budget.window_rows,
         )
-        return Course(planner, self._blocks, budget, self._end_epoch)
+        return EpochIterator(planner, self._blocks, budget, self._end_epoch)
 
 
 def _check_whole(**numbers: Any) -> None:

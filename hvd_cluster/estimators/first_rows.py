@@ -44,7 +44,7 @@ def first_rows(kind: Frame, data: Any, columns: Sequence[str], *, allow_ragged: 
 def _batches(kind: Frame, data: Any, columns: list[str]) -> Any:
     """The first rows as Arrow batches, or None."""
     if kind is Frame.SPARK:
-        from hvd_cluster.data.spark_batches import quoted
+        from hvd_cluster.data.spark_jobs import quoted
         from hvd_cluster.estimators.spark.feed import first_batches
 
         return first_batches(data.select(*map(quoted, columns)))

@@ -214,7 +214,7 @@ class FittedModel(ModelParams, Model):
         from pyspark.sql.types import StructField, StructType
 
         from hvd_cluster.data import schema_spark
-        from hvd_cluster.data.spark_batches import cast, map_batches
+        from hvd_cluster.data.spark_jobs import cast, map_batches
         from hvd_cluster.estimators.spark.rows import spark_type
         from hvd_cluster.spark.active_session import active
         from hvd_cluster.spark.task import MODULE_REMEDY

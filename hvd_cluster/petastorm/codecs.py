@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm import image, npy, pyspark_types, spark_types
+from hvd_cluster.petastorm import image, npy, spark_types, type_mapping
 from hvd_cluster.petastorm.errors import DecodeFieldError
 from hvd_cluster.petastorm.unischema_field import UnischemaField
 
@@ -55,7 +55,7 @@ class DataframeColumnCodec:
         Raises:
             MissingExtraError: pyspark is not installed.
         """
-        return pyspark_types.data_type(self.stored_type())
+        return type_mapping.data_type(self.stored_type())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
-from hvd_cluster.data.forgotten_shard import warn_of_other_shard
-from hvd_cluster.data.spark_batches import quoted
+from hvd_cluster.data.shard_warning import warn_if_not_own_shard
+from hvd_cluster.data.spark_jobs import quoted
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.writing.spark_plans import same_plan, state_of_files
+from hvd_cluster.data.writing.content_address import same_plan, state_of_files
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.factories import make_batch_reader
+from hvd_cluster.petastorm.fragments import FragmentTable, parquet_files
 from hvd_cluster.petastorm.location import locate
-from hvd_cluster.petastorm.pieces import PieceTable, parquet_files
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class SparkDatasetConverter:
         if workers_count is not None:
             kargs = {**kargs, "workers_count": workers_count}
         own = "cur_shard=hvd.rank(), shard_count=hvd.size()"
-        warn_of_other_shard(logger, kargs.get("cur_shard"), kargs.get("shard_count"), own)
+        warn_if_not_own_shard(logger, kargs.get("cur_shard"), kargs.get("shard_count"), own)
         return make_batch_reader(self.file_urls, num_epochs=num_epochs, **kargs)
 
 
@@ -215,7 +215,7 @@ _delete_handler: Callable[[str], None] | None = None
 def _converter_of(url: str) -> SparkDatasetConverter:
     location = locate(url)
     files = parquet_files(location)
-    size = sum(piece.rows for piece in PieceTable(location).pieces([]))
+    size = sum(fragment.rows for fragment in FragmentTable(location).fragments([]))
     if not size:
         raise DataError(f"the data in {url} has no rows: check the filters and joins that made it")
     base = url.rstrip("/")

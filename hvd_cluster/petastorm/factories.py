@@ -12,12 +12,12 @@ import numpy as np
 from hvd_cluster.data import filters as filter_rules
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm import metadata, row_group_index
-from hvd_cluster.petastorm.chunks import ChunkReader
+from hvd_cluster.petastorm.epoch_order import EpochOrder, shard_of
 from hvd_cluster.petastorm.errors import NoDataAvailableError
+from hvd_cluster.petastorm.fragment_reader import FragmentReader
+from hvd_cluster.petastorm.fragments import Fragment, FragmentTable
 from hvd_cluster.petastorm.location import Location, Url, locate
 from hvd_cluster.petastorm.options import ReaderOptions
-from hvd_cluster.petastorm.order import EpochOrder, shard_of
-from hvd_cluster.petastorm.pieces import Piece, PieceTable
 from hvd_cluster.petastorm.predicates import PredicateBase
 from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.selectors import RowGroupSelectorBase
@@ -147,7 +147,7 @@ def make_batch_reader(
 def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reader:
     stored = None if batched else metadata.stored_schema(location)
     texts = {name for name, field in stored.fields.items() if field.numpy_dtype is np.str_} if stored else set()
-    table = PieceTable(location, texts)
+    table = FragmentTable(location, texts)
     whole = stored or Unischema.from_arrow_schema(table.arrow_schema)
     schema = _view(whole, options.schema_fields, location)
     if options.predicate is not None:
@@ -164,7 +164,7 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
         and (made := [name for name in output.fields if name not in schema.fields])
     ):
         raise DataError(f"the transform's edit_fields name {made}, which nothing makes: give it a func")
-    chunks = ChunkReader(
+    reader = FragmentReader(
         table=table,
         schema=schema,
         whole_schema=whole,
@@ -175,20 +175,20 @@ def _make(options: ReaderOptions, location: Location, *, batched: bool) -> Reade
         transform=spec,
         cache=options.cache(),
     )
-    pieces = _selected(table, chunks, options, location)
+    fragments = _selected(table, reader, options, location)
     deal_seed = options.shard_seed if options.shard_seed is not None else options.seed
-    pieces = shard_of(pieces, options.cur_shard, options.shard_count, deal_seed)
+    fragments = shard_of(fragments, options.cur_shard, options.shard_count, deal_seed)
     order = EpochOrder(
-        pieces=tuple(pieces),
+        fragments=tuple(fragments),
         num_epochs=options.num_epochs,
         seed=secrets.randbits(62) if options.seed is None else options.seed,
-        shuffle_pieces=options.shuffle_row_groups,
+        shuffle_fragments=options.shuffle_row_groups,
         shuffle_rows=options.shuffle_rows,
     )
     if options.reader_pool_type == "process":
         logger.debug("threads serve reader_pool_type='process'")
     return Reader(
-        chunks, order, batched=batched, num_threads=options.num_threads, queue_size=options.results_queue_size
+        reader, order, batched=batched, num_threads=options.num_threads, queue_size=options.results_queue_size
     )
 
 
@@ -206,16 +206,22 @@ def _view(schema: Unischema, schema_fields: Any, location: Location) -> Unischem
     return view
 
 
-def _selected(table: PieceTable, chunks: ChunkReader, options: ReaderOptions, location: Location) -> list[Piece]:
+def _selected(
+    table: FragmentTable, reader: FragmentReader, options: ReaderOptions, location: Location
+) -> list[Fragment]:
     """The row groups that may have rows for the user, before they are dealt to shards."""
-    pieces = table.pieces(chunks.read_names, options.shuffle_row_drop_partitions)
+    fragments = table.fragments(reader.read_names, options.shuffle_row_drop_partitions)
     if options.rowgroup_selector is not None:
-        numbers = row_group_index.selected(location, options.rowgroup_selector)
-        pieces = [piece for piece in pieces if piece.number in numbers]
-    pieces = table.pruned(pieces, chunks.row_filter)
+        indexes = row_group_index.read(location)
+        missing = [name for name in options.rowgroup_selector.get_index_names() if name not in indexes]
+        if missing:
+            raise DataError(f"{location.text} has no index {missing}: it has {sorted(indexes)}")
+        numbers = options.rowgroup_selector.select_row_groups(indexes)
+        fragments = [fragment for fragment in fragments if fragment.number in numbers]
+    fragments = table.pruned(fragments, reader.row_filter)
     predicate = options.predicate
-    if predicate is not None and set(predicate.get_fields()) <= set(table.folder_names) and chunks.decode:
-        pieces = [piece for piece in pieces if predicate.do_include(chunks.folder_values(piece))]
-    if not pieces:
+    if predicate is not None and set(predicate.get_fields()) <= set(table.folder_names) and reader.decode:
+        fragments = [fragment for fragment in fragments if predicate.do_include(reader.folder_values(fragment))]
+    if not fragments:
         raise NoDataAvailableError(f"no row group of {location.text} has rows that are selected")
-    return pieces
+    return fragments

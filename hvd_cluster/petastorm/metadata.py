@@ -95,7 +95,7 @@ def generate(location: Location, schema: Unischema) -> None:
     Raises:
         PetastormMetadataGenerationError: there is no Parquet, or its columns are not those of the schema.
     """
-    from hvd_cluster.petastorm.pieces import parquet_files
+    from hvd_cluster.petastorm.fragments import parquet_files
 
     try:
         files = parquet_files(location)

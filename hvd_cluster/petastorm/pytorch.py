@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm.chunks import Chunk
 from hvd_cluster.petastorm.columns import Values
+from hvd_cluster.petastorm.fragment_reader import RowBatch
 from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.shuffling import batches, joined, taken
 
@@ -89,12 +89,12 @@ class LoaderBase(ABC):
         self.reader.stop()
         self.reader.join()
 
-    def _prepared(self, chunk: Chunk) -> Chunk:
+    def _prepared(self, chunk: RowBatch) -> RowBatch:
         """The rows of a row group, before they are cut into batches."""
         return chunk
 
     @abstractmethod
-    def _made(self, batch: Chunk) -> Any:
+    def _made(self, batch: RowBatch) -> Any:
         """The batch that iteration gives, of rows that were drawn."""
 
 
@@ -122,10 +122,10 @@ class DataLoader(LoaderBase):
         super().__init__(reader, batch_size, shuffling_queue_capacity)
         self.collate_fn = collate_fn
 
-    def _prepared(self, chunk: Chunk) -> Chunk:
+    def _prepared(self, chunk: RowBatch) -> RowBatch:
         return _with_tensors(chunk, torch.as_tensor) if self.collate_fn is decimal_friendly_collate else chunk
 
-    def _made(self, batch: Chunk) -> Any:
+    def _made(self, batch: RowBatch) -> Any:
         if self.collate_fn is decimal_friendly_collate:
             listed = {name: _listed(values) for name, values in batch.columns.items()}
             return {
@@ -158,10 +158,10 @@ class BatchedDataLoader(LoaderBase):
         super().__init__(reader, batch_size, shuffling_queue_capacity)
         self.transform_fn = transform_fn or torch.as_tensor
 
-    def _prepared(self, chunk: Chunk) -> Chunk:
+    def _prepared(self, chunk: RowBatch) -> RowBatch:
         return _with_tensors(chunk, self.transform_fn)
 
-    def _made(self, batch: Chunk) -> dict[str, torch.Tensor]:
+    def _made(self, batch: RowBatch) -> dict[str, torch.Tensor]:
         return _tensors(batch, self.transform_fn)
 
 
@@ -220,8 +220,8 @@ class InMemBatchedDataLoader:
         self.reader.stop()
         self.reader.join()
 
-    def _loaded(self, capacity: int) -> Chunk:
-        chunks: list[Chunk] = []
+    def _loaded(self, capacity: int) -> RowBatch:
+        chunks: list[RowBatch] = []
         count = 0
         try:
             for chunk in _chunks(self.reader):
@@ -237,16 +237,16 @@ class InMemBatchedDataLoader:
         return joined(chunks)
 
 
-def _chunks(reader: Reader) -> Iterator[Chunk]:
+def _chunks(reader: Reader) -> Iterator[RowBatch]:
     while True:
         try:
-            chunk = reader.next_chunk()
+            chunk = reader.next_batch()
         except StopIteration:
             return
         yield chunk
 
 
-def _with_tensors(chunk: Chunk, transform_fn: TransformFn) -> Chunk:
+def _with_tensors(chunk: RowBatch, transform_fn: TransformFn) -> RowBatch:
     """Columns of numbers as tensors, a row group at a time; what has to wait for its batch stays as it is."""
     columns = {
         name: transform_fn(_array(name, values))
@@ -254,10 +254,10 @@ def _with_tensors(chunk: Chunk, transform_fn: TransformFn) -> Chunk:
         else values
         for name, values in chunk.columns.items()
     }
-    return Chunk(columns, chunk.rows)
+    return RowBatch(columns, chunk.rows)
 
 
-def _tensors(batch: Chunk, transform_fn: TransformFn) -> dict[str, torch.Tensor]:
+def _tensors(batch: RowBatch, transform_fn: TransformFn) -> dict[str, torch.Tensor]:
     return {name: _tensor(name, values, transform_fn) for name, values in batch.columns.items()}
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvd_cluster.data.reading.read_ahead import STOPPED, ReadAhead
-from hvd_cluster.petastorm.chunks import Chunk, ChunkReader
 from hvd_cluster.petastorm.columns import objects
+from hvd_cluster.petastorm.epoch_order import EpochOrder
 from hvd_cluster.petastorm.errors import NoDataAvailableError
-from hvd_cluster.petastorm.order import EpochOrder, Sizes
+from hvd_cluster.petastorm.fragment_reader import FragmentReader, RowBatch
 from hvd_cluster.petastorm.unischema import Unischema
 
 #: Bytes of read row groups that may wait, before decoding.
@@ -24,36 +24,36 @@ class Reader:
     Made by ``make_reader`` and ``make_batch_reader`` (``factories.py``). The order is a pure function of the data set,
     the seed and the number of the pass, whatever the number of threads. Threads start with the first row asked for, and
     end with :meth:`stop`, at the end of the ``with`` block, after the last row, or when the reader is dropped. Another
-    thread may stop the reader while this one waits for a row. A piece that cannot be read is an error once; what is
-    asked for after it is the next piece.
+    thread may stop the reader while this one waits for a row. A fragment that cannot be read is an error once; what is
+    asked for after it is the next fragment.
 
     Args:
-        chunks: reads a piece.
-        order: of the pieces.
+        fragments: reads a fragment.
+        order: of the fragments.
         batched: whether each item is a batch.
         num_threads: that read ahead; 0 reads in the caller's thread.
-        queue_size: pieces that may wait, at most.
+        queue_size: fragments that may wait, at most.
     """
 
     def __init__(
-        self, chunks: ChunkReader, order: EpochOrder, *, batched: bool, num_threads: int, queue_size: int
+        self, fragments: FragmentReader, order: EpochOrder, *, batched: bool, num_threads: int, queue_size: int
     ) -> None:
-        self._chunks = chunks
+        self._fragments = fragments
         self._order = order
         self._batched = batched
         self._num_threads = num_threads
-        self._sizes = Sizes(order, PREFETCH_BYTES // queue_size)
-        self._ahead: ReadAhead[Chunk] | None = None
+        self._min_bytes = PREFETCH_BYTES // queue_size  # that a fragment counts for
+        self._ahead: ReadAhead[RowBatch] | None = None
         self._end: weakref.finalize[Any, Any] | None = None
         self._lock = threading.Lock()  # of these two and `_stopped`: no threads begin once it is stopped
-        self._next_piece = 0
-        self._empty_pieces = 0
+        self._next_index = 0
+        self._num_empty = 0
         self._rows: Iterator[Any] = iter(())
         self._stopped = False
         #: Whether the last row was given.
         self.last_row_consumed = False
         #: The fields of the rows.
-        self.schema: Unischema = chunks.output
+        self.schema: Unischema = fragments.output
         #: None: no windows over time.
         self.ngram = None
 
@@ -75,7 +75,7 @@ class Reader:
     @property
     def diagnostics(self) -> dict[str, Any]:
         """What has been read so far."""
-        return {"pieces_read": self._next_piece, "pieces": len(self._order.pieces), "threads": self._num_threads}
+        return {"pieces_read": self._next_index, "pieces": len(self._order.fragments), "threads": self._num_threads}
 
     def __iter__(self) -> Reader:
         return self
@@ -89,24 +89,24 @@ class Reader:
             RuntimeError: the reader was stopped.
         """
         if self._batched:
-            chunk = self.next_chunk()
+            batch = self.next_batch()
             values = (
                 column if not isinstance(column, list) else objects(column)
-                for column in (chunk.columns[name] for name in self.schema.fields)
+                for column in (batch.columns[name] for name in self.schema.fields)
             )
             return self.schema.row_type._make(values)
         while True:
             for row in self._rows:
                 return row
-            chunk = self.next_chunk()
-            columns = [chunk.columns[name] for name in self.schema.fields]
+            batch = self.next_batch()
+            columns = [batch.columns[name] for name in self.schema.fields]
             self._rows = map(self.schema.row_type._make, zip(*columns, strict=True))
 
     def next(self) -> Any:
         """The same as ``next(reader)``."""
         return next(self)
 
-    def next_chunk(self) -> Chunk:
+    def next_batch(self) -> RowBatch:
         """The next rows, column by column: what the loaders use. Rows that ``next`` has begun to give come first.
 
         Raises:
@@ -118,21 +118,21 @@ class Reader:
         rest = list(self._rows)
         if rest:
             columns = [list(values) for values in zip(*rest, strict=True)]
-            return Chunk(dict(zip(self.schema.fields, columns, strict=True)), len(rest))
-        while self._next_piece < self._order.count:
+            return RowBatch(dict(zip(self.schema.fields, columns, strict=True)), len(rest))
+        while self._next_index < self._order.count:
             try:
-                chunk = self._take(self._next_piece)
-            except Exception:  # it costs one piece; an interrupted wait (Ctrl-C) costs none
-                self._next_piece += 1
+                batch = self._take(self._next_index)
+            except Exception:  # it costs one fragment; an interrupted wait (Ctrl-C) costs none
+                self._next_index += 1
                 raise
-            self._next_piece += 1
-            if self._stopped:  # meanwhile, and so the chunk may be cut short
+            self._next_index += 1
+            if self._stopped:  # meanwhile, and so the batch may be cut short
                 raise RuntimeError(STOPPED)
-            if chunk.rows:
-                self._empty_pieces = 0
-                return chunk
-            self._empty_pieces += 1
-            if self._order.num_epochs is None and self._empty_pieces >= len(self._order.pieces):
+            if batch.rows:
+                self._num_empty = 0
+                return batch
+            self._num_empty += 1
+            if self._order.num_epochs is None and self._num_empty >= len(self._order.fragments):
                 raise NoDataAvailableError(
                     "no row matches the predicate and the filters, and num_epochs=None would look for one for ever"
                 )
@@ -151,8 +151,7 @@ class Reader:
         if not self.last_row_consumed:
             raise NotImplementedError("a reader can be reset only when all its rows have been given")
         self._order = self._order.after()
-        self._sizes = Sizes(self._order, self._sizes.least_bytes)
-        self._next_piece = self._empty_pieces = 0
+        self._next_index = self._num_empty = 0
         self.last_row_consumed = False
 
     def stop(self) -> None:
@@ -165,11 +164,11 @@ class Reader:
     def join(self) -> None:
         """Wait for the threads to end, and forget the cache."""
         self._close()
-        self._chunks.cache.cleanup()
+        self._fragments.cache.cleanup()
 
     def cleanup_cache(self) -> None:
         """Forget the cache."""
-        self._chunks.cache.cleanup()
+        self._fragments.cache.cleanup()
 
     def __enter__(self) -> Reader:
         return self
@@ -178,17 +177,17 @@ class Reader:
         self.stop()
         self.join()
 
-    def _take(self, index: int) -> Chunk:
-        order, chunks, sizes = self._order, self._chunks, self._sizes
+    def _take(self, index: int) -> RowBatch:
+        order, fragments, min_bytes = self._order, self._fragments, self._min_bytes
         if not self._num_threads:
-            return chunks.chunk(order.piece(index), order.row_seeds(index), lambda: self._stopped)
+            return fragments.read(order.fragment(index), order.row_seeds(index), lambda: self._stopped)
         with self._lock:
             if self._stopped:
                 raise RuntimeError(STOPPED)
             if self._ahead is None:
                 self._ahead = ReadAhead(
-                    lambda index, stopped: chunks.chunk(order.piece(index), order.row_seeds(index), stopped),
-                    map(sizes.__getitem__, range(len(sizes))),
+                    lambda index, stopped: fragments.read(order.fragment(index), order.row_seeds(index), stopped),
+                    (max(min_bytes, order.fragment(number).size_bytes) for number in range(order.count)),
                     self._num_threads,
                     PREFETCH_BYTES,
                 )

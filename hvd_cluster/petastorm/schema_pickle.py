@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm import inert, spark_types
+from hvd_cluster.petastorm import safe_pickle, spark_types
 from hvd_cluster.petastorm.codecs import (
     CompressedImageCodec,
     CompressedNdarrayCodec,
@@ -64,8 +64,8 @@ def loads(data: bytes) -> Unischema:
         PetastormMetadataError: the pickle holds or asks for anything else than a schema, or is damaged.
     """
     try:
-        return _schema(inert.load(data, _ADMITTED | set(registered_codecs), {_ORDERED}))
-    except (inert.UntrustedPickleError, DataError) as error:
+        return _schema(safe_pickle.load(data, _ADMITTED | set(registered_codecs), {_ORDERED}))
+    except (safe_pickle.UntrustedPickleError, DataError) as error:
         raise PetastormMetadataError(
             f"the pickled schema is refused: {error}. Only petastorm's own classes, NumPy's dtypes and Spark's leaf "
             "types are read; a codec of your own needs hvd_cluster.petastorm.codecs.register_codec first"
@@ -73,53 +73,53 @@ def loads(data: bytes) -> Unischema:
 
 
 def _schema(value: Any) -> Unischema:
-    if inert.made(value) != _SCHEMA:
-        raise inert.UntrustedPickleError("it is no Unischema")
-    state = inert.state_of(value)
+    if safe_pickle.made(value) != _SCHEMA:
+        raise safe_pickle.UntrustedPickleError("it is no Unischema")
+    state = safe_pickle.state_of(value)
     name, fields = state.get("_name"), state.get("_fields")
     if not isinstance(name, str):
-        raise inert.UntrustedPickleError("the schema has no name")
-    if isinstance(fields, inert.InertMapping):
+        raise safe_pickle.UntrustedPickleError("the schema has no name")
+    if isinstance(fields, safe_pickle.PickledMapping):
         pairs = list(fields.items)
         if len(fields.args) == 1 and isinstance(fields.args[0], list):  # how Python 2 pickled it
             pairs = [tuple(pair) for pair in fields.args[0] if isinstance(pair, (list, tuple)) and len(pair) == 2]
     elif isinstance(fields, dict):
         pairs = list(fields.items())
     else:
-        raise inert.UntrustedPickleError("the schema has no fields")
+        raise safe_pickle.UntrustedPickleError("the schema has no fields")
     return Unischema(name, [_field(value) for _, value in pairs])
 
 
 def _field(value: Any) -> UnischemaField:
-    if inert.made(value) != _FIELD or len(value.args) not in {4, 5}:
-        raise inert.UntrustedPickleError("a field of the schema is no UnischemaField")
+    if safe_pickle.made(value) != _FIELD or len(value.args) not in {4, 5}:
+        raise safe_pickle.UntrustedPickleError("a field of the schema is no UnischemaField")
     name, dtype, shape, codec, *nullable = value.args
     if not isinstance(name, str):
-        raise inert.UntrustedPickleError("a field has no name")
+        raise safe_pickle.UntrustedPickleError("a field has no name")
     if not isinstance(shape, (tuple, list)) or not all(length is None or type(length) is int for length in shape):
-        raise inert.UntrustedPickleError(f"the shape of field {name!r} is none")
+        raise safe_pickle.UntrustedPickleError(f"the shape of field {name!r} is none")
     return UnischemaField(name, _dtype(name, dtype), tuple(shape), _codec(name, codec), nullable == [True])
 
 
 def _dtype(name: str, value: Any) -> Any:
-    known = inert.named(value)
+    known = safe_pickle.named(value)
     if known in _DTYPES:
         return _DTYPES[known]
-    if inert.made(value) == _DTYPE and value.args and isinstance(value.args[0], str) and len(value.args[0]) < 32:
+    if safe_pickle.made(value) == _DTYPE and value.args and isinstance(value.args[0], str) and len(value.args[0]) < 32:
         try:
             dtype = np.dtype(value.args[0])
         except (TypeError, ValueError, SyntaxError) as error:
-            raise inert.UntrustedPickleError(f"the dtype of field {name!r} does not exist") from error
+            raise safe_pickle.UntrustedPickleError(f"the dtype of field {name!r} does not exist") from error
         if dtype.kind in "biufcSUmMO" and dtype.names is None:
             return dtype.type
-    raise inert.UntrustedPickleError(f"the dtype of field {name!r} is none of NumPy's scalars")
+    raise safe_pickle.UntrustedPickleError(f"the dtype of field {name!r} is none of NumPy's scalars")
 
 
 def _codec(name: str, value: Any) -> DataframeColumnCodec | None:
     if value is None:
         return None
-    kind = inert.made(value)
-    state = inert.state_of(value) if kind else {}
+    kind = safe_pickle.made(value)
+    state = safe_pickle.state_of(value) if kind else {}
     if kind in registered_codecs:
         codec = registered_codecs[kind].__new__(registered_codecs[kind])
         vars(codec).update({key: _plain(name, item) for key, item in state.items() if isinstance(key, str)})
@@ -134,16 +134,16 @@ def _codec(name: str, value: Any) -> DataframeColumnCodec | None:
         format, quality = state.get("_image_codec", ".png"), state.get("_quality", 80)
         if isinstance(format, str) and len(format) < 16 and type(quality) is int:
             return CompressedImageCodec(format, quality)
-    raise inert.UntrustedPickleError(f"the codec of field {name!r} is none of petastorm's")
+    raise safe_pickle.UntrustedPickleError(f"the codec of field {name!r} is none of petastorm's")
 
 
 def _spark_type(name: str, value: Any) -> spark_types.SparkType:
-    kind = inert.made(value) or inert.named(value)  # an instance; very old data sets have the class itself
+    kind = safe_pickle.made(value) or safe_pickle.named(value)  # an instance; very old data sets have the class itself
     if not kind.startswith(_SPARK):
-        raise inert.UntrustedPickleError(f"the ScalarCodec of field {name!r} has no Spark type")
+        raise safe_pickle.UntrustedPickleError(f"the ScalarCodec of field {name!r} has no Spark type")
     found = spark_types.SPARK_TYPES[kind[len(_SPARK) :]]
-    if found is spark_types.DecimalType and isinstance(value, inert.Inert):
-        state = inert.state_of(value)
+    if found is spark_types.DecimalType and isinstance(value, safe_pickle.PickledObject):
+        state = safe_pickle.state_of(value)
         return spark_types.DecimalType(state.get("precision", 10), state.get("scale", 0))
     return found()
 
@@ -156,9 +156,9 @@ def _plain(name: str, value: Any) -> Any:
         item is None or isinstance(item, (bool, int, float, str, bytes)) for item in value
     ):
         return type(value)(value)
-    if inert.made(value).startswith(_SPARK):
+    if safe_pickle.made(value).startswith(_SPARK):
         return _spark_type(name, value)
-    raise inert.UntrustedPickleError(f"the codec of field {name!r} has an attribute that is no plain value")
+    raise safe_pickle.UntrustedPickleError(f"the codec of field {name!r} has an attribute that is no plain value")
 
 
 def dumps(schema: Unischema) -> bytes:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hvd_cluster.petastorm.index_pickle import RowGroupIndex
+from hvd_cluster.petastorm.row_group_index import RowGroupIndex
 
 
 class RowGroupSelectorBase(abc.ABC):

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm.chunks import Chunk
+from hvd_cluster.petastorm.fragment_reader import RowBatch
 
 
-def batches(chunks: Iterator[Chunk], batch_size: int, capacity: int, random: np.random.Generator) -> Iterator[Chunk]:
+def batches(
+    chunks: Iterator[RowBatch], batch_size: int, capacity: int, random: np.random.Generator
+) -> Iterator[RowBatch]:
     """Batches of ``batch_size`` rows; the last one may have fewer.
 
     Args:
@@ -34,7 +36,7 @@ def batches(chunks: Iterator[Chunk], batch_size: int, capacity: int, random: np.
         yield from _split(buffer.drawn(rest, random) if capacity else buffer.cut(rest), batch_size)
 
 
-def _split(chunk: Chunk, batch_size: int) -> Iterator[Chunk]:
+def _split(chunk: RowBatch, batch_size: int) -> Iterator[RowBatch]:
     starts = range(0, chunk.rows, batch_size)
     columns = [
         values.split(batch_size)
@@ -43,7 +45,7 @@ def _split(chunk: Chunk, batch_size: int) -> Iterator[Chunk]:
         for values in chunk.columns.values()
     ]
     for start, batch in zip(starts, zip(*columns, strict=True), strict=True):
-        yield Chunk(dict(zip(chunk.columns, batch, strict=True)), min(batch_size, chunk.rows - start))
+        yield RowBatch(dict(zip(chunk.columns, batch, strict=True)), min(batch_size, chunk.rows - start))
 
 
 class _Buffer:
@@ -51,30 +53,30 @@ class _Buffer:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._parts: list[Chunk] = []
+        self._parts: list[RowBatch] = []
         self._start = 0  # rows of the first part that were cut off
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: RowBatch) -> None:
         self._parts.append(chunk)
         self.rows += chunk.rows
 
-    def cut(self, count: int) -> Chunk:
+    def cut(self, count: int) -> RowBatch:
         """The first ``count`` rows."""
-        pieces: list[Chunk] = []
+        fragments: list[RowBatch] = []
         self.rows -= count
         wanted = count
         while wanted:
             part = self._parts[0]
             stop = min(part.rows, self._start + wanted)
-            pieces.append(_slice(part, self._start, stop))
+            fragments.append(_slice(part, self._start, stop))
             wanted -= stop - self._start
             self._start = stop
             if stop == part.rows:
                 self._parts.pop(0)
                 self._start = 0
-        return joined(pieces)
+        return joined(fragments)
 
-    def drawn(self, count: int, random: np.random.Generator) -> Chunk:
+    def drawn(self, count: int, random: np.random.Generator) -> RowBatch:
         """``count`` rows drawn from all, each once; the places of the drawn rows are filled with the last ones."""
         whole = joined(
             [_slice(part, self._start if index == 0 else 0, part.rows) for index, part in enumerate(self._parts)]
@@ -97,16 +99,16 @@ class _Buffer:
         return answer
 
 
-def taken(chunk: Chunk, rows: Any) -> Chunk:
+def taken(chunk: RowBatch, rows: Any) -> RowBatch:
     """Some rows, in an order given by their numbers."""
     columns: dict[str, Any] = {
         name: [values[row] for row in rows.tolist()] if isinstance(values, list) else values[rows]
         for name, values in chunk.columns.items()
     }
-    return Chunk(columns, len(rows))
+    return RowBatch(columns, len(rows))
 
 
-def joined(chunks: Sequence[Chunk]) -> Chunk:
+def joined(chunks: Sequence[RowBatch]) -> RowBatch:
     """Rows of several chunks, one after the other.
 
     Raises:
@@ -115,7 +117,7 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     columns = {name: _joined(name, [chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns}
-    return Chunk(columns, sum(chunk.rows for chunk in chunks))
+    return RowBatch(columns, sum(chunk.rows for chunk in chunks))
 
 
 def _joined(name: str, parts: list[Any]) -> Any:
@@ -132,7 +134,7 @@ def _joined(name: str, parts: list[Any]) -> Any:
     return [value for part in rows for value in part]
 
 
-def _slice(chunk: Chunk, start: int, stop: int) -> Chunk:
+def _slice(chunk: RowBatch, start: int, stop: int) -> RowBatch:
     if start == 0 and stop == chunk.rows:
         return chunk
-    return Chunk({name: values[start:stop] for name, values in chunk.columns.items()}, stop - start)
+    return RowBatch({name: values[start:stop] for name, values in chunk.columns.items()}, stop - start)

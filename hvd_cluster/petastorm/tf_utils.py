@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_cluster.petastorm.chunks import Chunk
+from hvd_cluster.petastorm.fragment_reader import RowBatch
 from hvd_cluster.petastorm.reader import Reader
 from hvd_cluster.petastorm.shuffling import batches
 from hvd_cluster.petastorm.unischema_field import UnischemaField
@@ -57,10 +57,10 @@ def batched_dataset(reader: Reader, batch_size: int, shuffling_queue_capacity: i
     fields = {name: described(field, batched=True) for name, field in reader.schema.fields.items()}
     passes = itertools.count()
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[RowBatch]:
         while True:
             try:
-                chunk = reader.next_chunk()
+                chunk = reader.next_batch()
             except StopIteration:
                 return
             yield chunk

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm import arrow_schema, pyspark_types
+from hvd_cluster.petastorm import type_mapping
 from hvd_cluster.petastorm.unischema_field import UnischemaField
 
 __all__ = [
@@ -105,7 +105,7 @@ class Unischema:
             MissingExtraError: pyspark is not installed.
             DataError: a field without a codec is not a scalar that Spark has a type for.
         """
-        return pyspark_types.struct_type(self._fields.values())
+        return type_mapping.struct_type(self._fields.values())
 
     @classmethod
     def from_arrow_schema(cls, parquet_dataset: Any, omit_unsupported_fields: bool = True) -> Unischema:
@@ -118,7 +118,7 @@ class Unischema:
         Raises:
             DataError: there is such a column, and it is not to be left out.
         """
-        return cls("inferred_schema", arrow_schema.fields_of(parquet_dataset, omit_unsupported_fields))
+        return cls("inferred_schema", type_mapping.fields_of(parquet_dataset, omit_unsupported_fields))
 
 
 def _row_type(schema_name: str, names: tuple[str, ...]) -> type[Any]:
@@ -209,4 +209,4 @@ def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
         MissingExtraError: pyspark is not installed.
         DataError: as :func:`encode_row`.
     """
-    return pyspark_types.row(encode_row(unischema, row_dict))
+    return type_mapping.row(encode_row(unischema, row_dict))

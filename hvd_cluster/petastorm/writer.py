@@ -8,9 +8,9 @@ from typing import Any
 
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.errors import DataError
-from hvd_cluster.petastorm import arrow_schema, metadata
+from hvd_cluster.petastorm import metadata, type_mapping
+from hvd_cluster.petastorm.fragments import parquet_files_if_any
 from hvd_cluster.petastorm.location import Location, Url, locate
-from hvd_cluster.petastorm.pieces import parquet_files_if_any
 from hvd_cluster.petastorm.unischema import Unischema, encode_row
 
 #: Bytes of encoded rows in a row group, before compression.
@@ -55,7 +55,7 @@ def write_dataset(
         raise DataError("row_group_size_mb, row_group_rows and rows_per_file are above 0")
     location = locate(dataset_url, storage_options, filesystem)
     _require_empty(location)
-    writer = _Files(location, arrow_schema.of_fields(schema.fields.values()), rows_per_file, compression)
+    writer = _Files(location, type_mapping.of_fields(schema.fields.values()), rows_per_file, compression)
     count = 0
     try:
         for group in _groups(schema, rows, row_group_size_mb * _MIB, row_group_rows, rows_per_file):
@@ -80,7 +80,7 @@ def generated_metadata(
     Raises:
         PetastormMetadataGenerationError: the block wrote no Parquet, or other columns than the schema's.
     """
-    arrow_schema.of_fields(schema.fields.values())  # says what is wrong with the schema before hours of writing
+    type_mapping.of_fields(schema.fields.values())  # says what is wrong with the schema before hours of writing
     yield
     metadata.generate(locate(dataset_url, storage_options, filesystem), schema)
 

@@ -157,7 +157,7 @@ def test_a_loader_over_a_reader_that_was_stopped_ends(tmp_path: Path, make: Any,
 
 @pytest.mark.slow
 def test_a_program_that_ends_during_an_iteration_ends_quietly() -> None:
-    program = Path(__file__).parent / "programs" / "exits_amid_loading.py"
+    program = Path(__file__).parent / "programs" / "exits_while_loading.py"
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=100)
     assert ended.stdout.split() == ["0"] * 12
     assert ended.stderr == ""

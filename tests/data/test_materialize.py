@@ -420,7 +420,7 @@ def test_a_store_that_cannot_be_written_is_told_before_the_work(frame: pd.DataFr
 def test_without_pyarrow_the_extra_to_install_is_named() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None; sys.modules['pyspark'] = None\n"
-        "import hvd_cluster.data.materializing as m, hvd_cluster.data.reader, hvd_cluster.data.reading.batches\n"
+        "import hvd_cluster.data.materializing as m, hvd_cluster.data.reader, hvd_cluster.data.reading.tensors\n"
         "from hvd_cluster.data.store import Store\n"
         "try: m.materialize('x', Store.create('/tmp/x'), columns=['a'])\n"
         "except ImportError as error: print(type(error).__name__, error)\n"

@@ -12,7 +12,7 @@ from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.dataset import Dataset, Split
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.data.reading.batches import to_tensors
+from hvd_cluster.data.reading.tensors import to_tensors
 from hvd_cluster.data.schema import Kind
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
@@ -138,7 +138,7 @@ def test_vectors_reach_map_in_arrow_in_the_layout_that_we_write(frame: Any) -> N
     def echo(batches: Any) -> Any:
         import pyarrow as pa
 
-        from hvd_cluster.data.reading.batches import to_arrow
+        from hvd_cluster.data.reading.tensors import to_arrow
 
         for batch in batches:
             tensors = to_tensors(batch.select(["id", "v"]))

@@ -313,7 +313,7 @@ def _reader_threads() -> list[str]:
 def test_a_program_that_ends_in_mid_epoch_ends_quietly(tmp_path: Path) -> None:
     columns = {f"x{index}": np.random.default_rng(index).standard_normal(300_000) for index in range(8)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=10_000)
-    program = Path(__file__).parent / "programs" / "exits_amid_epochs.py"
+    program = Path(__file__).parent / "programs" / "exits_between_epochs.py"
     ended = subprocess.run(
         [sys.executable, program, tmp_path / "a.parquet"], capture_output=True, text=True, check=True, timeout=100
     )

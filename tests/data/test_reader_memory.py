@@ -21,8 +21,8 @@ import torch
 from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading import budget
-from hvd_cluster.data.reading.footers import Footers, memory_bytes
-from hvd_cluster.data.reading.weave import SLAB_BYTES
+from hvd_cluster.data.reading.footers import FooterCache, memory_bytes
+from hvd_cluster.data.reading.interleave import SLAB_BYTES
 
 #: Reads an epoch and tells how far the process has grown beyond what it was after a few batches of other data.
 SCRIPT = """
@@ -170,7 +170,7 @@ def test_footers_of_many_files_are_kept_up_to_a_bound_and_the_last_one_always(tm
     paths = [str(tmp_path / f"{number}.parquet") for number in range(6)]
     read: list[str] = []
 
-    def footer(footers: Footers, path: str) -> Any:
+    def footer(footers: FooterCache, path: str) -> Any:
         def from_file() -> Any:
             read.append(path)
             return pq.read_metadata(path)
@@ -178,7 +178,7 @@ def test_footers_of_many_files_are_kept_up_to_a_bound_and_the_last_one_always(tm
         return footers.get(path, from_file)
 
     size = memory_bytes(pq.read_metadata(paths[0]))
-    footers = Footers(limit_bytes=3 * size)
+    footers = FooterCache(limit_bytes=3 * size)
     for path in [*paths[:3], paths[0], *paths[3:5]]:
         assert footer(footers, path).num_rows == 1
     assert read == paths[:5]
@@ -187,7 +187,7 @@ def test_footers_of_many_files_are_kept_up_to_a_bound_and_the_last_one_always(tm
         footer(footers, path)
     assert read == [*paths[:5], paths[1]]
 
-    tiny = Footers(limit_bytes=1)
+    tiny = FooterCache(limit_bytes=1)
     for path in (paths[0], paths[0], paths[1], paths[1]):
         footer(tiny, path)
     assert read[6:] == paths[:2]

@@ -17,8 +17,8 @@ import pytest
 
 from hvd_cluster.petastorm import codecs, make_reader, schema_pickle, spark_types
 from hvd_cluster.petastorm.errors import PetastormMetadataError
-from hvd_cluster.petastorm.index_pickle import loads as load_index
 from hvd_cluster.petastorm.metadata import INDEX_KEY, SCHEMA_KEY, get_schema_from_dataset_url
+from hvd_cluster.petastorm.row_group_index import loads as load_index
 from hvd_cluster.petastorm.unischema import Unischema, UnischemaField
 
 FILES = Path(__file__).parent / "files" / "everything"

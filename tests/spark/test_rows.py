@@ -17,11 +17,11 @@ from hvd_cluster.errors import LaunchError, StartTimeoutError, WorkerFailedError
 from hvd_cluster.spark import job
 from hvd_cluster.spark.rows import Rows
 
-RECEIVER = "hvd_cluster.data.writing.traveling_parts:received"
+RECEIVER = "hvd_cluster.data.writing.part_transfer:received"
 #: A module for executors: what a task does with its rows is not done well there.
 BAD_RECEIVERS = """
 import contextlib, errno, os, signal
-from hvd_cluster.data.writing import traveling_parts
+from hvd_cluster.data.writing import part_transfer
 
 @contextlib.contextmanager
 def dies(batches):
@@ -35,7 +35,7 @@ def finds_no_room(batches):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write, os.pwrite = os.pwrite, pwrite
     try:
-        with traveling_parts.received(batches) as variables:
+        with part_transfer.received(batches) as variables:
             yield variables
     finally:
         os.pwrite = write

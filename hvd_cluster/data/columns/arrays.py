@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.columns.arrow_values import is_list, list_depth, view
-from hvd_cluster.data.columns.bad_values import inner_nulls_text, nulls_text, ragged_text
+from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_depth, nulls_text, ragged_text, view
 from hvd_cluster.data.columns.vectors import dense
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind

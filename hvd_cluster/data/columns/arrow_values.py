@@ -51,7 +51,7 @@ class _Memory:
     """A window on an Arrow buffer in NumPy's array interface; keeps the buffer alive.
 
     Not ``array.to_numpy()``: that is marked read-only, and torch warns of each such array. What is handed out is memory
-    that only we hold, or is copied (see :func:`hvd_cluster.data.reading.batches.to_tensors`).
+    that only we hold, or is copied (see :func:`hvd_cluster.data.reading.tensors.to_tensors`).
     """
 
     def __init__(self, buffer: Any, address: int, length: int, typestr: str) -> None:
@@ -73,3 +73,24 @@ def view(array: pa.Array) -> npt.NDArray[Any]:
         return np.empty(0, dtype)
     address = buffer.address + array.offset * dtype.itemsize
     return np.asarray(_Memory(buffer, address, len(array), dtype.str))
+
+
+def nulls_text(name: str, count: int, where: str = "") -> str:
+    """What to say about nulls in a column; ``where``: in which rows they were counted, if not in all."""
+    return (
+        f"column {name!r} holds {count} null{'s' if count != 1 else ''}{where}: fill them (df.fillna) or drop those "
+        "rows (df.dropna)"
+    )
+
+
+def inner_nulls_text(name: str, count: int, where: str = "") -> str:
+    """What to say about nulls inside the lists of a column."""
+    return (
+        f"column {name!r} holds {count} null{'s' if count != 1 else ''} inside its lists{where} (in pandas, NaN is "
+        "one): put numbers in their places, or drop those rows"
+    )
+
+
+def ragged_text(name: str, one: int, other: int, where: str = "") -> str:
+    """What to say about lists of unequal length in a column."""
+    return f"column {name!r} holds lists of different lengths, {one} and {other}{where}: pad or cut them to one length"

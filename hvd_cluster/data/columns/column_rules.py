@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.columns.arrow_values import is_list, list_depth, list_lengths, view
-from hvd_cluster.data.columns.bad_values import inner_nulls_text
+from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_depth, list_lengths, view
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
 from hvd_cluster.errors import DataError

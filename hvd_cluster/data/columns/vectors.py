@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.data.columns.arrow_values import list_lengths, view
-from hvd_cluster.data.columns.bad_values import ragged_text
+from hvd_cluster.data.columns.arrow_values import list_lengths, ragged_text, view
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column
 from hvd_cluster.errors import DataError

@@ -12,7 +12,7 @@ import torch
 from hvd_cluster.data.columns.column_rules import ColumnRules
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading import decoding, row_transform
-from hvd_cluster.data.reading.assembly import Assembly, Chunk
+from hvd_cluster.data.reading.block_buffer import BlockBuffer, Chunk
 from hvd_cluster.data.reading.row_group_reader import Columns, RowGroupReader
 from hvd_cluster.data.reading.row_groups import place_of
 from hvd_cluster.data.reading.row_transform import RowTransform
@@ -63,7 +63,7 @@ class BlockReader:
         values = self._reader.columns([first])
         return Schema(tuple(self._output_column(column, values, f"row 0 of {place}") for column in self._input))
 
-    def read(self, assembly: Assembly, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+    def read(self, assembly: BlockBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
         """Read a chunk of a block, and put the rows that the rank takes into the assembly.
 
         Args:
@@ -92,7 +92,7 @@ class BlockReader:
                 values = values.index_select(0, torch.from_numpy(rows))
             assembly.put(chunk, positions, name, values)
 
-    def _put_whole(self, assembly: Assembly, chunk: Chunk) -> None:
+    def _put_whole(self, assembly: BlockBuffer, chunk: Chunk) -> None:
         """The block is this one chunk: gather its rows in order, or take them as they are."""
         block = assembly.block
         if block.seeds is not None or block.stride != 1:
@@ -104,7 +104,7 @@ class BlockReader:
             assembly.tensors[name] = values[rows].clone() if shared else values[rows]
 
     def _put_transformed(
-        self, assembly: Assembly, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
+        self, assembly: BlockBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
     ) -> None:
         """The same through the user's function, which sees the rows that this rank takes and no others."""
         rows, positions = assembly.taken(chunk)

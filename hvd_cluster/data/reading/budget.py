@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading.footers import bound_bytes
-from hvd_cluster.data.reading.weave import SLAB_BYTES
+from hvd_cluster.data.reading.interleave import SLAB_BYTES
 
 #: Rows that are shuffled among each other at a time: as many as take WINDOW_BYTES (a size that processor caches
 #: like), and at least WINDOW_ROWS (for rows as large as images), but no more than take MAX_WINDOW_BYTES.

@@ -38,7 +38,7 @@ def bound_bytes(footers: Iterable[int], num_threads: int) -> int:
     return min(sum(sizes), max(FOOTERS_BYTES, largest) + num_threads * largest)
 
 
-class Footers:
+class FooterCache:
     """Keeps as many footers as the bound allows, and the last one. Forgets first what was asked for longest ago.
 
     Several threads may use it at once; a footer that several want is read by one of them.
@@ -83,4 +83,38 @@ class Footers:
         return {"limit_bytes": self._limit_bytes}
 
     def __setstate__(self, state: dict[str, int]) -> None:
-        Footers.__init__(self, **state)
+        FooterCache.__init__(self, **state)
+
+
+#: Bytes of an element in Arrow; a bool counts as the byte that it takes in a tensor.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+_DECIMAL_BYTES = 16
+#: Of an Arrow list's offset, and of a dictionary's index.
+_INDEX_BYTES = 4
+
+
+def row_group_bytes(footer: Any, index: int, leaves: Iterable[int]) -> int:
+    """Bytes of a row group's Parquet columns, as stored before compression or as Arrow data, whichever is larger.
+
+    Text inside of lists counts as it is stored, and so does text in Parquet's encoding DELTA_BYTE_ARRAY: what is equal
+    in neighbours is not counted twice there.
+
+    Args:
+        footer: a ``pyarrow.parquet.FileMetaData``.
+        index: the row group.
+        leaves: indices of the columns.
+    """
+    group = footer.row_group(index)
+    return sum(_leaf_bytes(footer.schema.column(leaf), group.column(leaf), group.num_rows) for leaf in leaves)
+
+
+def _leaf_bytes(leaf: Any, chunk: Any, rows: int) -> int:
+    values, stored = int(chunk.num_values), int(chunk.total_uncompressed_size)
+    beside = -(-values // 8) if leaf.max_definition_level else 0
+    if leaf.max_repetition_level:
+        beside += _INDEX_BYTES * (rows + 1 + values * (leaf.max_repetition_level - 1))
+    if leaf.logical_type.type == "DECIMAL":
+        return max(stored, values * max(_DECIMAL_BYTES, int(leaf.length))) + beside
+    if leaf.physical_type == "BYTE_ARRAY":
+        return stored + values * _INDEX_BYTES + beside
+    return max(stored, values * (_WIDTHS.get(leaf.physical_type) or int(leaf.length))) + beside

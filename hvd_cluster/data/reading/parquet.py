@@ -15,13 +15,12 @@ from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import hive
 from hvd_cluster.data.reading.common_schema import CommonSchema
-from hvd_cluster.data.reading.decoded_size import row_group_bytes
-from hvd_cluster.data.reading.footers import memory_bytes
+from hvd_cluster.data.reading.footers import memory_bytes, row_group_bytes
 from hvd_cluster.data.reading.parquet_files import NUM_THREADS, files_at, footer_of, leaves_of, statistics_of
 from hvd_cluster.data.reading.row_groups import RowGroupTables
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema, infer, missing_columns_text
-from hvd_cluster.data.writing.census import Census
+from hvd_cluster.data.writing.column_stats import TableStats
 from hvd_cluster.errors import DataError
 
 #: A file whose name begins so in a folder says that its data is still being written, or that the writer died.
@@ -113,12 +112,12 @@ class ParquetFolder:
         """Rows over all files."""
         return sum(group.rows for group in self.row_groups)
 
-    def census(self) -> Census:
+    def stats(self) -> TableStats:
         """Nulls and list lengths, from the footers where they are proof, else from the column itself.
 
         Vectors are looked at in the first row group only; the reader checks the others.
         """
-        census = Census()
+        stats = TableStats()
         for number, group in enumerate(self.row_groups):
             footer = self._footers[group.path].row_group(group.index)
             leaves, constants = leaves_of(self._footers[group.path], self.schema.names), dict(group.partition)
@@ -129,13 +128,13 @@ class ParquetFolder:
                 or constants.get(column.name, "") is None
                 or (
                     column.name not in constants
-                    and not _is_clean(footer, leaves[column.name], column, census.shape(column.name))
+                    and not _is_clean(footer, leaves[column.name], column, stats.shape(column.name))
                 )
             ]
             if doubtful:
                 selected = Schema(tuple(doubtful))
-                census.add(self.read(group, selected.names), selected)
-        return census
+                stats.add(self.read(group, selected.names), selected)
+        return stats
 
     def with_lengths(self, schema: Schema) -> Schema:
         """The schema with the lengths of the first rows' lists and vectors in place of UNKNOWN ones."""
@@ -144,9 +143,9 @@ class ParquetFolder:
             return schema
         first = self.row_groups[0]
         sample = RowRange(first, 0, min(_SAMPLE_ROWS, first.rows))
-        census = Census()
-        census.add(self._tables(doubtful.names).read([sample]), doubtful)
-        lengths = census.complete(doubtful)
+        stats = TableStats()
+        stats.add(self._tables(doubtful.names).read([sample]), doubtful)
+        lengths = stats.with_lengths(doubtful)
         return Schema(tuple(lengths[column.name] if column.name in doubtful else column for column in schema))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Any:

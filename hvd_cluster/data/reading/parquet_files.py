@@ -15,8 +15,7 @@ from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.hive import Partition
 from hvd_cluster.errors import DataError
 
-#: Footers, and columns that a filter looks at, are read by this many threads: they are small, and far away on object
-#: stores.
+#: Threads that read footers, and the columns of a filter: each is small, and an object store answers slowly.
 NUM_THREADS = 8
 _SUFFIXES = (".parquet", ".parq", ".pq")
 

@@ -6,12 +6,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from hvd_cluster.data.reading.assembly import Assembly, Chunk, chunks_of
+from hvd_cluster.data.reading.block_buffer import BlockBuffer, Chunk, chunks_of
 from hvd_cluster.data.reading.blocks import BlockReader
 from hvd_cluster.data.reading.budget import Budget
+from hvd_cluster.data.reading.interleave import Batch, interleave
 from hvd_cluster.data.reading.read_ahead import ReadAhead
 from hvd_cluster.data.reading.shards import ShardPlan
-from hvd_cluster.data.reading.weave import Batch, weave
 from hvd_cluster.data.schema import Schema
 
 
@@ -23,13 +23,13 @@ class Pass:
         self._blocks = blocks
         cut = [chunks_of(block, budget.chunk_bytes, budget.row_bytes) for block in plan.blocks]
         self._num_chunks = [len(chunks) for chunks in cut]
-        self._assemblies = {number: Assembly(plan.blocks[number], len(chunks)) for number, chunks in enumerate(cut)}
+        self._buffers = {number: BlockBuffer(plan.blocks[number], len(chunks)) for number, chunks in enumerate(cut)}
         #: What to read: number of the block, and a chunk of it.
         self.work = [(number, chunk) for number, chunks in enumerate(cut) for chunk in chunks]
 
     def read(self, number: int, chunk: Chunk, stopped: Callable[[], bool]) -> None:
         """Read a piece of the work."""
-        self._blocks.read(self._assemblies[number], chunk, stopped)
+        self._blocks.read(self._buffers[number], chunk, stopped)
 
     def batches(self, schema: Schema, wait: Callable[[], None]) -> Iterator[Batch]:
         """The batch of each step.
@@ -44,9 +44,9 @@ class Pass:
             number = next(numbers)
             for _ in range(self._num_chunks[number]):
                 wait()
-            return self._assemblies.pop(number).complete(schema.names)
+            return self._buffers.pop(number).complete(schema.names)
 
-        return weave(self.plan, take, schema)
+        return interleave(self.plan, take, schema)
 
 
 class Pipeline:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from hvd_cluster.data.dataset import Split
+from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.reading import shards
 from hvd_cluster.data.reading.shards import Remainder, ShardPlan
+from hvd_cluster.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +76,108 @@ class Planner:
             lanes=position.lanes or self.split.lanes,
             window_rows=position.window_rows or self.window_rows,
         )
+
+
+#: The end of a file, which is looked at: Parquet's footer with its statistics, or most of it.
+_TAIL_BYTES = 64 * 1024
+_NUM_THREADS = 8
+#: Said of the files, not of the order; a copy of the data differs in them.
+_OF_FILES = ("files_crc", "times_crc")
+
+
+def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
+    """What must not have changed when a position is taken up again, as plain values.
+
+    ``files_crc`` stands for the names of the files below the folder that they share, their sizes and their last 64 KiB;
+    ``times_crc`` for the times of their last change, where the filesystem tells them.
+
+    Args:
+        planner: says which rows come in which order.
+        filesystem: the ``pyarrow.fs.FileSystem`` with the files.
+
+    Raises:
+        DataError: a file cannot be looked at.
+    """
+    split = planner.split
+    cuts = ",".join(f"{group.rows}" for group in split.row_groups)
+    paths = sorted({group.path for group in split.row_groups})
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        found = list(pool.map(lambda path: _of_file(filesystem, path), paths))
+    shared = _folder(paths)
+    files = [(path[len(shared) :], size, tail) for path, (size, tail, _) in zip(paths, found, strict=True)]
+    return {
+        "seed": planner.seed,
+        "shuffle": planner.shuffle,
+        "rows": split.rows,
+        "row_groups_crc": zlib.crc32(cuts.encode()),
+        "filter_crc": zlib.crc32(repr(split.row_filter).encode()),
+        "files_crc": zlib.crc32(repr(files).encode()),
+        "times_crc": zlib.crc32(repr([time for _, _, time in found]).encode()),
+    }
+
+
+def position_of_state(state: Mapping[str, Any], own: Mapping[str, Any], *, strict: bool) -> Position:
+    """The position that a state tells.
+
+    Args:
+        state: the state.
+        own: the identity of who loads it.
+        strict: whether the files must be the same too.
+
+    Raises:
+        DataError: it is no state, or that of something else; all differences are named.
+    """
+    if not isinstance(state, Mapping):
+        raise DataError(f"the state is a {type(state).__name__}: give the dict that state_dict() returned")
+    missing = [name for name in ("epoch", "row", "lanes", "window_rows", *own) if name not in state]
+    if missing:
+        raise DataError(f"the state lacks {', '.join(missing)}: give the dict that state_dict() of a reader returned")
+    differences = [
+        f"{name} was {state[name]!r} and is {value!r}"
+        for name, value in own.items()
+        if state[name] != value and (strict or name not in _OF_FILES)
+    ]
+    if differences:
+        remedy = "Give the reader the same data, filters, seed and shuffle as before"
+        if all(text.startswith(_OF_FILES) for text in differences):
+            remedy = (
+                "Names, sizes, ends or times of the files have changed: read the same files as before, or, if these "
+                "are copies of them, load the state with strict=False"
+            )
+        raise DataError(f"the state belongs to another order of rows: {'; '.join(differences)}. {remedy}")
+    position = Position(**{name: state[name] for name in ("epoch", "row", "lanes", "window_rows")})
+    least = {"row": 0, "lanes": 1, "window_rows": 1}
+    wrong = [
+        f"{name} is {value!r}"
+        for name, value in vars(position).items()
+        if not (value is None and name in {"lanes", "window_rows"})
+        and (not isinstance(value, int) or isinstance(value, bool) or value < least.get(name, value))
+    ]
+    if wrong or position.row > own["rows"]:
+        wrong = wrong or [f"row is {position.row} of {own['rows']}"]
+        raise DataError(f"the state is damaged: {'; '.join(wrong)}. Give what state_dict() returned, unchanged")
+    return position
+
+
+def _of_file(filesystem: Any, path: str) -> tuple[int, int, int | None]:
+    """Size, a checksum of the end, and time of the last change of a file."""
+
+    def look() -> tuple[int, int, int | None]:
+        time = filesystem.get_file_info(path).mtime_ns
+        with filesystem.open_input_file(path) as stream:
+            size = stream.size()
+            return size, zlib.crc32(stream.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))), time
+
+    try:
+        return retried(look, filesystem, f"looking at {path}")
+    except OSError as error:
+        raise DataError(f"cannot look at {path}, which the position is to name: {error}") from error
+
+
+def _folder(paths: list[str]) -> str:
+    """The folder that sorted paths share, with its "/"."""
+    first, last = paths[0].split("/")[:-1], paths[-1].split("/")[:-1]
+    same = 0
+    while same < min(len(first), len(last)) and first[same] == last[same]:
+        same += 1
+    return "".join(f"{part}/" for part in first[:same])

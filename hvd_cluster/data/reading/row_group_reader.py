@@ -14,10 +14,10 @@ import torch
 from hvd_cluster.data.columns.arrays import stores_as_is
 from hvd_cluster.data.columns.column_rules import ColumnRules
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.reading.batches import to_tensor
+from hvd_cluster.data.reading.interleave import Batch
 from hvd_cluster.data.reading.row_groups import RowGroupTables, place_of
 from hvd_cluster.data.reading.shards import RowRange
-from hvd_cluster.data.reading.weave import Batch
+from hvd_cluster.data.reading.tensors import to_tensor
 from hvd_cluster.data.schema import Column, Schema
 from hvd_cluster.errors import DataError
 

@@ -15,7 +15,7 @@ from hvd_cluster.data.files.retry import retried
 from hvd_cluster.data.filters import RowFilter
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.common_schema import as_type
-from hvd_cluster.data.reading.footers import Footers
+from hvd_cluster.data.reading.footers import FooterCache
 from hvd_cluster.data.reading.shards import RowRange
 from hvd_cluster.errors import DataError
 
@@ -56,7 +56,7 @@ class RowGroupTables:
         self._cache = cache
         self._texts = frozenset(texts)
         self._types = dict(types or {})
-        self._footers = Footers()
+        self._footers = FooterCache()
         self._sources: dict[str, str] = {}
 
     def read(self, pieces: Sequence[RowRange]) -> pa.Table:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.arrays import to_numpy
-from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, python_values
-from hvd_cluster.data.columns.bad_values import nulls_text
+from hvd_cluster.data.columns.arrow_values import is_list, list_lengths, nulls_text, python_values
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import WIDENED, Column, Kind, Schema
 from hvd_cluster.errors import DataError

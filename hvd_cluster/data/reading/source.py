@@ -57,7 +57,7 @@ def open_source(
         columns: names, or the schema of a Split; None for all columns.
         filesystem: a Store, or a filesystem of pyarrow or fsspec that paths are paths in; None goes by the URL.
         rules: what to do with columns.
-        lanes: streams that the order is woven from; None for the split's own, or for paths ``size``.
+        lanes: streams that the order is interleaved from; None for the split's own, or for paths ``size``.
         size: number of ranks.
         filters: conditions on rows, for paths only.
         drop_nulls: columns whose nulls are left out, or True for all that are read; for paths only.

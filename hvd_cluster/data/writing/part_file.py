@@ -5,7 +5,8 @@ Both formats hold the same Arrow data in the same row groups, so that a reader m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,11 +14,54 @@ from hvd_cluster.data.columns import vectors
 from hvd_cluster.data.columns.arrays import to_numpy
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.schema import Column, Kind
-from hvd_cluster.data.writing.part_plan import MAX_GROUP_BYTES, PartPlan
+from hvd_cluster.data.reading.row_groups import ARROW_SUFFIX
+from hvd_cluster.data.schema import Column, Kind, Schema
+from hvd_cluster.data.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+#: How names of files end, by format.
+SUFFIXES = {"parquet": ".parquet", "arrow": ARROW_SUFFIX}
+
+#: Rows of a row group at most: small enough to share and shuffle, large enough to decode at full speed.
+MAX_GROUP_ROWS = 32768
+#: Bytes of a row group at most, decoded.
+MAX_GROUP_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartPlan:
+    """What the writers of all partitions need to know. Pickles."""
+
+    #: Where the files go.
+    store: Store
+    #: The columns to write; list lengths may be UNKNOWN.
+    schema: Schema
+    #: Folders inside the store's filesystem.
+    train_folder: str
+    validation_folder: str
+    #: None, a ratio, or the name of the column that marks rows for validation.
+    validation: float | str | None
+    #: Of the draw by ratio.
+    seed: int = 0
+    #: Rows of a row group at most.
+    group_rows: int = MAX_GROUP_ROWS
+    #: Lists may differ in length; they are then written as they are.
+    allow_ragged: bool = False
+    #: What is wrong with the columns already: nothing is written then, but nulls are counted, to name all at once.
+    wrong: tuple[str, ...] = ()
+    #: "parquet", or "arrow" for files that are mapped into memory, on a local disk.
+    format: Literal["parquet", "arrow"] = "parquet"
+    #: Whether the writers make the folders; False where somebody has made them, and takes them away when nobody wants
+    #: the files any more: a writer that has not heard of it must not make them anew.
+    makes_folders: bool = True
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that will be written."""
+        return (self.train_folder,) if self.validation is None else (self.train_folder, self.validation_folder)
 
 
 class PartFile:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from hvd_cluster.data.dataset import RowGroup
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.writing import validation
-from hvd_cluster.data.writing.census import Census
-from hvd_cluster.data.writing.part_file import PartFile
-from hvd_cluster.data.writing.part_plan import MAX_GROUP_BYTES, MAX_GROUP_ROWS, SUFFIXES, PartPlan
+from hvd_cluster.data.writing.column_stats import TableStats
+from hvd_cluster.data.writing.part_file import MAX_GROUP_BYTES, MAX_GROUP_ROWS, SUFFIXES, PartFile, PartPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +34,7 @@ class PartReport:
     #: Rows seen, also where nothing was written.
     rows: int = 0
     #: Nulls and lengths.
-    census: Census = field(default_factory=Census)
+    stats: TableStats = field(default_factory=TableStats)
     #: What was written.
     train: list[RowGroup] = field(default_factory=list)
     validation: list[RowGroup] = field(default_factory=list)
@@ -46,7 +45,7 @@ class PartReport:
             name: [[group.path, group.index, group.rows, group.size_bytes] for group in getattr(self, name)]
             for name in ("train", "validation")
         }
-        return {"part": self.part, "rows": self.rows, "census": self.census.to_json(), **groups}
+        return {"part": self.part, "rows": self.rows, "stats": self.stats.to_json(), **groups}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PartReport:
@@ -55,7 +54,7 @@ class PartReport:
             [RowGroup(path, index, rows, size_bytes=size) for path, index, rows, size in values[name]]
             for name in ("train", "validation")
         )
-        return cls(values["part"], values["rows"], Census.from_json(values["census"]), train, held_out)
+        return cls(values["part"], values["rows"], TableStats.from_json(values["stats"]), train, held_out)
 
 
 def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> PartReport:
@@ -84,7 +83,7 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
                 continue
             mask = _validation_mask(plan, part, report, batch)
             report.rows += batch.num_rows
-            if plan.wrong or report.census.problems(allow_ragged=plan.allow_ragged):
+            if plan.wrong or report.stats.problems(allow_ragged=plan.allow_ragged):
                 continue
             if mask is None or not mask.any():
                 train.add(batch)
@@ -94,7 +93,7 @@ def write_part(plan: PartPlan, part: int, batches: Iterable[pa.RecordBatch]) -> 
                 pyarrow = load_pyarrow()
                 train.add(batch.filter(pyarrow.array(~mask)))
                 held_out.add(batch.filter(pyarrow.array(mask)))
-        if not plan.wrong and not report.census.problems(allow_ragged=plan.allow_ragged):
+        if not plan.wrong and not report.stats.problems(allow_ragged=plan.allow_ragged):
             report.train, report.validation = train.close(), held_out.close()
     finally:
         train.abandon()
@@ -106,10 +105,10 @@ def _validation_mask(
     plan: PartPlan, part: int, report: PartReport, batch: pa.RecordBatch
 ) -> npt.NDArray[np.bool_] | None:
     """Count the batch, and mark its rows that are for validation, shape (n,); None where there is no validation."""
-    report.census.add(batch, plan.schema)
+    report.stats.add(batch, plan.schema)
     if plan.validation is None:
         return None
     if not isinstance(plan.validation, str):
         start = report.rows
         return validation.ratio_mask(start, start + batch.num_rows, plan.validation, plan.seed, part)
-    return validation.column_mask(batch.column(plan.validation), plan.validation, report.census)
+    return validation.column_mask(batch.column(plan.validation), plan.validation, report.stats)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.data.writing.part_file import PartPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa

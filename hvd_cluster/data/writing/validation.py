@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.writing.census import Census, ColumnCensus
+from hvd_cluster.data.writing.column_stats import ColumnStats, TableStats
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def column_mask(array: pa.Array, name: str, census: Census) -> npt.NDArray[np.bool_]:
+def column_mask(array: pa.Array, name: str, stats: TableStats) -> npt.NDArray[np.bool_]:
     """Mark the rows whose value is true, or a number above 0.
 
     Args:
         array: the validation column, bool or numeric, not chunked.
         name: its name.
-        census: told of nulls, which count as false here.
+        stats: told of nulls, which count as false here.
 
     Returns:
         Shape (n,).
@@ -94,7 +94,7 @@ def column_mask(array: pa.Array, name: str, census: Census) -> npt.NDArray[np.bo
     """
     compute, types = load_pyarrow("pyarrow.compute"), load_pyarrow("pyarrow.types")
     check_column(name, array.type)
-    census.columns.setdefault(name, ColumnCensus()).nulls += array.null_count
+    stats.columns.setdefault(name, ColumnStats()).nulls += array.null_count
     marked = array if types.is_boolean(array.type) else compute.greater(array.cast("float64"), 0)
     return np.asarray(compute.fill_null(marked, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 

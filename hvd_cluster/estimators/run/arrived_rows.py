@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_cluster.data.dataset import Dataset
-from hvd_cluster.data.writing import traveling_parts
-from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.data.writing import part_transfer
+from hvd_cluster.data.writing.part_file import PartPlan
 from hvd_cluster.launch import progress
 from hvd_cluster.settings import Settings
 
@@ -90,7 +90,7 @@ def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> tuple[Dataset
         DataError: the rows cannot be trained on; the same on every rank.
     """
     with _token(folder) as token:
-        mine = (folder, token, traveling_parts.files_in(folder), traveling_parts.reports_in(folder))
+        mine = (folder, token, part_transfer.files_in(folder), part_transfer.reports_in(folder))
         owners = hvd.allgather_object(mine, name="hvd_cluster.arrived")
         visible = [Path(place, sign).exists() for place, sign, _, _ in owners]
         seen = hvd.allgather_object(visible, name="hvd_cluster.visible")
@@ -106,8 +106,8 @@ def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> tuple[Dataset
             _broadcast(place, files, owner, Path(inbox) if copies else None, hvd)
     hvd.barrier()
     reports = {name: report for _, _, _, some in owners for name, report in some.items()}
-    dataset = traveling_parts.assembled(plan, reports.values(), folder_of, lanes)
-    return dataset, traveling_parts.digest(reports)
+    dataset = part_transfer.assembled(plan, reports.values(), folder_of, lanes)
+    return dataset, part_transfer.digest(reports)
 
 
 def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.columns.vectors import vector_type
-from hvd_cluster.data.reading.batches import to_arrow, to_tensors
+from hvd_cluster.data.reading.tensors import to_arrow, to_tensors
 from hvd_cluster.data.schema import Kind, Schema, infer
 from hvd_cluster.errors import DataError, LaunchError
 from hvd_cluster.estimators.scoring.output_columns import ARRAY, VECTOR, OutputColumn

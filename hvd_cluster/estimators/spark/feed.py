@@ -14,10 +14,10 @@ from hvd_cluster.data import schema_spark, spark_jobs
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.local_arrow import write_arrow
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.spark_batches import map_batches, quoted
+from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.writing import traveling_parts
-from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.data.writing import part_transfer
+from hvd_cluster.data.writing.part_file import PartPlan
 from hvd_cluster.estimators.run.arrived_rows import Arriving
 from hvd_cluster.spark.rows import Rows
 
@@ -68,8 +68,8 @@ def feed(
     )
     parts = selected.coalesce(num_proc * partitions_per_process)
     # Kept, so that workers that start again get the same bytes.
-    rows = map_batches(parts, _Packed(plan), traveling_parts.SCHEMA).persist(StorageLevel.DISK_ONLY)
-    receiver = f"{traveling_parts.__name__}:{traveling_parts.received.__name__}"
+    rows = map_batches(parts, _Packed(plan), part_transfer.SCHEMA).persist(StorageLevel.DISK_ONLY)
+    receiver = f"{part_transfer.__name__}:{part_transfer.received.__name__}"
     return sample, Arriving(plan, num_proc, Rows(rows, "part", receiver))
 
 
@@ -83,7 +83,7 @@ class _Packed:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        return traveling_parts.pack_part(self.plan, context.partitionId() if context is not None else 0, batches)
+        return part_transfer.pack_part(self.plan, context.partitionId() if context is not None else 0, batches)
 
 
 def first_batches(frame: Any) -> Iterator[pa.RecordBatch]:

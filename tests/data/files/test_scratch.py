@@ -19,8 +19,8 @@ from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.files.store_families import DBFSLocalStore
 from hvd_cluster.data.schema import infer
 from hvd_cluster.data.store import Store
-from hvd_cluster.data.writing.part_plan import PartPlan
-from hvd_cluster.data.writing.traveling_parts import pack_part
+from hvd_cluster.data.writing.part_file import PartPlan
+from hvd_cluster.data.writing.part_transfer import pack_part
 from hvd_cluster.spark import encryption
 
 

@@ -66,7 +66,7 @@ def test_after_the_first_null_nothing_is_written_but_all_are_counted(tmp_path: P
     table = pa.table({"n": [1, None] * 500})
     report = write_part(plan_of(table, tmp_path), 0, table.to_batches(max_chunksize=100))
     assert report.train == []
-    assert report.census.columns["n"].nulls == 500
+    assert report.stats.columns["n"].nulls == 500
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.data.writing.census import Census
+from hvd_cluster.data.writing.column_stats import TableStats
 from hvd_cluster.data.writing.validation import check, column_mask, ratio_mask
 from hvd_cluster.errors import DataError
 
@@ -66,11 +66,11 @@ def test_other_values_are_refused(value: Any) -> None:
     ids=lambda array: str(array.type),
 )
 def test_a_column_marks_what_is_true_or_above_zero_and_its_nulls_are_counted(array: pa.Array) -> None:
-    census = Census()
-    assert column_mask(array, "held", census).tolist() == [True, False, False, True]
-    assert "column 'held' holds 1 null" in census.problems()[0]
+    stats = TableStats()
+    assert column_mask(array, "held", stats).tolist() == [True, False, False, True]
+    assert "column 'held' holds 1 null" in stats.problems()[0]
 
 
 def test_a_column_of_text_marks_nothing() -> None:
     with pytest.raises(DataError, match="'held' holds string: it must be bool, or numeric"):
-        column_mask(pa.array(["a"]), "held", Census())
+        column_mask(pa.array(["a"]), "held", TableStats())

@@ -20,7 +20,7 @@ _BATCHES_AT_ONCE = 64
 SLAB_BYTES = 16 * 1024 * 1024
 
 
-def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
+def interleave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
     """Cut blocks into batches.
 
     Args:
@@ -32,7 +32,7 @@ def weave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterato
     Yields:
         The batch of each step, which holds no more memory than SLAB_BYTES says.
     """
-    return _cut(plan, take, schema) if plan.num_slots == 1 else _woven(plan, take, schema)
+    return _cut(plan, take, schema) if plan.num_slots == 1 else _interleaved(plan, take, schema)
 
 
 def _cut(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
@@ -79,7 +79,7 @@ def _batches_of(
     return rows.view(count, batch_size, *rows.shape[1:]).unbind() if rows.is_contiguous() else rows.split(batch_size)
 
 
-def _woven(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
+def _interleaved(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
     """The batches of several lanes, which give their rows in turn."""
     slots = [_Slot() for _ in range(plan.num_slots)]
     coming = iter(plan.blocks)

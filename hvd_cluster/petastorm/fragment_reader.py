@@ -1,4 +1,4 @@
-"""One piece of a data set on its way to the user: read, filtered, decoded and transformed, in a reader's thread."""
+"""One fragment of a data set on its way to the user: read, filtered, decoded and transformed, in a reader's thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.cache import TableCache
 from hvd_cluster.petastorm.columns import Values, decoded, objects, plain
-from hvd_cluster.petastorm.pieces import Piece, PieceTable
+from hvd_cluster.petastorm.fragments import Fragment, FragmentTable
 from hvd_cluster.petastorm.predicates import PredicateBase
 from hvd_cluster.petastorm.transform import TransformSpec
 from hvd_cluster.petastorm.unischema import Unischema
 
 
 @dataclass(frozen=True)
-class Chunk:
+class RowBatch:
     """Rows, column by column."""
 
     #: Field name -> n values; on their way through a loader tensors too.
@@ -31,11 +31,11 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkReader:
-    """What is done to every piece. Several threads may use it at once."""
+class FragmentReader:
+    """What is done to every fragment. Several threads may use it at once."""
 
     #: The files.
-    table: PieceTable
+    table: FragmentTable
     #: The fields that are read, before the transform; and all fields, for the predicate.
     schema: Unischema
     whole_schema: Unischema
@@ -54,17 +54,17 @@ class ChunkReader:
         extra = self.predicate.get_fields() if self.predicate is not None else ()
         return list(dict.fromkeys([*self.schema.fields, *sorted(extra)]))
 
-    def folder_values(self, piece: Piece) -> dict[str, Any]:
+    def folder_values(self, fragment: Fragment) -> dict[str, Any]:
         """The decoded values of the columns that folders name."""
         names = self.table.folder_names
-        table = self.table.read(replace(piece, rows=1, num_slices=1, slice=0), names)
+        table = self.table.read(replace(fragment, rows=1, num_slices=1, slice=0), names)
         return {name: decoded(table.column(name), self.whole_schema.fields[name])[0] for name in names}
 
-    def chunk(self, piece: Piece, row_seeds: tuple[int, ...] | None, stopped: Callable[[], bool]) -> Chunk:
-        """The rows of a piece.
+    def read(self, fragment: Fragment, row_seeds: tuple[int, ...] | None, stopped: Callable[[], bool]) -> RowBatch:
+        """The rows of a fragment.
 
         Args:
-            piece: what to read.
+            fragment: what to read.
             row_seeds: of the permutation of its rows; None keeps their order.
             stopped: says that nobody wants the rows any more.
 
@@ -72,20 +72,20 @@ class ChunkReader:
             DataError: they cannot be read or decoded; file and row group are named.
         """
         names = self.read_names
-        start, stop = piece.bounds
-        source = f"{self.table.source(piece)} rows {start} to {stop}"
-        key = (source, piece.row_group, tuple(names), (), self.row_filter)
-        table = self.cache.get(key, lambda: self.table.read(piece, names, self.row_filter))
+        start, stop = fragment.bounds
+        source = f"{self.table.source(fragment)} rows {start} to {stop}"
+        key = (source, fragment.row_group, tuple(names), (), self.row_filter)
+        table = self.cache.get(key, lambda: self.table.read(fragment, names, self.row_filter))
         try:
             if self.predicate is not None:
                 table = table.filter(load_pyarrow().array(self._mask(table, self.predicate)))
             if row_seeds is not None:
                 table = table.take(load_pyarrow().array(permutation(table.num_rows, row_seeds)))
             if stopped() or not table.num_rows:
-                return Chunk({}, 0)
+                return RowBatch({}, 0)
             return self._rows(table, stopped) if self.decode else self._batch(table)
         except DataError as error:
-            raise type(error)(f"in {piece.place}: {error}") from error
+            raise type(error)(f"in {fragment.place}: {error}") from error
 
     def _mask(self, table: Any, predicate: PredicateBase) -> Any:
         names = sorted(predicate.get_fields())
@@ -101,30 +101,30 @@ class ChunkReader:
         rows = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
         return np.fromiter((bool(predicate.do_include(row)) for row in rows), dtype=bool, count=table.num_rows)
 
-    def _rows(self, table: Any, stopped: Callable[[], bool]) -> Chunk:
+    def _rows(self, table: Any, stopped: Callable[[], bool]) -> RowBatch:
         columns = {name: decoded(table.column(name), field) for name, field in self.schema.fields.items()}
         if self.transform is None or self.transform.func is None:
-            return Chunk({name: columns[name] for name in self.output.fields}, table.num_rows)
+            return RowBatch({name: columns[name] for name in self.output.fields}, table.num_rows)
         made: dict[str, list[Any]] = {name: [] for name in self.output.fields}
         for row in zip(*columns.values(), strict=True):
             if stopped():
-                return Chunk({}, 0)
+                return RowBatch({}, 0)
             answer = self.transform.func(dict(zip(columns, row, strict=True)))
             for name, values in made.items():
                 if name not in answer:
                     raise DataError(f"the transform's row lacks the field {name!r}: it has {list(answer)}")
                 values.append(answer[name])
-        return Chunk(dict(made), table.num_rows)
+        return RowBatch(dict(made), table.num_rows)
 
-    def _batch(self, table: Any) -> Chunk:
+    def _batch(self, table: Any) -> RowBatch:
         if self.transform is None or self.transform.func is None:
-            return Chunk({name: _array(plain(table.column(name))) for name in self.output.fields}, table.num_rows)
+            return RowBatch({name: _array(plain(table.column(name))) for name in self.output.fields}, table.num_rows)
         frame = self.transform.func(table.select(list(self.schema.fields)).to_pandas())
         missing = [name for name in self.output.fields if name not in frame.columns]
         if missing:
             raise DataError(f"the transform's DataFrame lacks the fields {missing}: it has {list(frame.columns)}")
         columns = {name: _of_series(frame[name], field) for name, field in self.output.fields.items()}
-        return Chunk(columns, len(frame)) if len(frame) else Chunk({}, 0)
+        return RowBatch(columns, len(frame)) if len(frame) else RowBatch({}, 0)
 
 
 def _array(values: Values) -> Any:

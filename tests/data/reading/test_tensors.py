@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hvd_cluster.data.columns.vectors import from_matrix, vector_type
-from hvd_cluster.data.reading.batches import to_arrow, to_tensor, to_tensors
+from hvd_cluster.data.reading.tensors import to_arrow, to_tensor, to_tensors
 from hvd_cluster.data.schema import infer
 from hvd_cluster.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Which pieces a shard reads, and in which order: a pure function of the pieces, the seed and the epoch."""
+"""Which fragments a shard reads, and in which order: a pure function of the fragments, the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 from hvd_cluster.data.reading.shards import permutation
 from hvd_cluster.errors import DataError
 from hvd_cluster.petastorm.errors import NoDataAvailableError
-from hvd_cluster.petastorm.pieces import Piece
+from hvd_cluster.petastorm.fragments import Fragment
 
-#: Keeps the draws of shards, of pieces and of rows apart.
+#: Keeps the draws of shards, of fragments and of rows apart.
 _SHARDS, _PIECES, _ROWS = 1, 2, 3
 
 
-def shard_of(pieces: Sequence[Piece], cur_shard: int | None, shard_count: int | None, seed: int | None) -> list[Piece]:
-    """The pieces of one shard: whole row groups, dealt in turn.
+def shard_of(
+    fragments: Sequence[Fragment], cur_shard: int | None, shard_count: int | None, seed: int | None
+) -> list[Fragment]:
+    """The fragments of one shard: whole row groups, dealt in turn.
 
     Args:
-        pieces: of the data set, the same and in the same order for every shard.
+        fragments: of the data set, the same and in the same order for every shard.
         cur_shard, shard_count: this shard of how many; None for both reads everything.
         seed: deals the row groups in an order drawn with it; None in the order of the data.
 
@@ -30,12 +31,12 @@ def shard_of(pieces: Sequence[Piece], cur_shard: int | None, shard_count: int | 
         NoDataAvailableError: a shard would get nothing.
     """
     if cur_shard is None and shard_count is None:
-        return list(pieces)
+        return list(fragments)
     if cur_shard is None or shard_count is None or not 0 <= cur_shard < shard_count:
         raise DataError(
             f"cur_shard is {cur_shard!r} and shard_count {shard_count!r}: give both, with 0 <= cur_shard < shard_count"
         )
-    numbers = sorted({piece.number for piece in pieces})
+    numbers = sorted({fragment.number for fragment in fragments})
     if len(numbers) < shard_count:
         raise NoDataAvailableError(
             f"{len(numbers)} row groups cannot be shared by {shard_count} shards: write the data with more row groups "
@@ -45,38 +46,40 @@ def shard_of(pieces: Sequence[Piece], cur_shard: int | None, shard_count: int | 
     if seed is not None:
         numbers = [numbers[index] for index in permutation(len(numbers), (seed, _SHARDS))]
     mine = set(numbers[cur_shard::shard_count])
-    return [piece for piece in pieces if piece.number in mine]
+    return [fragment for fragment in fragments if fragment.number in mine]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """The pieces of all epochs, one epoch after the other."""
+    """The fragments of all epochs, one epoch after the other."""
 
     #: Of one epoch, in the order of the data.
-    pieces: tuple[Piece, ...]
+    fragments: tuple[Fragment, ...]
     #: None for no end.
     num_epochs: int | None
     #: Chooses the orders.
     seed: int
     #: Whether each epoch has an order of its own.
-    shuffle_pieces: bool
-    #: Whether the rows of a piece are put in another order too.
+    shuffle_fragments: bool
+    #: Whether the rows of a fragment are put in another order too.
     shuffle_rows: bool
     #: Number of the first epoch.
     first_epoch: int = 0
 
     @property
     def count(self) -> int:
-        """Pieces over all epochs."""
-        return sys.maxsize if self.num_epochs is None else len(self.pieces) * self.num_epochs
+        """Fragments over all epochs."""
+        return sys.maxsize if self.num_epochs is None else len(self.fragments) * self.num_epochs
 
-    def piece(self, index: int) -> Piece:
-        """The piece at a place, counted over all epochs."""
+    def fragment(self, index: int) -> Fragment:
+        """The fragment at a place, counted over all epochs."""
         epoch, place = self._place(index)
-        return self.pieces[_permutation(len(self.pieces), self.seed, epoch)[place] if self.shuffle_pieces else place]
+        return self.fragments[
+            _permutation(len(self.fragments), self.seed, epoch)[place] if self.shuffle_fragments else place
+        ]
 
     def row_seeds(self, index: int) -> tuple[int, ...] | None:
-        """The seeds of the permutation of that piece's rows; None where they stay as they are."""
+        """The seeds of the permutation of that fragment's rows; None where they stay as they are."""
         epoch, place = self._place(index)
         return (self.seed, _ROWS, epoch, place) if self.shuffle_rows else None
 
@@ -85,33 +88,8 @@ class EpochOrder:
         return replace(self, first_epoch=self.first_epoch + (self.num_epochs or 0))
 
     def _place(self, index: int) -> tuple[int, int]:
-        epoch, place = divmod(index, len(self.pieces))
+        epoch, place = divmod(index, len(self.fragments))
         return self.first_epoch + epoch, place
-
-
-class Sizes(Sequence[int]):
-    """The size in bytes of each piece, as a sequence that is as long as all epochs.
-
-    Args:
-        order: of the pieces.
-        least_bytes: what a piece counts for at least.
-    """
-
-    def __init__(self, order: EpochOrder, least_bytes: int) -> None:
-        self._order = order
-        self.least_bytes = least_bytes
-
-    def __len__(self) -> int:
-        return self._order.count
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return max(self.least_bytes, self._order.piece(index).size_bytes)
 
 
 @functools.lru_cache(maxsize=16)

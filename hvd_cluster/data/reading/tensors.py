@@ -61,7 +61,7 @@ def to_tensor(array: pa.Array | pa.ChunkedArray, column: Column, *, share_memory
         chunks = [pyarrow.array([], type=array.type)]
     if sum(chunk.null_count for chunk in chunks):
         # Counted over all chunks, for the message.
-        from hvd_cluster.data.columns.bad_values import nulls_text
+        from hvd_cluster.data.columns.arrow_values import nulls_text
 
         raise DataError(nulls_text(column.name, sum(chunk.null_count for chunk in chunks)))
     tensors = [torch.from_numpy(to_numpy(chunk, column)) for chunk in chunks]

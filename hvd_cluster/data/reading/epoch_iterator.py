@@ -9,13 +9,13 @@ from typing import Any
 
 from hvd_cluster.data.reading.blocks import BlockReader
 from hvd_cluster.data.reading.budget import Budget
+from hvd_cluster.data.reading.interleave import Batch
 from hvd_cluster.data.reading.pipeline import Pipeline
 from hvd_cluster.data.reading.position import Planner, Position
 from hvd_cluster.data.reading.shards import ShardPlan
-from hvd_cluster.data.reading.weave import Batch
 
 
-class Course:
+class EpochIterator:
     """Batches from any position. Dropping it ends its threads.
 
     Args:

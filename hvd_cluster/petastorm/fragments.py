@@ -21,7 +21,7 @@ from hvd_cluster.petastorm.location import Location
 
 
 @dataclass(frozen=True)
-class Piece:
+class Fragment:
     """Rows of one row group: all, or every slice-th of ``num_slices`` contiguous parts."""
 
     #: Path of the file inside the filesystem.
@@ -51,7 +51,7 @@ class Piece:
         return f"row group {self.row_group} of {self.path}"
 
 
-class PieceTable:
+class FragmentTable:
     """The files of a data set, opened for their footers.
 
     Args:
@@ -92,23 +92,23 @@ class PieceTable:
         self.arrow_schema = pyarrow.schema([*folder_fields, *stored], metadata=stored.metadata)
         self._folder_types = {field.name: field.type for field in folder_fields}
 
-    def source(self, piece: Piece) -> str:
-        """The piece's file as it was when it was first asked for."""
-        if piece.path not in self._sources:
+    def source(self, fragment: Fragment) -> str:
+        """The fragment's file as it was when it was first asked for."""
+        if fragment.path not in self._sources:
             try:
-                self._sources[piece.path] = source_of(self._location.filesystem, piece.path)
+                self._sources[fragment.path] = source_of(self._location.filesystem, fragment.path)
             except OSError as error:
-                raise DataError(f"cannot read {piece.place}: its file cannot be looked at: {error}") from error
-        return self._sources[piece.path]
+                raise DataError(f"cannot read {fragment.place}: its file cannot be looked at: {error}") from error
+        return self._sources[fragment.path]
 
-    def pieces(self, columns: Sequence[str], num_slices: int = 1) -> list[Piece]:
+    def fragments(self, columns: Sequence[str], num_slices: int = 1) -> list[Fragment]:
         """All row groups that have rows, in the order of the files' names.
 
         Args:
             columns: what will be read, which is what sizes count.
             num_slices: parts to cut each into.
         """
-        found: list[Piece] = []
+        found: list[Fragment] = []
         number = 0
         for path, footer in self._footers.items():
             leaves = [leaf for indices in leaves_of(footer, columns).values() for leaf in indices]
@@ -119,26 +119,26 @@ class PieceTable:
                     count = min(num_slices, group.num_rows)
                     partition = self._partitions[path]
                     found.extend(
-                        Piece(path, index, number, group.num_rows, size // count, partition, slice, count)
+                        Fragment(path, index, number, group.num_rows, size // count, partition, slice, count)
                         for slice in range(count)
                     )
                 number += 1
         return found
 
-    def pruned(self, pieces: Sequence[Piece], row_filter: RowFilter | None) -> list[Piece]:
-        """The pieces that may hold rows which a filter lets through, as far as folders and footers tell.
+    def pruned(self, fragments: Sequence[Fragment], row_filter: RowFilter | None) -> list[Fragment]:
+        """The fragments that may hold rows which a filter lets through, as far as folders and footers tell.
 
         Raises:
             DataError: there is no such column.
         """
         if row_filter is None:
-            return list(pieces)
+            return list(fragments)
         self._require(row_filter.names)
         return [
-            piece
-            for piece in pieces
+            fragment
+            for fragment in fragments
             if row_filter.verdict(
-                statistics_of(self._footers[piece.path], piece.row_group, piece.partition, row_filter.names)
+                statistics_of(self._footers[fragment.path], fragment.row_group, fragment.partition, row_filter.names)
             )
             is not False
         ]
@@ -149,8 +149,8 @@ class PieceTable:
             raise DataError(f"{self._location.text} has no columns {missing}; it has {self.arrow_schema.names}")
         self._common.require(names)
 
-    def read(self, piece: Piece, columns: Sequence[str], row_filter: RowFilter | None = None) -> Any:
-        """Columns of a piece as a ``pyarrow.Table`` in the order given. Several threads may call this at once.
+    def read(self, fragment: Fragment, columns: Sequence[str], row_filter: RowFilter | None = None) -> Any:
+        """Columns of a fragment as a ``pyarrow.Table`` in the order given. Several threads may call this at once.
 
         Args:
             columns: their names; those of folders too.
@@ -161,44 +161,44 @@ class PieceTable:
         """
         wanted = list(dict.fromkeys([*columns, *(row_filter.names if row_filter else ())]))
         self._require(wanted)
-        table = self._stored(piece, [name for name in wanted if name not in self._folder_types])
-        start, stop = piece.bounds
-        if piece.num_slices > 1:
+        table = self._stored(fragment, [name for name in wanted if name not in self._folder_types])
+        start, stop = fragment.bounds
+        if fragment.num_slices > 1:
             table = table.slice(start, stop - start)
-        table = _with_folders(table, piece.partition, self._folder_types, wanted, stop - start)
+        table = _with_folders(table, fragment.partition, self._folder_types, wanted, stop - start)
         if row_filter is not None:
             table = table.filter(row_filter.mask(table))
         return table.select(list(columns))
 
-    def _stored(self, piece: Piece, names: Sequence[str]) -> Any:
+    def _stored(self, fragment: Fragment, names: Sequence[str]) -> Any:
         parquet = load_pyarrow("pyarrow.parquet")
         filesystem = self._location.filesystem
-        present = [name for name in names if name not in self._lacking[piece.path]]
+        present = [name for name in names if name not in self._lacking[fragment.path]]
 
         def read() -> Any:
             # No threads of Arrow's own: ours run side by side already, and their number is what the user chose.
             with parquet.ParquetFile(
-                piece.path, filesystem=filesystem, metadata=self._footers[piece.path], pre_buffer=True
+                fragment.path, filesystem=filesystem, metadata=self._footers[fragment.path], pre_buffer=True
             ) as file:
-                return file.read_row_group(piece.row_group, columns=present, use_threads=False)
+                return file.read_row_group(fragment.row_group, columns=present, use_threads=False)
 
         try:
-            table = retried(read, filesystem, f"reading {piece.place}")
+            table = retried(read, filesystem, f"reading {fragment.place}")
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
             raise DataError(
-                f"cannot read {piece.place}: {error}; the file may be damaged, half-written or removed: write the data "
-                "again"
+                f"cannot read {fragment.place}: {error}; the file may be damaged, half-written or removed: write the "
+                "data again"
             ) from error
         gone = [name for name in present if name not in table.column_names]
         if gone:
-            raise DataError(f"{piece.path} lacks the columns {gone}, which its footer had: write the data again")
+            raise DataError(f"{fragment.path} lacks the columns {gone}, which its footer had: write the data again")
         pyarrow = load_pyarrow()
         types = self._common.changed
         for name in names:
-            if name in self._lacking[piece.path]:
-                table = table.append_column(name, pyarrow.chunked_array([pyarrow.nulls(piece.rows, types[name])]))
+            if name in self._lacking[fragment.path]:
+                table = table.append_column(name, pyarrow.chunked_array([pyarrow.nulls(fragment.rows, types[name])]))
             elif name in types:
-                typed = as_type(table.column(name), types[name], name, piece.path)
+                typed = as_type(table.column(name), types[name], name, fragment.path)
                 table = table.set_column(table.column_names.index(name), name, typed)
         return table
 

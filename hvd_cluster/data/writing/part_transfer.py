@@ -20,8 +20,8 @@ from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.store import Store, unwritable_text
-from hvd_cluster.data.writing import census
-from hvd_cluster.data.writing.part_plan import PartPlan
+from hvd_cluster.data.writing import column_stats
+from hvd_cluster.data.writing.part_file import PartPlan
 from hvd_cluster.data.writing.part_writer import PartReport, write_part
 from hvd_cluster.errors import DataError
 
@@ -135,17 +135,17 @@ def assembled(plan: PartPlan, reports: Collection[dict[str, Any]], folder_of: di
         plan: what it was written by.
         reports: of all partitions, in any order.
         folder_of: name of a file -> the folder where this process finds it.
-        lanes: streams that the order is woven from.
+        lanes: streams that the order is interleaved from.
 
     Raises:
         DataError: the rows hold nulls or ragged lists, or either part is empty.
     """
-    census.require(sorted({report["error"] for report in reports if "error" in report}))
+    column_stats.raise_if_any(sorted({report["error"] for report in reports if "error" in report}))
     parts = sorted((PartReport.from_json(report) for report in reports), key=lambda report: report.part)
-    seen = census.Census()
+    seen = column_stats.TableStats()
     for part in parts:
-        seen.merge(part.census)
-    census.require(seen.problems(allow_ragged=plan.allow_ragged))
+        seen.merge(part.stats)
+    column_stats.raise_if_any(seen.problems(allow_ragged=plan.allow_ragged))
 
     def split(name: str) -> Split:
         groups = tuple(_moved(group, folder_of) for part in parts for group in getattr(part, name))
@@ -158,7 +158,7 @@ def assembled(plan: PartPlan, reports: Collection[dict[str, Any]], folder_of: di
     if plan.validation is not None and not held_out.rows:
         raise DataError(f"no row of {rows} is for validation: validation={plan.validation!r} selects none")
     store = Store.create(Path(train.row_groups[0].path).parent)
-    return Dataset(store, seen.complete(plan.schema), train, held_out if plan.validation is not None else None)
+    return Dataset(store, seen.with_lengths(plan.schema), train, held_out if plan.validation is not None else None)
 
 
 def _moved(group: RowGroup, folder_of: dict[str, str]) -> RowGroup:

@@ -1,9 +1,9 @@
-"""Unpickles what may be hostile into values that can do nothing: no class that a pickle names is ever looked up.
+"""Unpickles untrusted data without importing or calling anything that it names.
 
-A pickle is a program: it names callables and calls them. Here every name that is on a list becomes an :class:`Inert`
-class made for this one reading, and calling it, or giving its instances a state, records what was asked and does
-nothing else. Even a pickle that patches what it names patches only that. What reads the result (``schema_pickle.py``,
-``index_pickle.py``) takes from the records what it knows, and refuses the rest.
+A pickle is a program: it names callables and calls them. Here each name on an allow list becomes a subclass of
+:class:`PickledObject`, made for this one load. Calling it, or setting the state of an instance, only records the
+arguments, so a pickle can change nothing but its own result. ``schema_pickle.py`` and ``row_group_index.py`` read the
+records that they know, and refuse all others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pickletools
 from collections.abc import Container, Mapping
 from typing import Any
 
-#: Larger ones are no schema.
+#: A larger pickle cannot be a schema.
 _MAX_BYTES = 64 * 1024 * 1024
 #: Opcodes that load from elsewhere than the pickle, name classes in other ways than by GLOBAL and STACK_GLOBAL, or
 #: have no place in a value made of classes, texts, numbers and containers.
@@ -27,7 +27,7 @@ class UntrustedPickleError(ValueError):
     """A pickle asks for more than a description of data does, or is damaged."""
 
 
-class Inert:
+class PickledObject:
     """Stands for an instance of a class that a pickle names, or for the result of calling something."""
 
     #: "module.name", as in the pickle.
@@ -37,7 +37,7 @@ class Inert:
     #: What its state was set to; None if it was not.
     state: Any
 
-    def __new__(cls, *args: Any, **_: Any) -> Inert:
+    def __new__(cls, *args: Any, **_: Any) -> PickledObject:
         self = super().__new__(cls)
         self.args = args
         self.state = None
@@ -56,13 +56,13 @@ class Inert:
         raise UntrustedPickleError(f"it sets items of an instance of {self.name}")
 
 
-class InertMapping(Inert):
+class PickledMapping(PickledObject):
     """One that items may be set in."""
 
     #: The items, in order.
     items: list[tuple[Any, Any]]
 
-    def __new__(cls, *args: Any, **kargs: Any) -> InertMapping:
+    def __new__(cls, *args: Any, **kargs: Any) -> PickledMapping:
         self = super().__new__(cls, *args, **kargs)
         vars(self)["items"] = []
         return self  # type: ignore[return-value]
@@ -72,7 +72,7 @@ class InertMapping(Inert):
 
 
 def load(data: bytes, admitted: Container[str], mappings: Container[str]) -> Any:
-    """The value of a pickle, with Inert classes and instances for all that it names.
+    """The value of a pickle, with PickledObject in place of every class that it names.
 
     Args:
         data: the pickle.
@@ -80,8 +80,8 @@ def load(data: bytes, admitted: Container[str], mappings: Container[str]) -> Any
         mappings: those of them whose instances take items.
 
     Returns:
-        Numbers, str, bytes, None, tuples, lists, dicts, sets, subclasses of Inert (for a name itself) and instances of
-        them. Containers may share parts, or hold themselves.
+        Numbers, str, bytes, None, tuples, lists, dicts, sets, subclasses of PickledObject (for a bare name) and their
+        instances. Containers may share parts, or hold themselves.
 
     Raises:
         UntrustedPickleError: another name is asked for, or the pickle is damaged or too large.
@@ -93,21 +93,21 @@ def load(data: bytes, admitted: Container[str], mappings: Container[str]) -> Any
         return _Unpickler(data, admitted, mappings).load()
     except UntrustedPickleError:
         raise
-    except Exception as error:  # what a damaged pickle raises is without bound: it calls inert things in any way
+    except Exception as error:  # a damaged pickle may call anything in any way, and so raise anything
         raise UntrustedPickleError(f"it is damaged: {type(error).__name__}: {error}") from error
 
 
 def named(value: Any) -> str:
     """The name that a value stands for, where it is a class that a pickle named; else ""."""
-    return str(value.name) if isinstance(value, type) and issubclass(value, Inert) else ""
+    return str(value.name) if isinstance(value, type) and issubclass(value, PickledObject) else ""
 
 
 def made(value: Any) -> str:
     """The name of the class that a value is an instance of, where a pickle named it; else ""."""
-    return value.name if isinstance(value, Inert) else ""
+    return value.name if isinstance(value, PickledObject) else ""
 
 
-def state_of(value: Inert) -> Mapping[Any, Any]:
+def state_of(value: PickledObject) -> Mapping[Any, Any]:
     """The attributes that an instance was given; {} for none.
 
     Raises:
@@ -139,13 +139,13 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self._admitted = admitted
         self._mappings = mappings
-        self._classes: dict[str, type[Inert]] = {}
+        self._classes: dict[str, type[PickledObject]] = {}
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         name = f"{module_name}.{global_name}"
         if name not in self._admitted:
             raise UntrustedPickleError(f"it names {name[:200]!r}")
         if name not in self._classes:
-            base = InertMapping if name in self._mappings else Inert
+            base = PickledMapping if name in self._mappings else PickledObject
             self._classes[name] = type("Named", (base,), {"name": name})
         return self._classes[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.data.writing import traveling_parts
+from hvd_cluster.data.writing import part_transfer
 
 
 def test_a_folder_left_behind_goes_and_one_that_is_just_being_made_stays(
@@ -26,9 +26,9 @@ def test_a_folder_left_behind_goes_and_one_that_is_just_being_made_stays(
     os.utime(given_up, (time.time() - 3600,) * 2)
     with (held / ".hvd-scratch").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with traveling_parts.received([]) as variables:
+        with part_transfer.received([]) as variables:
             mine = Path(variables["HOROVOD_ROWS_DIR"])
             assert sorted(tmp_path.iterdir()) == sorted([held, made, mine])
-            with traveling_parts.received([]):
+            with part_transfer.received([]):
                 assert mine.exists()  # another task of this machine takes it for nothing that is left
     assert sorted(tmp_path.iterdir()) == sorted([held, made])

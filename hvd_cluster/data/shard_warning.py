@@ -7,7 +7,7 @@ import logging
 from hvd_cluster.topology import Topology
 
 
-def warn_of_other_shard(logger: logging.Logger, shard: int | None, count: int | None, arguments: str) -> None:
+def warn_if_not_own_shard(logger: logging.Logger, shard: int | None, count: int | None, arguments: str) -> None:
     """Warn where this process is one of several workers and reads another shard than its own.
 
     Args:

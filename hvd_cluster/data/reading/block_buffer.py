@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvd_cluster.data.reading.interleave import Batch
 from hvd_cluster.data.reading.row_groups import place_of
 from hvd_cluster.data.reading.shards import Block, RowRange
-from hvd_cluster.data.reading.weave import Batch
 from hvd_cluster.errors import DataError
 
 
@@ -65,7 +65,7 @@ def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
     return chunks
 
 
-class Assembly:
+class BlockBuffer:
     """The tensors of a block, filled chunk by chunk. Several threads may use it at once.
 
     Args:

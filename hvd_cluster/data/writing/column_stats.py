@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_cluster.data.columns import vectors
-from hvd_cluster.data.columns.arrow_values import is_list, list_lengths
-from hvd_cluster.data.columns.bad_values import inner_nulls_text, nulls_text, ragged_text
+from hvd_cluster.data.columns.arrow_values import inner_nulls_text, is_list, list_lengths, nulls_text, ragged_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.schema import UNKNOWN, Column, Kind, Schema
 from hvd_cluster.errors import DataError
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ColumnCensus:
+class ColumnStats:
     """What has been seen of one column."""
 
     #: Rows that are null.
@@ -46,25 +45,25 @@ class ColumnCensus:
 
 
 @dataclass
-class Census:
+class TableStats:
     """What has been seen of all columns; travels as JSON from the executors."""
 
     #: Column name -> what was seen of it.
-    columns: dict[str, ColumnCensus] = field(default_factory=dict)
+    columns: dict[str, ColumnStats] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch | pa.Table, schema: Schema) -> None:
         """Count a batch."""
         pyarrow = load_pyarrow()
         for column in schema:
-            seen = self.columns.setdefault(column.name, ColumnCensus())
+            seen = self.columns.setdefault(column.name, ColumnStats())
             data = batch.column(column.name)
             for array in data.chunks if isinstance(data, pyarrow.ChunkedArray) else [data]:
                 _count(array, column, seen)
 
-    def merge(self, other: Census) -> None:
-        """Add what another census has seen."""
+    def merge(self, other: TableStats) -> None:
+        """Add what other statistics have seen."""
         for name, theirs in other.columns.items():
-            ours = self.columns.setdefault(name, ColumnCensus())
+            ours = self.columns.setdefault(name, ColumnStats())
             ours.nulls += theirs.nulls
             ours.inner_nulls += theirs.inner_nulls
             for level, lengths in enumerate(theirs.lengths):
@@ -93,10 +92,10 @@ class Census:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one row of a column; UNKNOWN where lengths differ or none was seen."""
-        seen = self.columns.get(name, ColumnCensus())
+        seen = self.columns.get(name, ColumnStats())
         return tuple(lengths[0] if len(lengths) == 1 else UNKNOWN for lengths in seen.lengths)
 
-    def complete(self, schema: Schema) -> Schema:
+    def with_lengths(self, schema: Schema) -> Schema:
         """The schema with the lengths that were seen in place of UNKNOWN ones."""
         return Schema(
             tuple(dataclasses.replace(column, shape=self.shape(column.name) or column.shape) for column in schema)
@@ -107,12 +106,12 @@ class Census:
         return {name: [seen.nulls, seen.inner_nulls, seen.lengths] for name, seen in self.columns.items()}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Census:
-        """The census that :meth:`to_json` wrote."""
-        return cls({name: ColumnCensus(*entry) for name, entry in values.items()})
+    def from_json(cls, values: Mapping[str, Any]) -> TableStats:
+        """The statistics that :meth:`to_json` wrote."""
+        return cls({name: ColumnStats(*entry) for name, entry in values.items()})
 
 
-def _count(array: pa.Array, column: Column, seen: ColumnCensus) -> None:
+def _count(array: pa.Array, column: Column, seen: ColumnStats) -> None:
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -135,7 +134,7 @@ def _count(array: pa.Array, column: Column, seen: ColumnCensus) -> None:
         level += 1
 
 
-def require(problems: list[str]) -> None:
+def raise_if_any(problems: list[str]) -> None:
     """Raise a DataError with all problems, one a line, if there are any."""
     if problems:
         raise DataError("\n".join(dict.fromkeys(problems)))

@@ -1,16 +1,17 @@
-"""Arrow's types as the fields of a Unischema, and the stored types of such fields as Arrow's."""
+"""Types of Unischema fields: from Arrow, and what they are stored as in Arrow and in Spark."""
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.errors import DataError
+from hvd_cluster.errors import DataError, MissingExtraError
 from hvd_cluster.petastorm import spark_types
 from hvd_cluster.petastorm.unischema_field import UnischemaField
 
@@ -107,3 +108,39 @@ def stored_type(field: UnischemaField) -> spark_types.SparkType:
             f"field {field.name!r} has the shape {tuple(field.shape)} and no codec: give it one, such as NdarrayCodec()"
         )
     return spark_types.of_numpy(field.numpy_dtype)
+
+
+def data_type(stored: spark_types.SparkType) -> Any:
+    """One of our types as an instance of pyspark's class.
+
+    Raises:
+        MissingExtraError: pyspark is not installed.
+    """
+    types = _types()
+    kind = getattr(types, type(stored).__name__)
+    return kind(stored.precision, stored.scale) if isinstance(stored, spark_types.DecimalType) else kind()
+
+
+def struct_type(fields: Iterable[UnischemaField]) -> Any:
+    """The ``StructType`` of the encoded rows of a schema's fields.
+
+    Raises:
+        MissingExtraError: pyspark is not installed.
+        DataError: nothing says how to store a field.
+    """
+    types = _types()
+    return types.StructType(
+        [types.StructField(field.name, data_type(stored_type(field)), bool(field.nullable)) for field in fields]
+    )
+
+
+def row(encoded: Mapping[str, Any]) -> Any:
+    """Encoded values as a ``pyspark.sql.Row``."""
+    return _types().Row(**encoded)
+
+
+def _types() -> Any:
+    try:
+        return importlib.import_module("pyspark.sql.types")
+    except ImportError as error:
+        raise MissingExtraError("pyspark", "spark", "for Spark's rows and types") from error
