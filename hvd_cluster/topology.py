@@ -110,7 +110,7 @@ class Topology:
         }
         return {name: str(value) for name, value in variables.items()}
 
-    def placed(self, host_keys: Sequence[str]) -> Topology:
+    def with_local_indices(self, host_keys: Sequence[str]) -> Topology:
         """The same rank, with its indices on its host and over the hosts.
 
         Args:
@@ -130,7 +130,7 @@ class Topology:
             cross_size=len(peers),
         )
 
-    def crossed(self, local_ranks: Sequence[int]) -> Topology:
+    def with_cross_indices(self, local_ranks: Sequence[int]) -> Topology:
         """The same place, with its indices over the hosts as everybody's index on its host gives them.
 
         Args:
@@ -158,7 +158,7 @@ def export(
     return before
 
 
-def is_of_one_job(name: str) -> bool:
+def is_job_variable(name: str) -> bool:
     """Whether the variable ``name`` describes a worker's place in a job; workers of another job must not inherit it."""
     return name == "HOROVOD_ELASTIC" or name.startswith("TORCHELASTIC_") or name in _own_variables()
 
@@ -168,7 +168,7 @@ def _own_variables() -> frozenset[str]:
     return frozenset(Topology()._variables())
 
 
-def inherited() -> dict[str, str]:
+def inherited_env() -> dict[str, str]:
     """A copy of this process's environment for a launcher to hand on: what it means is the child's business."""
     return dict(os.environ)
 

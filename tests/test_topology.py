@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.topology import SECRET_VARIABLE, Topology, export, inherited, join_address, split_address
+from hvd_cluster.topology import SECRET_VARIABLE, Topology, export, inherited_env, join_address, split_address
 
 HERE = Topology(
     rank=5,
@@ -133,7 +133,7 @@ def test_the_indices_over_the_hosts_follow_from_everybody_s_local_rank(
     local_ranks: list[int], expected: list[tuple[int, int]]
 ) -> None:
     places = [
-        Topology(rank=rank, size=len(local_ranks), local_rank=own, local_size=2).crossed(local_ranks)
+        Topology(rank=rank, size=len(local_ranks), local_rank=own, local_size=2).with_cross_indices(local_ranks)
         for rank, own in enumerate(local_ranks)
     ]
     assert [(place.cross_rank, place.cross_size) for place in places] == expected
@@ -185,8 +185,8 @@ def test_export_writes_and_removes() -> None:
 
 
 def test_the_inherited_environment_is_a_copy() -> None:
-    inherited()["HVD_CLUSTER_TEST_COPY"] = "1"
-    assert "HVD_CLUSTER_TEST_COPY" not in inherited()
+    inherited_env()["HVD_CLUSTER_TEST_COPY"] = "1"
+    assert "HVD_CLUSTER_TEST_COPY" not in inherited_env()
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")

@@ -1,4 +1,4 @@
-"""The thread that receives the driver's notifications that the hosts have changed."""
+"""The driver's notifications that the hosts have changed: the thread that receives them, and rank 0's on all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import threading
 import time
 import weakref
 
+import torch
+
 from hvd_cluster.elastic.state import HostUpdateResult, State
+from hvd_cluster.engine.process_sets import global_process_set
+from hvd_cluster.engine.request import Kind
+from hvd_cluster.engine.submission import Collective
 from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
@@ -98,3 +103,15 @@ class NotificationManager:
 
 #: The manager of this process.
 notifications = NotificationManager()
+
+
+def agree_on_update(update: tuple[float, float, int]) -> tuple[float, float, int]:
+    """Rank 0's ``update`` on every rank. Sends one small tensor instead of a pickled object: every commit calls it.
+
+    Raises:
+        HorovodInternalError: the world has ended.
+    """
+    collective = Collective(kind=Kind.BROADCAST, process_set=global_process_set, name="elastic.news", root=0)
+    (agreed,) = collective.begin([torch.tensor(update, dtype=torch.float64, device="cpu")]).wait()
+    before, latest, change = agreed.tolist()
+    return before, latest, int(change)

@@ -21,10 +21,10 @@ from hvd_cluster.engine.process_sets import ProcessSet
 from hvd_cluster.engine.transports.select import nccl_version
 from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import HorovodInternalError
-from hvd_cluster.rendezvous.communicator import is_communicator, meet_through, some_of
+from hvd_cluster.rendezvous.communicator import is_communicator, join_store_over_mpi, some_of
 from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
-from hvd_cluster.topology import Topology, export, inherited
+from hvd_cluster.topology import Topology, export, inherited_env
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +90,11 @@ def _join_elastic(started_as: Topology, comm: Any, static: list[ProcessSet], set
     """Join the next world of an elastic job; if it breaks while it is assembled, join the one after it."""
     member = membership(started_as)
     for attempt in range(_MAX_BROKEN_WORLDS):
-        topology = member.next_place(settings.elastic_timeout_s)
+        topology = member.next_topology(settings.elastic_timeout_s)
         export(topology.to_env())  # scripts and their children read it there
         if member.interface:
             settings = replace(settings, gloo_interface=member.interface)
-            export({"NCCL_SOCKET_IFNAME": inherited().get("NCCL_SOCKET_IFNAME") or member.interface})
+            export({"NCCL_SOCKET_IFNAME": inherited_env().get("NCCL_SOCKET_IFNAME") or member.interface})
         if member.devices:
             export({"CUDA_VISIBLE_DEVICES": member.devices})
         try:
@@ -110,8 +110,8 @@ def _join(topology: Topology, comm: Any, static: list[ProcessSet], settings: Set
     """Become ``topology.rank`` of the world that it describes."""
     server = None
     if is_communicator(comm):
-        meeting = meet_through(comm, settings.gloo_timeout_s, settings.gloo_interface)
-        topology, server = meeting.topology, meeting.server
+        joined = join_store_over_mpi(comm, settings.gloo_timeout_s, settings.gloo_interface)
+        topology, server = joined.topology, joined.server
     elif comm is not None:
         topology = some_of(topology, comm)
     job = (topology.job_id, topology.generation, topology.world)

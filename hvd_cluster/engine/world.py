@@ -16,10 +16,10 @@ from typing import Any
 from hvd_cluster.engine import tree
 from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.rendezvous.bootstrap import meet
+from hvd_cluster.rendezvous.addresses import host_key, interface_addresses
+from hvd_cluster.rendezvous.bootstrap import join_store
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.link import Link
-from hvd_cluster.rendezvous.reach import host_key, interface_addresses
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 from hvd_cluster.settings import Settings
@@ -91,12 +91,14 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             topology, tree.tree_positions(["here"])[0], {}, [topology.host], ["here"], [(0, 1)], "127.0.0.1", None, ""
         )
     timeout_s = settings.gloo_timeout_s
-    meeting = meet(topology, attempt, timeout_s, folder=settings.rendezvous_folder, interface=settings.gloo_interface)
-    topology = meeting.topology
+    joined = join_store(
+        topology, attempt, timeout_s, folder=settings.rendezvous_folder, interface=settings.gloo_interface
+    )
+    topology = joined.topology
     prefix = f"world/{topology.generation}.{attempt}{topology.world}/"
     with ExitStack() as on_failure:
-        if meeting.server is not None:
-            on_failure.callback(meeting.server.close)
+        if joined.server is not None:
+            on_failure.callback(joined.server.close)
         client = KeyValueClient(topology.rendezvous, topology.secret, timeout_s)
         on_failure.callback(client.close)
         client.watch = interrupts.check
@@ -108,11 +110,13 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
             host_keys = [member["host_key"] for member in members]
             local_indices = [(member["local_rank"], member["local_size"]) for member in members]
             if topology.world:  # a subset of the launcher's ranks: its local indices also count others
-                all_ranks = [replace(topology, rank=rank).placed(host_keys) for rank in range(topology.size)]
+                all_ranks = [
+                    replace(topology, rank=rank).with_local_indices(host_keys) for rank in range(topology.size)
+                ]
                 local_indices = [(one.local_rank, one.local_size) for one in all_ranks]
                 topology = all_ranks[topology.rank]
             elif topology.launcher != "hvd_cluster":  # other launchers may give a rank too little information
-                topology = topology.crossed([local_rank for local_rank, _ in local_indices])
+                topology = topology.with_cross_indices([local_rank for local_rank, _ in local_indices])
             tree_position = tree.tree_positions(host_keys)[topology.rank]
             if tree_position.parent is not None:
                 parent = members[tree_position.parent]
@@ -130,7 +134,7 @@ def assemble(topology: Topology, settings: Settings, attempt: int, terms: Mappin
         address=address,
         client=client,
         prefix=prefix,
-        server=meeting.server,
+        server=joined.server,
     )
 
 

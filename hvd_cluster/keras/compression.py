@@ -1,4 +1,4 @@
-"""Compression of gradients while they travel, on any backend of Keras."""
+"""Compression of gradients for transfer, on any backend of Keras."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class _KerasCastCompressor(CastCompressor):
 
 
 class FP16Compressor(_KerasCastCompressor):
-    """Sends floating-point tensors as float16."""
+    """Compresses floating-point tensors to float16."""
 
     wire_dtype = "float16"
 
 
 class BF16Compressor(_KerasCastCompressor):
-    """Sends floating-point tensors as bfloat16, which keeps float32's range."""
+    """Compresses floating-point tensors to bfloat16, which has float32's range."""
 
     wire_dtype = "bfloat16"
 
 
 class Compression:
-    """The compressions that come with the package, for the ``compression`` argument of optimizers and value ops."""
+    """The compressors of this package, for the ``compression`` argument of optimizers and value ops."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""The GPU that Keras computes on, whichever backend it runs on."""
+"""The GPU on which Keras computes, for any backend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import keras
 
 
 def use_own_gpu(local_rank: int) -> None:
-    """Have Keras compute on the GPU that is a worker's own; where this host has none, nothing changes.
+    """Let Keras compute on the worker's own GPU; no effect on a host without GPUs.
 
-    It works before the backend has computed anything, and has no effect later.
+    Call it before the backend computes anything; later calls have no effect.
 
     Args:
-        local_rank: the worker's place among those of this host.
+        local_rank: index of the worker on this host.
     """
     if _has_gpu():
         use_device(local_rank)
@@ -35,12 +35,12 @@ def _has_gpu() -> bool:
 
 
 def use_device(gpu: int | None) -> None:
-    """Have Keras compute on one GPU of this host, or on the CPU.
+    """Let Keras compute on one GPU of this host, or on the CPU.
 
-    It works before the backend has computed anything, and has no effect later.
+    Call it before the backend computes anything; later calls have no effect.
 
     Args:
-        gpu: index among the visible ones; None for the CPU.
+        gpu: index among the visible GPUs; None for the CPU.
     """
     backend = keras.config.backend()
     if backend == "tensorflow":

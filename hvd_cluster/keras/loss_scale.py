@@ -1,8 +1,8 @@
-"""Loss scaling for float16 in which all ranks skip a step, or none does.
+"""Loss scaling for float16 in which either all ranks skip a step or none.
 
-Keras halves the scale and skips the step where a gradient is not finite. Each rank decides that by its own gradients,
-before they are reduced: ranks that decide apart would wait for each other's gradients of different steps. So the ranks
-agree on it first, by one number.
+Keras halves the scale and skips the step if a gradient is not finite. Each rank would decide this by its own gradients
+before the reduction, and ranks with different decisions would wait for gradients of different steps. So the ranks agree
+on the decision first, by an allreduce of one number.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 
 
 class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ignore]
-    """What is put in front of a LossScaleOptimizer's class where the optimizer in it is distributed."""
+    """Mixin in front of a LossScaleOptimizer's class whose inner optimizer is distributed."""
 
     inner_optimizer: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy whose inner optimizer is distributed too."""
+        """A copy whose inner optimizer is also distributed."""
         config = self.get_config()
         del config["inner_optimizer"]
         return type(self)(copy.deepcopy(self.inner_optimizer, memo), **config)
@@ -34,27 +34,27 @@ class DistributedLossScale(_LossScaleOptimizer):  # type: ignore[misc,unused-ign
         return self.inner_optimizer.on_all_ranks(super().check_finite(grads))
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        """Exclude a variable from the reduction; ``scale_local_gradients`` scales its gradient."""
         self.inner_optimizer.register_local_var(var)
 
     @property
     def variables(self) -> Any:
-        """The variables of both optimizers, as a list that may be called like a function, as older programs do."""
+        """The variables of both optimizers, as a list that older programs may also call."""
         variables = self.inner_optimizer.variables
         return type(variables)([*self._variables, *variables])
 
     def save_own_variables(self, store: Any) -> None:
-        """Save what Keras's own would."""
-        with self.inner_optimizer.sums_hidden():
+        """Save the same variables as Keras's own class."""
+        with self.inner_optimizer.without_accumulators():
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what Keras's own has saved."""
-        with self.inner_optimizer.sums_hidden():
+        """Load the variables that Keras's own class saves."""
+        with self.inner_optimizer.without_accumulators():
             super().load_own_variables(store)
 
 
-def around(inner: Any, scaling: Any, name: str | None) -> Any:
+def distribute_loss_scale(inner: Any, scaling: Any, name: str | None) -> Any:
     """A LossScaleOptimizer like ``scaling``, with its state, around the distributed ``inner``."""
     wrapped = object.__new__(type(scaling))
     wrapped.__dict__.update(scaling.__dict__)
@@ -65,10 +65,10 @@ def around(inner: Any, scaling: Any, name: str | None) -> Any:
     return wrapped
 
 
-def agree_where_distributed(distributed: type) -> None:
-    """Have every LossScaleOptimizer that is made around a ``distributed`` optimizer be a :class:`DistributedLossScale`.
+def patch_loss_scale_optimizer(distributed: type) -> None:
+    """Make every new LossScaleOptimizer around a ``distributed`` optimizer a :class:`DistributedLossScale`.
 
-    ``model.compile`` makes one by itself for models of mixed_float16, and asks the optimizer nothing.
+    ``model.compile`` creates one for models of mixed_float16 without asking the optimizer.
     """
     initialise = _LossScaleOptimizer.__init__
     if getattr(initialise, "asks_optimizer", False):
@@ -85,7 +85,7 @@ def agree_where_distributed(distributed: type) -> None:
 
 
 def _distribute(scaling: Any) -> None:
-    """Put :class:`DistributedLossScale` in front of the class, whose name stays: a saved model names it."""
+    """Put :class:`DistributedLossScale` in front of the class, which keeps its name: a saved model contains it."""
     kind = type(scaling)
     if not issubclass(kind, DistributedLossScale):
         scaling.__class__ = subclass_saved_as(kind, DistributedLossScale)

@@ -1,4 +1,4 @@
-"""Loading a model to continue its training on all ranks."""
+"""Loading a model for further training on all ranks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a saved model and distribute its optimizer, whose state is kept.
+    """Load a saved model and distribute its optimizer, which keeps its state.
 
     Args:
         filepath: as for ``keras.models.load_model``.
-        custom_optimizers: optimizer classes that the model was saved with and that are not Keras's own.
+        custom_optimizers: optimizer classes outside of Keras that the model was saved with.
         custom_objects: further classes and functions by name, as for ``keras.models.load_model``.
-        compression: how gradients travel.
-        legacy_opts: accepted, and without effect: Keras 3 has one family of optimizers.
+        compression: how gradients are compressed for transfer.
+        legacy_opts: accepted and ignored: Keras 3 has only one family of optimizers.
 
     Returns:
-        The model; one that was saved without an optimizer comes as it is.
+        The model; unchanged if it was saved without an optimizer.
     """
     del legacy_opts
     objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})

@@ -1,4 +1,4 @@
-"""Keras optimizers whose gradients are those of all ranks."""
+"""Keras optimizers that reduce gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import keras
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.keras.compilation import keep_from_xla
 from hvd_cluster.keras.compression import Compression, Compressor
-from hvd_cluster.keras.loss_scale import agree_where_distributed, around
+from hvd_cluster.keras.gradient_accumulation import GradientAccumulator
+from hvd_cluster.keras.loss_scale import distribute_loss_scale, patch_loss_scale_optimizer
 from hvd_cluster.keras.naming import subclass_saved_as
-from hvd_cluster.keras.passes import Passes
 from hvd_cluster.keras.reduction import reduction_of_backend
 from hvd_cluster.keras.reduction.reducer import Reduction
 
@@ -38,33 +37,36 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """An optimizer like ``optimizer``, with its state, that applies gradients reduced over all ranks.
 
-    A model that is compiled with it saves the optimizer under its original class, so that it loads where this package
-    is not installed. On TensorFlow a step with a reduction cannot be compiled by XLA: ``jit_compile="auto"`` compiles
-    none, and an explicit ``jit_compile=True`` is refused at the first step.
+    A compiled model saves the optimizer under its original class, so that the model loads without this package. On
+    TensorFlow, XLA cannot compile a step with a reduction: ``jit_compile="auto"`` means False, and ``jit_compile=True``
+    raises at the first step.
 
     Args:
-        optimizer: a Keras optimizer, built or not. Around a ``LossScaleOptimizer`` or in one, which ``model.compile``
-            makes for mixed_float16, all ranks skip a step or none does, by the gradients of all of them.
-        name: of the new optimizer; by default that of the old.
-        device_dense: accepted, and without effect.
-        device_sparse: accepted, and without effect.
-        compression: how gradients travel.
-        sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
+        optimizer: a Keras optimizer, built or not. With a ``LossScaleOptimizer``, inside or outside (``model.compile``
+            creates one for mixed_float16), either all ranks skip a step or none.
+        name: the name of the new optimizer; by default that of ``optimizer``.
+        device_dense: accepted and ignored.
+        device_sparse: accepted and ignored.
+        compression: how gradients are compressed for transfer.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense gradients first.
         gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
         op: Average or Sum.
-        backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied.
-        average_aggregated_gradients: divide those sums by the number of passes.
-        num_groups: the older name of a number as ``groups``.
-        groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
-        process_set: whose ranks take part; the others step with their own gradients.
+        backward_passes_per_step: backward passes whose gradients each rank accumulates before they are reduced and
+            applied.
+        average_aggregated_gradients: divide the accumulated gradients by the number of passes.
+        num_groups: an older name for ``groups`` as a number.
+        groups: the number of groups, or lists of variables whose gradients are reduced together. By default as few
+            requests as possible.
+        process_set: the ranks that take part; other ranks apply their own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:
-        ValueError: ``optimizer`` is none, ``op`` is neither Average nor Sum, or the options contradict each other.
+        ValueError: ``optimizer`` is not a Keras optimizer, ``op`` is neither Average nor Sum, or the options contradict
+            each other.
     """
     del device_dense, device_sparse
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(f"DistributedOptimizer takes a Keras optimizer, and was given {type(optimizer).__name__}")
+        raise ValueError(f"DistributedOptimizer expects a Keras optimizer, got {type(optimizer).__name__}")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op} is not supported: use hvd.Average or hvd.Sum")
     if backward_passes_per_step < 1:
@@ -79,11 +81,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
     )
     reduction = reduction_of_backend()(config)
-    passes = Passes(backward_passes_per_step, average=average_aggregated_gradients)
-    wrapped = _distributed(optimizer, name, _Distribution(reduction, passes))
-    agree_where_distributed(_DistributedOptimizer)
+    accumulator = GradientAccumulator(backward_passes_per_step, average=average_aggregated_gradients)
+    wrapped = _distributed(optimizer, name, _Distribution(reduction, accumulator))
+    patch_loss_scale_optimizer(_DistributedOptimizer)
     if keras.backend.backend() == "tensorflow":
-        keep_from_xla(_DistributedOptimizer)
+        _disable_auto_jit()
     return wrapped
 
 
@@ -106,15 +108,15 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     """:func:`DistributedOptimizer` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a Keras layer or a list of them, built, whose trainable weights every rank keeps to itself.
+        local_layers: a Keras layer or a list of them, built, whose trainable weights are excluded from the reduction.
 
     Raises:
-        ValueError: ``local_layers`` holds something else, or as for :func:`DistributedOptimizer`.
+        ValueError: ``local_layers`` contains something else, or as for :func:`DistributedOptimizer`.
     """
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
     if wrong:
-        raise ValueError(f"local_layers takes Keras layers, and was given {type(wrong[0]).__name__}")
+        raise ValueError(f"local_layers expects Keras layers, got {type(wrong[0]).__name__}")
     wrapped = DistributedOptimizer(
         optimizer,
         name,
@@ -140,13 +142,13 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
     """The methods that precede those of the wrapped optimizer's class."""
 
     _hvd: _Distribution
-    #: Of the optimizer that the class was made for.
-    _of_class: _Distribution
+    #: That of the optimizer for which the class was made.
+    _class_distribution: _Distribution
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """A new optimizer of this class, made by ``from_config``: it is distributed in the same way."""
         super().__init__(*args, **kwargs)
-        self.__dict__["_hvd"] = self._of_class.of_another()
+        self.__dict__["_hvd"] = self._class_distribution.fresh_copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A distributed copy: Keras's own method would copy the wrapped optimizer, which is what it saves.
@@ -161,13 +163,13 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
 
     @property
     def variables(self) -> Any:
-        """The optimizer's variables, as a list that may be called like a function, as older programs do."""
-        return _Variables(self._hvd.passes.shown(super().variables))
+        """The optimizer's variables, as a list that older programs may also call."""
+        return _Variables(self._hvd.accumulator.visible(super().variables))
 
     def build(self, variables: Any) -> None:
-        """Make the optimizer's variables."""
+        """Create the optimizer's variables."""
         super().build(variables)
-        self._hvd.passes.build(self, variables)
+        self._hvd.accumulator.build(self, variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce gradients over all ranks and apply them; or only add them if more passes make a step."""
@@ -175,15 +177,17 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         if not gradients:
             return
         if trainable_variables is None and not (self.built and len(gradients) == len(self._trainable_variables)):
-            super().apply(gradients)  # raises, and says what is missing
+            super().apply(gradients)  # raises an explanation
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        if self._hvd.passes.per_step == 1:
+        if self._hvd.accumulator.steps == 1:
             super().apply(self._hvd.reduction(gradients, variables), trainable_variables)
             return
         if not self.built:
             self.build(variables)
         base = super().apply
-        self._hvd.passes.add(gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
+        self._hvd.accumulator.add(
+            gradients, variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables)
+        )
 
     def _allreduce(self, grads: Any, vars: Any = None) -> list[Any]:
         """The gradients of ``vars``, reduced over all ranks, for programs that override ``apply_gradients``."""
@@ -197,24 +201,24 @@ class _DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc,un
         For the end of an epoch, outside compiled functions; every rank takes part.
         """
         base, variables = super().apply, self._trainable_variables
-        self._hvd.passes.complete(variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
+        self._hvd.accumulator.complete(variables, self, self._hvd.reduction, lambda reduced: base(reduced, variables))
 
     def on_all_ranks(self, condition: Any) -> Any:
         """Whether ``condition``, a boolean tensor of shape (), holds on all ranks."""
         return self._hvd.reduction.on_all_ranks(condition)
 
-    def sums_hidden(self) -> AbstractContextManager[None]:
+    def without_accumulators(self) -> AbstractContextManager[None]:
         """While a model is saved or loaded, ``variables`` has only those of the wrapped optimizer."""
-        return self._hvd.passes.hidden()
+        return self._hvd.accumulator.hide()
 
     def save_own_variables(self, store: Any) -> None:
-        """Save what the wrapped optimizer would."""
-        with self.sums_hidden():
+        """Save the wrapped optimizer's variables."""
+        with self.without_accumulators():
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what the wrapped optimizer has saved."""
-        with self.sums_hidden():
+        """Load the wrapped optimizer's variables."""
+        with self.without_accumulators():
             super().load_own_variables(store)
 
 
@@ -223,32 +227,52 @@ class _Distribution:
     """What a distributed optimizer has in addition to the wrapped one."""
 
     reduction: Reduction
-    passes: Passes
+    accumulator: GradientAccumulator
 
-    def of_another(self) -> _Distribution:
+    def fresh_copy(self) -> _Distribution:
         """The same for another optimizer, without any pass so far."""
         local = dict(self.reduction.local_variables)
-        return _Distribution(replace(self.reduction, local_variables=local), self.passes.of_another())
+        return _Distribution(replace(self.reduction, local_variables=local), self.accumulator.fresh_copy())
 
 
 def _distributed(optimizer: Any, name: str | None, distribution: _Distribution) -> Any:
-    """An optimizer like ``optimizer``, with its state, that steps as ``distribution`` says."""
+    """An optimizer like ``optimizer``, with its state, that reduces by ``distribution``."""
     if isinstance(optimizer, _DistributedOptimizer):
-        raise ValueError("this optimizer is distributed already")
+        raise ValueError("this optimizer is already distributed")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return around(_distributed(optimizer.inner_optimizer, None, distribution), optimizer, name)
+        return distribute_loss_scale(_distributed(optimizer.inner_optimizer, None, distribution), optimizer, name)
     kind = subclass_saved_as(type(optimizer), _DistributedOptimizer)
-    kind._of_class = distribution
+    kind._class_distribution = distribution
     wrapped = object.__new__(kind)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__["_hvd"] = distribution
     if name is not None:
         wrapped.name = name
     if wrapped.built:
-        distribution.passes.build(wrapped, wrapped._trainable_variables)
+        distribution.accumulator.build(wrapped, wrapped._trainable_variables)
     return wrapped
 
 
 class _Variables(list[Any]):
     def __call__(self) -> list[Any]:
         return self
+
+
+def _disable_auto_jit() -> None:
+    """Let ``jit_compile="auto"`` mean False for models with a distributed optimizer; other models are not affected.
+
+    XLA does not call back into Python. Keras resolves "auto" in a method of the model without asking the optimizer. An
+    explicit ``jit_compile=True`` is left alone: the collective rejects it when the step is traced.
+    """
+    resolve: Any = keras.Model._resolve_auto_jit_compile
+    if getattr(resolve, "asks_optimizer", False):
+        return
+
+    def resolved(model: Any) -> bool:
+        optimizer = getattr(model, "optimizer", None)
+        if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _DistributedOptimizer):
+            return False
+        return bool(resolve(model))
+
+    resolved.asks_optimizer = True  # type: ignore[attr-defined]
+    keras.Model._resolve_auto_jit_compile = resolved

@@ -1,4 +1,4 @@
-"""Collectives of Python and NumPy values, and of the variables of a model; on any backend of Keras."""
+"""Collectives on Python and NumPy values and on model variables, for any backend of Keras."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def allreduce(
     """Reduce a value over all ranks.
 
     Args:
-        value: a number, a list, an array or a tensor, of equal shape and type on all ranks.
+        value: a number, a list, an array or a tensor, with the same shape and dtype on all ranks.
         name: matches the call with those of the other ranks.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
         prescale_factor: multiplies the value before the reduction.
-        postscale_factor: multiplies it afterwards.
+        postscale_factor: multiplies the result.
         op: Average (the default), Sum, Min, Max or Product.
-        compression: how the value travels.
+        compression: how the value is compressed for transfer.
 
     Returns:
-        An array of the same shape and type; a NumPy number for a number.
+        An array of the same shape and dtype; a NumPy scalar for a number.
 
     Raises:
-        ValueError: the value cannot be sent, or the arguments contradict each other.
+        ValueError: the value has an unsupported dtype, or the arguments contradict each other.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     array = _array(value)
@@ -73,7 +73,7 @@ def allgather(value: Any, name: str | None = None) -> Array:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Give every rank ``root_rank``'s value, of equal shape and type on all ranks."""
+    """Broadcast ``root_rank``'s value, with the same shape and dtype on all ranks."""
     array = _array(value)
     return from_torch(hvd.broadcast(to_torch(array), root_rank, name), array.dtype)[()]
 
@@ -85,12 +85,12 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = ReduceOp.A
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrite variables of Keras with those of ``root_rank``, in place, in one transfer.
+    """Overwrite Keras variables with those of ``root_rank``, in place, in one transfer.
 
     Args:
-        variables: alike on all ranks.
-        root_rank: the global rank whose values all get.
-        process_set: whose ranks take part.
+        variables: the same on all ranks.
+        root_rank: the global rank whose values are broadcast.
+        process_set: the ranks that take part.
     """
     arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     if not arrays:
@@ -107,7 +107,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     """Always raises: Keras 3 keeps no list of all variables.
 
     Raises:
-        RuntimeError: names what takes its place.
+        RuntimeError: always; the text names the replacements.
     """
     raise RuntimeError(
         f"hvd.broadcast_global_variables({root_rank}) needs global variables, and Keras 3 keeps none. Please use "
@@ -117,20 +117,20 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """A torch tensor of an array, over its memory where that may be written."""
+    """A torch tensor of an array; shares its memory if the array is writeable."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     if not array.flags.writeable:
         array = array.copy()
-    if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not know
+    if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not support
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     try:
         return torch.from_numpy(array)
     except TypeError:
-        raise ValueError(f"values of type {array.dtype} cannot be sent") from None
+        raise ValueError(f"values of dtype {array.dtype} are not supported by collectives") from None
 
 
 def from_torch(tensor: torch.Tensor, dtype: Any) -> Array:
-    """The array of a torch tensor of ``dtype``, over its memory."""
+    """An array of ``dtype`` that shares the memory of a torch tensor."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(dtype)
     return tensor.numpy()

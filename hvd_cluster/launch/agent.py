@@ -43,9 +43,9 @@ from hvd_cluster.launch.wire.agent_messages import (
 from hvd_cluster.launch.wire.flow_control import SendWindow
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.launch.worker_group import STOP_GRACE_S, Worker
+from hvd_cluster.rendezvous.addresses import host_key
 from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 from hvd_cluster.version import __version__
 

@@ -19,7 +19,7 @@ from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.task import Task
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.topology import Topology, inherited, join_address
+from hvd_cluster.topology import Topology, inherited_env, join_address
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class AgentFleet(Fleet):
 
     def environment(self, name: str, task: Task) -> dict[str, str]:
         """The variables that make a worker on that host use the interface that the others reach."""
-        return found_interface_variables(self.interface(name), inherited(), task.env)
+        return found_interface_variables(self.interface(name), inherited_env(), task.env)
 
     def probe(self) -> dict[str, str]:
         living = [entry for entry in self._hosts.values() if entry.remote is None or not entry.remote.gone]

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hvd_cluster.launch.checks import interface_names
-from hvd_cluster.oldpaths.carry import carry
-from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
+from hvd_cluster.oldpaths.shim import shim_env
+from hvd_cluster.topology import Topology, export, inherited_env, is_job_variable
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ def worker_environment(
 ) -> dict[str, str]:
     """This process's environment plus the worker's topology plus ``env`` (None removes a variable).
 
-    If this process is itself a worker of a job, its own topology is not inherited.
+    If this process is itself a worker of a job, its own topology is not inherited_env.
 
     Args:
         topology: the worker's topology.
         env: the user's variables.
         as_horovod: whether ``import horovod`` works in the worker; None means as in this process.
     """
-    variables = {name: value for name, value in inherited().items() if not is_of_one_job(name)}
+    variables = {name: value for name, value in inherited_env().items() if not is_job_variable(name)}
     variables.update(thread_variables(variables, topology.local_size))
     variables["PYTHONUNBUFFERED"] = "1"
     variables.update(topology.to_env())
@@ -52,7 +52,7 @@ def worker_environment(
     # Last, because on another host ``env`` has the launcher's PYTHONPATH, which may not contain the package there.
     variables.update(python_path(variables.get("PYTHONPATH", "")))
     variables.update(_startup_path(variables.get("PYTHONPATH", "")))
-    return {**variables, **carry(variables, wanted=as_horovod)}
+    return {**variables, **shim_env(variables, wanted=as_horovod)}
 
 
 def interface_variables(nics: str | Iterable[str] | None) -> dict[str, str]:
@@ -97,7 +97,7 @@ def exportable(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if not (name in _OF_THIS_HOST or name.startswith(_OF_THIS_HOST_PREFIXES) or is_of_one_job(name))
+        if not (name in _OF_THIS_HOST or name.startswith(_OF_THIS_HOST_PREFIXES) or is_job_variable(name))
     }
 
 
@@ -123,7 +123,7 @@ def answer_for_horovod() -> None:
     """Make ``import horovod`` work in this process, which others may have launched, and in its child processes."""
     import hvd_cluster.compat  # noqa: F401 - its import is what makes horovod resolve
 
-    export(carry(inherited(), wanted=True))
+    export(shim_env(inherited_env(), wanted=True))
 
 
 def _startup_path(present: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,9 @@ def run(
         without = "hostfile" if name == "slots" else "min_num_proc"
         logger.warning("%s has no effect without %s or host_discovery_script", name, without)
     # as_horovod must be explicit: on another host the agent starts the worker, and does not answer for horovod itself.
-    task = Task(call=pack(func, args, kwargs), env=checked_variables(env), executable=executable, as_horovod=carries())
+    task = Task(
+        call=pack(func, args, kwargs), env=checked_variables(env), executable=executable, as_horovod=serves_horovod()
+    )
     spec = options.spec(task, settings.elastic_timeout_s, settings.start_timeout_s)
     with contextlib.ExitStack() as stack:
         show = printer(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from hvd_cluster.rendezvous.addresses import interface_addresses
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.rendezvous.reach import interface_addresses
 
 
 def outward_interfaces() -> dict[str, str]:

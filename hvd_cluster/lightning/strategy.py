@@ -60,7 +60,7 @@ class HorovodStrategy(_ParallelStrategy):
     fit. Nothing needs torch.distributed's default group. On GPUs a worker uses the one at its ``local_rank``.
 
     Args:
-        compression: how gradients travel, such as ``hvd.Compression.fp16``.
+        compression: how gradients are compressed for transfer, for example ``hvd.Compression.fp16``.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: as for ``hvd.DistributedOptimizer``.
         groups: likewise.
@@ -247,7 +247,7 @@ class HorovodStrategy(_ParallelStrategy):
         """The reduction of a tensor over all ranks, as a new tensor; anything but a tensor is returned as it is.
 
         Args:
-            tensor: equal in shape and type on all ranks; the mean of whole numbers is floating.
+            tensor: with the same shape and dtype on all ranks; the mean of whole numbers is floating.
             group: a process set whose ranks take part; None for all.
             reduce_op: "mean", "sum", "min", "max" or "product", or torch.distributed's ``ReduceOp`` of that name.
 

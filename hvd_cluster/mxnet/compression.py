@@ -1,4 +1,4 @@
-"""Compression of MXNet gradients while they travel."""
+"""Compression of MXNet gradients for transfer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(CastCompressor):
-    """Sends floating-point arrays as float16; integers travel as they are."""
+    """Compresses floating-point arrays to float16; integers are not compressed."""
 
     wire_dtype = "float16"
 
@@ -24,7 +24,7 @@ class FP16Compressor(CastCompressor):
 
 
 class Compression:
-    """The compressions that come with the package, for the ``compression`` argument of a trainer."""
+    """The compressors of this package, for the ``compression`` argument of a trainer."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""Making all ranks equal: parameters and any Python object, sent from one rank to the others."""
+"""Broadcast of parameters, and broadcast and allgather of Python objects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     """Overwrite parameters with those of ``root_rank``, in place.
 
     Args:
-        params: of ``block.collect_params()``, or a dict of names and arrays, alike on all ranks. A parameter whose
+        params: of ``block.collect_params()``, or a dict of names and arrays, the same on all ranks. A parameter whose
             shape is not known yet is broadcast as soon as it is.
-        root_rank: the global rank whose values all get.
+        root_rank: the global rank whose values are broadcast.
         prefix: put in front of the names that the ranks are matched by, where two models have the same ones.
 
     Raises:
@@ -37,7 +37,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give every rank ``root_rank``'s object, which may be anything that cloudpickle takes."""
+    """Give every rank ``root_rank``'s object, which may be any object that cloudpickle supports."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 

@@ -1,6 +1,6 @@
 """All collectives, of ``mx.nd`` and of ``mx.np`` arrays. They block: a result is there when the call returns.
 
-``priority`` is accepted by all of them, and without effect.
+``priority`` is accepted by all of them and ignored.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def allreduce(
     """Reduce an array over all ranks.
 
     Args:
-        tensor: of any shape, equal in shape and type on all ranks.
+        tensor: of any shape, with the same shape and dtype on all ranks.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
         name: matches the call with those of the other ranks.
-        priority: accepted, and without effect.
+        priority: accepted and ignored.
         prescale_factor: multiplies the array before the reduction.
-        postscale_factor: multiplies it afterwards.
-        process_set: whose ranks take part.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
         op: Average (the default), Sum, Adasum, Min, Max or Product.
 
     Returns:
         A new array.
 
     Raises:
-        ValueError: the array cannot be sent.
+        ValueError: the array is sparse or has an unsupported dtype.
         HorovodInternalError: the ranks disagree, or the job has ended.
     """
     factors = (prescale_factor, postscale_factor)
@@ -76,7 +76,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
 ) -> list[Any]:
-    """:func:`allreduce` of several arrays as one request: all of them are reduced, or none is."""
+    """:func:`allreduce` of several arrays as one request: either all of them are reduced, or none."""
     collective = _reduction(reduce_op(average, op), name, prescale_factor, postscale_factor, process_set)
     return _results(collective, tensors)
 
@@ -148,8 +148,8 @@ def alltoall(
         splits: how many rows go to each rank: a list, or an int32 array of shape (ranks,). Without it the rows are
             split equally.
         name: matches the call with those of the other ranks.
-        priority: accepted, and without effect.
-        process_set: whose ranks take part.
+        priority: accepted and ignored.
+        process_set: the ranks that take part.
 
     Returns:
         The rows received, in the order of the ranks; with ``splits`` a pair of them and the rows that came from each.

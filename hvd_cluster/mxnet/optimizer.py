@@ -18,8 +18,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc,unused-
     Args:
         optimizer: any of MXNet's. All its attributes are this object's.
         gradient_predivide_factor: divides by this before the sum, and by the rest after it.
-        num_groups: accepted, and without effect: what arrives together is reduced together.
-        process_set: whose ranks take part; the others step with their own gradients.
+        num_groups: accepted and ignored: gradients that arrive together are reduced together.
+        process_set: the ranks that take part; other ranks apply their own gradients.
 
     Raises:
         ValueError: ``gradient_predivide_factor`` is 0.

@@ -17,14 +17,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc,unused-ignore]
     """``mx.gluon.Trainer`` that averages gradients over the ranks before each step, in as few requests as asked for.
 
     Args:
-        params: of ``block.collect_params()``, alike on all ranks.
+        params: of ``block.collect_params()``, the same on all ranks.
         optimizer: as for ``mx.gluon.Trainer``; one that was wrapped by ``DistributedOptimizer`` is unwrapped.
         optimizer_params: as for ``mx.gluon.Trainer``.
-        compression: how gradients travel.
+        compression: how gradients are compressed for transfer.
         gradient_predivide_factor: divides by this before the sum, and by the rest after it.
         prefix: put in front of the name of the requests, where several trainers step in turns that differ.
         num_groups: how many requests a step has; 0 for one.
-        process_set: whose ranks take part; the others step with their own gradients.
+        process_set: the ranks that take part; other ranks apply their own gradients.
 
     Raises:
         ValueError: ``num_groups`` is negative, or ``gradient_predivide_factor`` is 0.

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from hvd_cluster.oldpaths.absent import absent
-from hvd_cluster.oldpaths.table import TABLE, Row, children_of
+from hvd_cluster.oldpaths.rows import Row
+from hvd_cluster.oldpaths.table import TABLE, children_of
 
 _ABSENT = object()
 
@@ -26,6 +27,8 @@ class Forwarder(ModuleType):
         vars(self).update(_path=path, _row=row, _children=children_of(path, table), _replaced={})
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # with our module's path, the import system would load its files a second time
+            raise AttributeError(name)
         row: Row = vars(self)["_row"]
         if name in row.names:
             module, _, attribute = row.names[name].partition(":")

@@ -16,7 +16,7 @@ from hvd_cluster.launch.hosts import LOOPBACK
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.placement import Placement, Slot, place
 from hvd_cluster.launch.worker_group import WorkerGroup
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray import nodes
 from hvd_cluster.ray.actor import ActorCall, ActorWorker, OutputSinks
 from hvd_cluster.ray.callbacks import CallbackLoop
@@ -185,7 +185,9 @@ class ActorGroup:
                 secret=secret,
                 job_id=job_id,
             )
-            assignment = WorkerAssignment(topology, {**device_env(placement.visible_devices), **self._env}, carries())
+            assignment = WorkerAssignment(
+                topology, {**device_env(placement.visible_devices), **self._env}, serves_horovod()
+            )
             index = placement.slot.index
             return lambda on_change: ActorWorker(
                 self._connection,

@@ -17,7 +17,7 @@ from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray.actor import ActorCall
 from hvd_cluster.ray.adapter import Adapter, Callback
 from hvd_cluster.ray.bundles import bundles_of
@@ -141,7 +141,7 @@ class ElasticAdapter(Adapter):
         settings = self._settings
         return ElasticSpec(
             # The fleet has the call that every worker runs.
-            task=Task(call=b"", env=env, as_horovod=carries()),
+            task=Task(call=b"", env=env, as_horovod=serves_horovod()),
             num_proc=settings.min_num_proc,
             min_num_proc=settings.min_num_proc,
             max_num_proc=settings.max_num_proc,

@@ -23,12 +23,12 @@ from ray.train.torch import TorchTrainer
 from hvd_cluster.launch.environment import answer_for_horovod, interface_variables, thread_variables
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.ray.resources import device_env
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.topology import Topology, export, inherited, join_address
+from hvd_cluster.topology import Topology, export, inherited_env, join_address
 
 #: Ray has two classes of that name; its version and a setting decide which one is used, and TorchTrainer follows them.
 _DataParallelTrainer: Any = TorchTrainer.__bases__[0]
@@ -52,7 +52,7 @@ class HorovodConfig(BackendConfig):
 
     nics: str | None = None
     timeout_s: float | None = None
-    as_horovod: bool = field(default_factory=carries)
+    as_horovod: bool = field(default_factory=serves_horovod)
 
     def timeout(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variable for :attr:`timeout_s` in a worker with the environment ``environ``; none if it is set."""
@@ -95,7 +95,7 @@ class HorovodBackend(Backend):
                     secret=secret,
                     job_id=job_id,
                     launcher="hvd_cluster",
-                ).placed([slot.host_key for slot in slots])
+                ).with_local_indices([slot.host_key for slot in slots])
                 worker_group.execute_single(slot.index, _assign, topology, devices, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
@@ -136,7 +136,7 @@ def _assign(topology: Topology, devices: dict[str, str], config: HorovodConfig) 
     """In a worker: set its topology."""
     if config.as_horovod:
         answer_for_horovod()
-    here = inherited()
+    here = inherited_env()
     export(
         {
             **thread_variables(here, topology.local_size),

@@ -22,7 +22,7 @@ from hvd_cluster.ray.driver_connection import DriverConnection
 from hvd_cluster.ray.messages import ActorHandshake, CallFinished, LogRecord
 from hvd_cluster.ray.pickling import dumps
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.topology import Topology, export, inherited, is_of_one_job
+from hvd_cluster.topology import Topology, export, inherited_env, is_job_variable
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class BaseHorovodWorker:
 
     def env_vars(self) -> dict[str, str]:
         """The worker's environment."""
-        return inherited()
+        return inherited_env()
 
     def start_executable(self, executable_cls: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> None:
         """Create ``executable_cls(*args, **kwargs)`` and keep it for :meth:`execute`."""
@@ -120,9 +120,9 @@ class BaseHorovodWorker:
 
     def assign(self, assignment: WorkerAssignment) -> None:
         """Become the worker that ``assignment`` describes; called after :meth:`handshake`."""
-        inherited_job = {name: None for name in inherited() if is_of_one_job(name)}
+        inherited_job = {name: None for name in inherited_env() if is_job_variable(name)}
         self._topology = assignment.topology  # not read back later, because the user may change the environment
-        threads = thread_variables(inherited(), assignment.topology.local_size)
+        threads = thread_variables(inherited_env(), assignment.topology.local_size)
         export({**inherited_job, **threads, **assignment.topology.to_env(), **assignment.env})
         if assignment.as_horovod:
             answer_for_horovod()

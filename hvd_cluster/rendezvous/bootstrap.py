@@ -3,8 +3,8 @@
 Under torchrun they learn it from the agent's store. Ranks of one host that MPI or Slurm started learn it over an
 abstract Unix socket, where the kernel vouches that the other end is a process of the same user; ranks on several hosts
 over MPI, where the program has imported mpi4py, else through a folder that they share
-(:mod:`hvd_cluster.rendezvous.folder`). The secret is made on the way; torchrun's store shows it to every client that
-can reach that store, so use hvdrun on a network that others share.
+(:mod:`hvd_cluster.rendezvous.shared_folder`). The secret is made on the way; torchrun's store shows it to every client
+that can reach that store, so use hvdrun on a network that others share.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from hvd_cluster.rendezvous.communicator import Communicator, meet_through
-from hvd_cluster.rendezvous.folder import meet_in_folder
-from hvd_cluster.rendezvous.meeting import Meeting
+from hvd_cluster.rendezvous.communicator import Communicator, join_store_over_mpi
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
+from hvd_cluster.rendezvous.shared_folder import join_store_in_folder
 from hvd_cluster.topology import Topology, join_address, split_address
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
-def meet(
+def join_store(
     topology: Topology, attempt: int, timeout_s: float, *, folder: str = "~/.hvd_cluster", interface: str = ""
-) -> Meeting:
+) -> JoinedStore:
     """Agree on a key-value store with the other ranks.
 
     Args:
@@ -47,7 +46,7 @@ def meet(
         ConnectionError: the launcher left no way to find the others, or rank 0 did not come in time.
     """
     if topology.rendezvous:
-        return Meeting(topology)
+        return JoinedStore(topology)
     # Where the launcher does not name its job, it is the parent of all of the job's processes on this host.
     job = topology.job_id or f"parent-{os.getppid()}"
     label = f"hvd_cluster/{job}/{topology.generation}.{attempt}/{topology.world}"
@@ -56,12 +55,12 @@ def meet(
     if topology.local_size == topology.size:
         return _through_kernel(topology, label, timeout_s)
     if not topology.world and (world := _mpi_world(topology)) is not None:
-        meeting = meet_through(world, timeout_s, interface)
+        joined = join_store_over_mpi(world, timeout_s, interface)
         # The launcher knows the place on the host, and MPI's name of the world differs from attempt to attempt.
-        found = meeting.topology
-        return replace(meeting, topology=replace(topology, rendezvous=found.rendezvous, secret=found.secret))
+        found = joined.topology
+        return replace(joined, topology=replace(topology, rendezvous=found.rendezvous, secret=found.secret))
     if topology.job_id and topology.launcher != "torchrun":
-        return meet_in_folder(topology, label, folder, timeout_s, interface)
+        return join_store_in_folder(topology, label, folder, timeout_s, interface)
     launcher = topology.launcher or "an unknown launcher"
     raise ConnectionError(
         f"rank {topology.rank} of {topology.size} was started by {launcher}, which says nothing about how to reach the "
@@ -79,27 +78,27 @@ def _mpi_world(topology: Topology) -> Communicator | None:
     return world if (world.Get_rank(), world.Get_size()) == (topology.rank, topology.size) else None
 
 
-def _through_agent(topology: Topology, label: str, timeout_s: float) -> Meeting:
+def _through_agent(topology: Topology, label: str, timeout_s: float) -> JoinedStore:
     host, port = split_address(topology.master)
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
     if topology.rank == 0:
-        meeting, server = _serve(topology, _address_towards(host, int(port)))
+        joined, server = _serve(topology, _address_towards(host, int(port)))
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(server.close)
-            store.set(label, _described(meeting.topology).decode())
+            store.set(label, _described(joined.topology).decode())
             on_failure.pop_all()
-        return meeting
+        return joined
     try:
-        return Meeting(_completed(topology, store.get(label)))
+        return JoinedStore(_completed(topology, store.get(label)))
     except RuntimeError as error:  # torch's DistStoreError
         raise ConnectionError(f"rank {topology.rank}: rank 0 did not call hvd.init() within {timeout_s:g} s") from error
 
 
-def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting:
+def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedStore:
     address = f"\0{label}/{os.getuid()}".encode()
     deadline_s = time.monotonic() + timeout_s
     if topology.rank == 0:
-        meeting, server = _serve(topology, "127.0.0.1")
+        joined, server = _serve(topology, "127.0.0.1")
         with (
             contextlib.ExitStack() as on_failure,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -108,7 +107,7 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
             try:
                 listener.bind(address)
             except OSError as error:
-                raise ConnectionError(f"rank 0 cannot open the meeting point {label}: {error}") from error
+                raise ConnectionError(f"rank 0 cannot open the joined point {label}: {error}") from error
             listener.listen(topology.size)
             told = 0
             while told < topology.size - 1:
@@ -121,10 +120,10 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
                     ) from None
                 with connection:
                     if _is_ours(connection):
-                        connection.sendall(_described(meeting.topology))
+                        connection.sendall(_described(joined.topology))
                         told += 1
             on_failure.pop_all()
-        return meeting
+        return joined
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
@@ -137,16 +136,16 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> Meeting
                 time.sleep(0.02)
                 continue
             if not _is_ours(connection):
-                raise ConnectionError(f"rank {topology.rank}: the meeting point is held by a process of another user")
+                raise ConnectionError(f"rank {topology.rank}: the joined point is held by a process of another user")
             connection.settimeout(max(0.01, deadline_s - time.monotonic()))
             described = b"".join(iter(lambda: connection.recv(4096), b""))
-        return Meeting(_completed(topology, described))
+        return JoinedStore(_completed(topology, described))
 
 
-def _serve(topology: Topology, host: str) -> tuple[Meeting, KeyValueServer]:
+def _serve(topology: Topology, host: str) -> tuple[JoinedStore, KeyValueServer]:
     secret = new_secret()
     server = KeyValueServer(secret, host)
-    return Meeting(replace(topology, rendezvous=join_address(host, server.port), secret=secret), server), server
+    return JoinedStore(replace(topology, rendezvous=join_address(host, server.port), secret=secret), server), server
 
 
 def _described(topology: Topology) -> bytes:

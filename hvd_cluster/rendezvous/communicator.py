@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeGuard
 
+from hvd_cluster.rendezvous.addresses import LOOPBACK, first_reachable, host_key, interface_addresses
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.rendezvous.meeting import Meeting
-from hvd_cluster.rendezvous.reach import LOOPBACK, host_key, interface_addresses, reachable
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
 from hvd_cluster.topology import Topology, join_address
 
 _FAILED = "Horovod initialization failed"
@@ -53,7 +52,7 @@ def ranks_in(comm: Any, world: Any = None) -> list[int]:
 def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
     """This process's place in the world of some of the launcher's ranks; they are numbered in the order given.
 
-    On several hosts the place among them is not known yet: :meth:`Topology.placed` finds it.
+    On several hosts the place among them is not known yet: :meth:`Topology.with_local_indices` finds it.
 
     Args:
         topology: the place in the launcher's world.
@@ -91,7 +90,7 @@ def some_of(topology: Topology, ranks: Sequence[Any]) -> Topology:
     )
 
 
-def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> Meeting:
+def join_store_over_mpi(comm: Communicator, timeout_s: float, interface: str = "") -> JoinedStore:
     """Agree on a store over MPI: this process keeps its rank in ``comm``.
 
     Args:
@@ -121,12 +120,12 @@ def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> M
     world, offer = comm.bcast((secrets.token_hex(6), offer))
     topology = Topology(rank=rank, size=len(keys), host=socket.gethostname(), world=world, launcher="mpi4py")
     if offer is None:
-        return Meeting(topology)
+        return JoinedStore(topology)
     addresses, port, secret = offer
     reached = ""
     if rank != 0:
         try:
-            reached = reachable(addresses, port, secret, timeout_s)
+            reached = first_reachable(addresses, port, secret, timeout_s)
         except OSError as error:  # whatever it is: the others wait for the answer
             failure = f"rank {rank} on {topology.host} cannot reach rank 0: {error}"
     # No rank may leave before all know: the others would wait in MPI, where no timeout reaches.
@@ -140,7 +139,7 @@ def meet_through(comm: Communicator, timeout_s: float, interface: str = "") -> M
             "0's interface to use"
         )
     address = reached or own_address(keys, [address for address, _ in told])
-    return Meeting(replace(topology, rendezvous=join_address(address, port), secret=secret), server)
+    return JoinedStore(replace(topology, rendezvous=join_address(address, port), secret=secret), server)
 
 
 def own_address(host_keys: Sequence[str], reached: Sequence[str]) -> str:

@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 #: The box that the driver reads requests from.
 DRIVER_BOX = "elastic/driver"
 #: The fields of a topology that a new world changes.
-PLACE_FIELDS = (
+TOPOLOGY_FIELDS = (
     *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
     *("host", "generation", "master", "rendezvous"),
 )
 
 
-def place_box(worker: str) -> str:
+def topology_box(worker: str) -> str:
     """The box that ``worker`` reads its topology from."""
     return f"elastic/place/{worker}"
 
 
-def news_box(worker: str) -> str:
+def host_update_box(worker: str) -> str:
     """The box that ``worker`` reads changes of the hosts from."""
     return f"elastic/news/{worker}"
 
@@ -50,7 +50,7 @@ class Membership:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._client = KeyValueClient(topology.rendezvous, topology.secret)
-        self._places = KeyValueMailbox(self._client, place_box(topology.worker))
+        self._places = KeyValueMailbox(self._client, topology_box(topology.worker))
         #: The network interface through which other hosts reach this one; empty if there are no other hosts.
         self.interface = ""
         #: Value for CUDA_VISIBLE_DEVICES, in local_rank order; empty for no change.
@@ -62,7 +62,7 @@ class Membership:
         #: Creation time of this world, in seconds of the driver's clock; older notifications do not concern it.
         self.since = 0.0
 
-    def next_place(self, timeout_s: float) -> Topology:
+    def next_topology(self, timeout_s: float) -> Topology:
         """Leave the previous world, if there was one, and wait for the next.
 
         Args:
@@ -88,7 +88,7 @@ class Membership:
         if "leave" in answer:
             logger.info("this worker leaves the job: %s", answer["leave"])
             sys.exit(0)
-        self.topology = replace(self.topology, **{name: answer[name] for name in PLACE_FIELDS})
+        self.topology = replace(self.topology, **{name: answer[name] for name in TOPOLOGY_FIELDS})
         self.interface, self.devices = str(answer["interface"]), str(answer["devices"])
         self.num_newcomers, self.num_lost = int(answer["newcomers"]), int(answer["lost"])
         self.since = float(answer["since"])
@@ -96,7 +96,7 @@ class Membership:
 
     def news(self) -> KeyValueMailbox:
         """The driver's notifications about changed hosts, over a separate connection."""
-        return KeyValueMailbox(self._client.clone(), news_box(self.topology.worker))
+        return KeyValueMailbox(self._client.clone(), host_update_box(self.topology.worker))
 
     def close(self) -> None:
         """Close the connection; this does not affect the job."""

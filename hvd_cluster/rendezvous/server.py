@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.link import Link
@@ -18,6 +19,7 @@ from hvd_cluster.rendezvous.listening import ANY, listen
 from hvd_cluster.rendezvous.protocol import pack, unpack
 from hvd_cluster.rendezvous.table import KeyValueTable
 from hvd_cluster.rendezvous.tcp_keepalive import keep_alive
+from hvd_cluster.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -171,3 +173,13 @@ class KeyValueServer:
         for link, reply in answers:
             with contextlib.suppress(OSError):  # the next read reports the end
                 link.send(pack(reply))
+
+
+@dataclass
+class JoinedStore:
+    """The key-value store that the ranks of a job agreed on."""
+
+    #: This rank's topology, with the address and the secret of the store.
+    topology: Topology
+    #: The store's server, if it runs in this process.
+    server: KeyValueServer | None = None

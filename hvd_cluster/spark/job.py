@@ -19,7 +19,7 @@ from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.spark import encryption, messages, preflight, task
 from hvd_cluster.spark.message_server import MessageServer
@@ -129,7 +129,7 @@ class Job:
             driver_addresses=addresses,
             env=self._env,
             executable=self._executable,
-            as_horovod=carries(),
+            as_horovod=serves_horovod(),
             versions=versions,
         )
         function = task.task_for(

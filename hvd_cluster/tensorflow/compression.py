@@ -1,4 +1,4 @@
-"""Compression of TensorFlow gradients while they travel."""
+"""Compression of TensorFlow gradients for transfer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class _TensorFlowCastCompressor(CastCompressor):
 
 
 class FP16Compressor(_TensorFlowCastCompressor):
-    """Sends floating-point tensors as float16."""
+    """Compresses floating-point tensors to float16."""
 
     wire_dtype = tf.float16
 
 
 class BF16Compressor(_TensorFlowCastCompressor):
-    """Sends floating-point tensors as bfloat16, which keeps float32's range."""
+    """Compresses floating-point tensors to bfloat16, which has float32's range."""
 
     wire_dtype = tf.bfloat16
 
 
 class Compression:
-    """The compressions that come with the package, for the ``compression`` argument of collectives and optimizers."""
+    """The compressors of this package, for the ``compression`` argument of collectives and optimizers."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

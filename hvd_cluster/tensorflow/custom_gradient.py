@@ -1,4 +1,4 @@
-"""Gradients of our own for what TensorFlow cannot differentiate."""
+"""Custom gradients that keep no graph alive."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tensorflow.python.framework import ops
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """``tf.custom_gradient`` that keeps no graph alive.
 
-    TensorFlow's registry keeps each gradient as long as the process lives, and that gradient keeps its graph with all
-    its constants. Here the operation keeps its gradient, and the registry finds it for as long as the graph lives.
+    TensorFlow's registry holds each gradient function until the process ends, and with it the graph and its constants.
+    Here the operation holds its gradient function, and the registry holds only a weak reference.
 
     Args:
-        function: of tensors; gives its results, and the function of the results' gradients that gives the arguments'.
+        function: takes tensors; returns its results and the gradient function, as for ``tf.custom_gradient``.
     """
     differentiable = tf.custom_gradient(function)
 
@@ -34,12 +34,14 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 def _keep_gradient(operation: Any) -> None:
     entry = ops.gradient_registry._registry[operation.get_attr("_gradient_op_type").decode()]
     gradient = operation._gradient_function = entry["type"]
-    found = weakref.ref(gradient)
+    reference = weakref.ref(gradient)
 
-    def of_a_graph_that_lives(operation: Any, *gradients: Any) -> Any:
-        its_gradient = found()
+    def look_up(operation: Any, *gradients: Any) -> Any:
+        its_gradient = reference()
         if its_gradient is None:
-            raise LookupError("the graph that this operation was copied from is gone, and its gradient with it")
+            raise LookupError(
+                "the gradient of this operation was deleted with the graph that the operation was copied from"
+            )
         return its_gradient(operation, *gradients)
 
-    entry["type"] = of_a_graph_that_lives
+    entry["type"] = look_up

@@ -1,7 +1,7 @@
-"""Adasum for ``tf.compat.v1`` optimizers: every rank takes its own steps, and the changes of the weights are combined.
+"""Adasum for ``tf.compat.v1`` optimizers: each rank applies its own gradients, and Adasum combines the weight deltas.
 
-Adasum (arXiv:2006.02924) combines directions in which the loss falls. What Adam or a momentum makes of a gradient is
-such a direction, their combined gradient's is not; so it is the deltas that travel.
+Adasum (arXiv:2006.02924) combines descent directions. The update that Adam or momentum computes from a rank's gradient
+is such a direction, but the update computed from combined gradients is not; so the ranks combine deltas.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_cluster.tensorflow.aggregation import operations, pass_variable
+from hvd_cluster.tensorflow.gradient_accumulation import accumulation_variable, operations
 from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
-from hvd_cluster.tensorflow.wrapping import WrappingOptimizer
+from hvd_cluster.tensorflow.v1_wrapper import V1OptimizerWrapper
 
 
-class DeltaOptimizer(WrappingOptimizer):
-    """Applies this rank's own gradients, and combines the changes of several steps by Adasum.
+class DeltaOptimizer(V1OptimizerWrapper):
+    """Applies this rank's own gradients, and combines the deltas of one or more steps by Adasum.
 
-    Works eagerly, in a ``tf.function`` and in v1 graphs.
+    Works in eager mode, in a ``tf.function`` and in v1 graphs.
 
     Args:
-        optimizer: the wrapped one.
-        name: of this one.
+        optimizer: the wrapped optimizer.
+        name: the name of this optimizer.
         use_locking: as for ``tf.compat.v1.train.Optimizer``.
-        reducer: combines; its op is Adasum.
-        steps_per_combination: how many steps a rank takes alone. With more than one a v1 graph keeps where they began
-            in local variables, which ``tf.compat.v1.local_variables_initializer()`` makes.
+        reducer: combines the deltas; its op is Adasum.
+        steps_per_combination: the number of local steps per combination. If it is more than one, a v1 graph keeps the
+            start values in local variables, which ``tf.compat.v1.local_variables_initializer()`` initializes.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class DeltaOptimizer(WrappingOptimizer):
         super().__init__(optimizer, name, use_locking, reducer)
         self._steps_per_combination = steps_per_combination
         self._counter: Any = None
-        #: Where each variable stood when its rank began to step alone, by the identity of the variable.
+        #: The value of each variable before the first local step, by :func:`variable_key`.
         self._starts: dict[int, Any] = {}
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The (gradient, variable) pairs of the wrapped optimizer: this rank's own."""
+        """The (gradient, variable) pairs of the wrapped optimizer, of this rank only."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Take this rank's step, and where it is time to combine the changes of all ranks.
+        """Apply this rank's step; on the last local step, combine the deltas of all ranks.
 
         Raises:
-            NotImplementedError: the number of ranks is not a power of two; or the job is elastic, and a rank takes
-                several steps alone outside of a v1 graph.
+            NotImplementedError: the number of ranks is not a power of two; or the job is elastic and the ranks
+                take several local steps outside of a v1 graph.
             tf.errors.OpError: the ranks disagree, or the job has ended.
         """
         pairs = list(grads_and_vars)
@@ -64,17 +64,17 @@ class DeltaOptimizer(WrappingOptimizer):
         return None if tf.executing_eagerly() else tf.group(combined)
 
     def _begin(self, variables: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
-        """Where the variables stood, and whether this step is combined; None for always."""
+        """The start values of the variables, and whether this step is combined; None for always."""
         if self._steps_per_combination == 1:
-            # A copy, since a variable may be stepped in place.
+            # A copy: the optimizer may update a variable in place.
             return [tf.raw_ops.DeepCopy(x=variable.read_value()) for variable in variables], None
         with tf.init_scope():
             if self._counter is None:
-                self._counter = pass_variable(tf.zeros((), tf.int32), "hvd_steps")
+                self._counter = accumulation_variable(tf.zeros((), tf.int32), "hvd_steps")
             for variable in variables:
                 if variable_key(variable) not in self._starts:
                     zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
-                    self._starts[variable_key(variable)] = pass_variable(zeros, "hvd_start")
+                    self._starts[variable_key(variable)] = accumulation_variable(zeros, "hvd_start")
         number = self._counter.assign_add(1, read_value=True)
         is_first = tf.equal(number % self._steps_per_combination, 1)
         starts = []

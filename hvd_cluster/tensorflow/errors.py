@@ -1,8 +1,8 @@
-"""The errors of TensorFlow's own classes that eager operations raise.
+"""Subclasses of TensorFlow's errors that eager operations raise.
 
-Each is an error of this package's tree too, so that either spelling of an ``except`` catches it. Inside a graph an
-error crosses TensorFlow's runtime, which knows ValueError (InvalidArgumentError) and makes UnknownError of anything
-else; its text is whole.
+Each also derives from this package's error of the same meaning, so either ``except`` catches it. Inside a graph,
+TensorFlow's runtime converts ValueError to InvalidArgumentError and all other errors to UnknownError, with the same
+text.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 
 class InvalidRequestError(tf.errors.InvalidArgumentError, ValueError):
-    """The arguments, or the type or the name of a tensor, cannot be used."""
+    """An argument, or the dtype or name of a tensor, is invalid."""
 
 
 class RequestFailedError(tf.errors.FailedPreconditionError, HorovodInternalError):
-    """The operation cannot be carried out now, e.g. before ``hvd.init()``."""
+    """The operation cannot run now, for example before ``hvd.init()``."""
 
 
 class RanksDisagreeError(tf.errors.FailedPreconditionError, errors.RanksDisagreeError):
-    """The ranks asked for different things under one name."""
+    """The ranks submitted different requests under one name."""
 
 
 class JoinUnsupportedError(tf.errors.FailedPreconditionError, errors.JoinUnsupportedError):
@@ -34,7 +34,7 @@ class JoinUnsupportedError(tf.errors.FailedPreconditionError, errors.JoinUnsuppo
 
 
 class UninitializedError(tf.errors.FailedPreconditionError, NotInitializedError):
-    """A question after rank or size before ``hvd.init()``."""
+    """Rank or size was requested before ``hvd.init()``."""
 
 
 class WorldEndedError(tf.errors.UnknownError, errors.WorldEndedError):
@@ -50,7 +50,7 @@ _KINDS: dict[type[HorovodInternalError], Any] = {
 
 @contextmanager
 def as_tensorflow_errors() -> Iterator[None]:
-    """Raise what is raised inside as TensorFlow would."""
+    """Convert errors raised inside to TensorFlow's classes."""
     kind: Any
     try:
         yield

@@ -1,4 +1,4 @@
-"""Making all ranks equal: any Python object, and the variables of a v1 graph, sent from one rank to the others."""
+"""Broadcast and allgather of Python objects, and broadcast of the variables of a v1 graph."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give every rank ``root_rank``'s object, now; also while a v1 graph is built.
+    """Broadcast ``root_rank``'s object to all ranks; runs immediately, also while a v1 graph is built.
 
     Args:
-        obj: anything that cloudpickle takes; what the other ranks pass is ignored.
-        root_rank: the global rank whose object all get.
-        session: accepted, and without effect: no graph is needed.
+        obj: any object that cloudpickle supports; other ranks' objects are ignored.
+        root_rank: the global rank whose object is broadcast.
+        session: accepted and ignored: no graph is needed.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
         ``obj`` itself on the root, a copy elsewhere.
@@ -46,20 +46,20 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function of one object that is :func:`broadcast_object` with these arguments."""
+    """A function that calls :func:`broadcast_object` with one object and these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Give every rank the objects of all ranks, in the order of the ranks.
+    """Gather the objects of all ranks on every rank, in the order of the ranks.
 
     Args:
-        obj: anything that cloudpickle takes.
-        session: accepted, and without effect: no graph is needed.
+        obj: any object that cloudpickle supports.
+        session: accepted and ignored: no graph is needed.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Raises:
         tf.errors.UnknownError: the job has ended.
@@ -70,10 +70,10 @@ def allgather_object(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that overwrites all variables of the present v1 graph with those of ``root_rank``.
+    """The operation that overwrites all variables of the current v1 graph with those of ``root_rank``.
 
     Raises:
-        RuntimeError: eagerly, where there are no global variables.
+        RuntimeError: in eager mode, which has no global variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -84,11 +84,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc,unused-ignore]
-    """Overwrites all variables with those of one rank when a session has been made, restored or not.
+    """Broadcasts one rank's variables to all ranks when a session was created, whether restored or not.
 
     Args:
-        root_rank: the global rank whose variables all get.
-        device: accepted, and without effect.
+        root_rank: the global rank whose variables are broadcast.
+        device: accepted and ignored.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -98,10 +98,10 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """The graph is about to be finalized: add the broadcast to it."""
+        """Add the broadcast to the graph before it is finalized."""
         if self.bcast_op is None or self.bcast_op.graph != tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """All variables have values: broadcast them."""
+        """Broadcast the variables, which are initialized now."""
         session.run(self.bcast_op)

@@ -21,7 +21,7 @@ from hvd_cluster.tensorflow.rank_ops import num_members_op
 class GradientReducer:
     """Reduces gradients over all ranks.
 
-    With Min, Max and Product gradients are reduced as they are.
+    Min, Max and Product are applied to the gradients without scaling.
     """
 
     config: ReductionConfig
@@ -109,7 +109,7 @@ def variables_of_layers(layers: Any, argument: str = "local_layers") -> list[Any
     given = [] if layers is None else list(layers) if isinstance(layers, (list, tuple)) else [layers]
     wrong = [layer for layer in given if not isinstance(layer, keras.layers.Layer)]
     if wrong:
-        raise ValueError(f"{argument} takes Keras layers, and was given {type(wrong[0]).__name__}")
+        raise ValueError(f"{argument} expects Keras layers, got {type(wrong[0]).__name__}")
     return [variable for layer in given for variable in layer.trainable_variables]
 
 

@@ -1,4 +1,4 @@
-"""What programs import from Horovod's TensorFlow modules although its name begins with an underscore, and helpers."""
+"""Private names and helpers of Horovod's TensorFlow modules that programs import."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.tensorflow.collectives.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.tensorflow.collectives.reducescatter import grouped_reducescatter, reducescatter
+from hvd_cluster.tensorflow.gradient_accumulation import GradientAccumulator
 from hvd_cluster.tensorflow.naming import normalized
 
 T = TypeVar("T")
@@ -120,14 +121,53 @@ def _cache(f: Callable[..., T]) -> Callable[..., T]:
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """The hashable references of variables, in tuples where ``vars`` has lists."""
+    """The hashable references of variables; lists become tuples."""
     if isinstance(vars, (list, tuple)):
         return tuple(vars_to_refs(each) for each in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variables that :func:`vars_to_refs` was given, in lists where ``refs`` has tuples."""
+    """The variables of :func:`vars_to_refs`'s result; tuples become lists."""
     if isinstance(refs, Iterable):
         return [refs_to_vars(each) for each in refs]
     return refs.deref()
+
+
+class LocalGradientAggregationHelper:
+    """Accumulates gradients over several backward passes, then reduces the sums.
+
+    Args:
+        backward_passes_per_step: the number of backward passes per optimizer step.
+        allreduce_func: called with the sums and their variables; returns the reduced sums.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense gradients.
+        average_aggregated_gradients: divide the sums by the number of passes.
+        options: accepted and ignored.
+    """
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        sparse_as_dense: bool = False,
+        average_aggregated_gradients: bool = False,
+        **options: Any,
+    ) -> None:
+        del options
+        self._reduce = allreduce_func
+        self._aggregation = GradientAccumulator(
+            backward_passes_per_step, average=average_aggregated_gradients, sparse_as_dense=sparse_as_dense
+        )
+
+    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Add a pass; return the reduced sums if it completes a step, else the sums so far (do not apply these)."""
+        return self._aggregation.aggregate(grads, vars, lambda sums: self._reduce(sums, vars))
+
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``apply_grads_closure`` if the last pass completed a step, else only count an iteration."""
+        step = kwargs.get("global_step", getattr(optimizer, "iterations", None))
+        return self._aggregation.apply(apply_grads_closure, lambda: None if step is None else step.assign_add(1))
+
+
+class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
+    """The same class: graphs and eager execution do not differ."""

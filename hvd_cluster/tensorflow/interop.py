@@ -193,3 +193,16 @@ def _to_array(tensor: torch.Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_BFLOAT16)
     return tensor.numpy()
+
+
+def dense(value: Any) -> tf.Tensor:
+    """A dense tensor from a tensor, a TensorFlow or Keras variable, an array or numbers."""
+    if isinstance(value, tf.Tensor):
+        return value
+    # A Keras variable holds a TensorFlow variable.
+    return tf.convert_to_tensor(value.value if hasattr(value, "value") and not callable(value.value) else value)
+
+
+def any_rows(shape: tf.TensorShape) -> tf.TensorShape:
+    """``shape`` with an unknown first dimension."""
+    return tf.TensorShape([None, *shape[1:]]) if shape.rank else tf.TensorShape(None)

@@ -1,4 +1,4 @@
-"""What an operation is called where it has no name of its own: in a graph after its tensor, equally on all ranks."""
+"""Names of operations, the same on all ranks: in a graph an unnamed operation is named after its tensor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _used: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary(
 
 
 def label(name: str | None, tensor: Any, *, ignore_name_scope: bool = False) -> str | None:
-    """What the ranks match an operation by.
+    """The name by which the ranks match an operation.
 
     Args:
-        name: what the user has called it.
-        tensor: what it begins with.
-        ignore_name_scope: leave out the graph's present name scope.
+        name: the user's name for it.
+        tensor: the operation's first tensor.
+        ignore_name_scope: leave out the graph's current name scope.
 
     Returns:
-        Eagerly ``name``, and None where there is none: the operations are then matched by their number. In a graph the
-        name scope, and ``name`` or that of the tensor, and a number where the same graph has had it before: it does not
-        depend on how often the graph was traced. The branches of a condition and the body of a loop are graphs of their
-        own, which may run beside each other: the scope of the condition or the loop distinguishes them.
+        In eager mode ``name``; if it is None, the ranks match operations by number. In a graph, the name scope and
+        ``name`` or the name of the tensor, with a suffix if the graph already has this name; it does not depend on how
+        often the graph was traced. The branches of a condition and the body of a loop are separate graphs that may run
+        concurrently: the scope of the condition or loop distinguishes them.
     """
     if tf.executing_eagerly():
         return name
@@ -37,13 +37,13 @@ def label(name: str | None, tensor: Any, *, ignore_name_scope: bool = False) -> 
 
 
 def unscoped_label(name: str | None) -> str | None:
-    """:func:`label` of an operation that this package calls ``name``, whatever Keras calls the layers around it.
+    """:func:`label` without the scopes of Keras layers, for an operation that this package calls ``name``.
 
-    Those names count what a process has built before, which need not be the same on all ranks. What distinguishes
-    conditions and loops stays.
+    Keras numbers layers by what the process has built before, which may differ between ranks. The scopes of conditions
+    and loops stay.
 
     Returns:
-        None eagerly, or where ``name`` is None.
+        None in eager mode, or if ``name`` is None.
     """
     if name is None or tf.executing_eagerly():
         return None
@@ -52,7 +52,7 @@ def unscoped_label(name: str | None) -> str | None:
 
 
 def gradient_label(name: str | None) -> str | None:
-    """What the gradient of the operation ``name`` is matched by."""
+    """The name by which the ranks match the gradient of the operation ``name``."""
     return unscoped_label(None if name is None else f"{name}.gradient")
 
 
@@ -65,7 +65,7 @@ def _numbered(graph: Any, scopes: list[str], base: str) -> str:
 
 
 def _conditions(graph: Any) -> list[str]:
-    """The innermost scope around each condition and loop that is open, from the outermost: its own."""
+    """The scope of each enclosing condition and loop, outermost first."""
     if not isinstance(graph, ControlFlowFuncGraph):
         return []
     around = graph.outer_graph.get_name_scope().rpartition("/")[2]
@@ -73,12 +73,12 @@ def _conditions(graph: Any) -> list[str]:
 
 
 def _scopes(graph: Any) -> list[str]:
-    """The name scopes that are open, from the outermost, as far as the function or the v1 graph that runs as one."""
+    """The open name scopes of the enclosing function or v1 graph, outermost first."""
     around = _scopes(graph.outer_graph) if isinstance(graph, ControlFlowFuncGraph) else []
     here = graph.get_name_scope()
     return [*around, here] if here else around
 
 
 def normalized(name: str) -> str:
-    """``name`` with nothing but letters, digits, dots, dashes and underscores."""
+    """``name`` with all characters except letters, digits, dots, dashes and underscores replaced."""
     return re.sub(r"[^A-Za-z0-9_.\-]", "_", name) or "constant"

@@ -1,4 +1,4 @@
-"""All collectives, and the reduction constants, in one place. A file for each kind is in ``collectives/``."""
+"""All collectives and the reduction constants; the implementations are in ``collectives/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers whose gradients are those of all ranks: ``tf.compat.v1`` ones here, Keras's in ``hvd_cluster.keras``."""
+"""Distributed ``tf.compat.v1`` optimizers; Keras optimizers are distributed in ``hvd_cluster.keras``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.reduction_config import Groups, ReductionConfig
 from hvd_cluster.engine.request import ReduceOp
-from hvd_cluster.tensorflow.aggregation import LocalAggregation
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.delta_optimizer import DeltaOptimizer
+from hvd_cluster.tensorflow.gradient_accumulation import GradientAccumulator
 from hvd_cluster.tensorflow.gradients import GradientReducer
-from hvd_cluster.tensorflow.wrapping import WrappingOptimizer
+from hvd_cluster.tensorflow.v1_wrapper import V1OptimizerWrapper
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -38,24 +38,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: a ``tf.compat.v1.train.Optimizer``, or a Keras optimizer, whose state is kept.
-        name: of the new optimizer.
-        use_locking: passed on to v1 optimizers.
-        device_dense: accepted, and without effect.
-        device_sparse: accepted, and without effect.
-        compression: how gradients travel.
-        sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
-        backward_passes_per_step: passes whose gradients are summed on each rank before they are reduced and applied.
-        op: Average or Sum; for ``tf.compat.v1`` optimizers Adasum too, which combines the changes that every rank makes
-            of its weights alone.
+        name: the name of the new optimizer.
+        use_locking: passed to v1 optimizers.
+        device_dense: accepted and ignored.
+        device_sparse: accepted and ignored.
+        compression: how gradients are compressed for transfer.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense gradients first.
+        backward_passes_per_step: backward passes whose gradients each rank accumulates before they are reduced and
+            applied.
+        op: Average or Sum; for ``tf.compat.v1`` optimizers also Adasum, which combines the weight deltas that each rank
+            computes by itself.
         gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
-        average_aggregated_gradients: divide those sums by the number of passes.
-        num_groups: the older name of a number as ``groups``.
-        groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
-        process_set: whose ranks take part; the others step with their own gradients.
+        average_aggregated_gradients: divide the accumulated gradients by the number of passes.
+        num_groups: an older name for ``groups`` as a number.
+        groups: the number of groups, or lists of variables whose gradients are reduced together. By default as few
+            requests as possible.
+        process_set: the ranks that take part; other ranks apply their own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:
-        ValueError: ``optimizer`` is none, ``op`` is none of these, or the options contradict each other.
+        ValueError: ``optimizer`` or ``op`` is not supported, or the options contradict each other.
         NotImplementedError: Adasum on a number of ranks that is not a power of two, or in a process set.
     """
     del device_dense, device_sparse
@@ -63,7 +65,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(f"op={op.name} is not supported by optimizers: use hvd.Average, hvd.Sum or hvd.Adasum")
     if op == ReduceOp.ADASUM and average_aggregated_gradients:
-        raise ValueError("Adasum does not average gradients: average_aggregated_gradients=True has no meaning with it")
+        raise ValueError(
+            "average_aggregated_gradients=True cannot be combined with op=hvd.Adasum, which does not average gradients"
+        )
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} must be >= 1")
     if _is_keras_optimizer(optimizer):
@@ -72,7 +76,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "op=hvd.Adasum does not support Keras optimizers: use a tf.compat.v1.train one, or "
                 "hvd.DistributedGradientTape(op=hvd.Adasum)"
             )
-        # Keras stands above TensorFlow in this package: found where users find it.
+        # hvd_cluster.keras is a layer above this package, so it is imported by its public name.
         wrap = importlib.import_module("hvd_cluster.tensorflow.keras").DistributedOptimizer
         return wrap(
             optimizer,
@@ -108,13 +112,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return DeltaOptimizer(optimizer, name, use_locking, reducer, backward_passes_per_step)
     aggregation = None
     if backward_passes_per_step > 1:
-        aggregation = LocalAggregation(
+        aggregation = GradientAccumulator(
             backward_passes_per_step, average=average_aggregated_gradients, sparse_as_dense=sparse_as_dense
         )
     return _DistributedV1Optimizer(optimizer, name, use_locking, reducer, aggregation)
 
 
-class _DistributedV1Optimizer(WrappingOptimizer):
+class _DistributedV1Optimizer(V1OptimizerWrapper):
     """Computes with the wrapped optimizer, reduces, applies with the wrapped optimizer."""
 
     def __init__(
@@ -123,7 +127,7 @@ class _DistributedV1Optimizer(WrappingOptimizer):
         name: str,
         use_locking: bool,
         reducer: GradientReducer,
-        aggregation: LocalAggregation | None,
+        aggregation: GradientAccumulator | None,
     ) -> None:
         super().__init__(optimizer, name, use_locking, reducer)
         self._aggregation = aggregation
@@ -141,12 +145,12 @@ class _DistributedV1Optimizer(WrappingOptimizer):
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply; in a pass that completes no step only ``global_step`` is incremented."""
+        """Apply the gradients; in a pass that only accumulates, increment ``global_step`` instead."""
         pairs = list(grads_and_vars)
         if self._aggregation is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
         if not tf.executing_eagerly():
-            with tf.init_scope():  # slots must not belong to one branch
+            with tf.init_scope():  # slots must not be created inside a branch
                 self._optimizer._create_slots([variable for gradient, variable in pairs if gradient is not None])
         return self._aggregation.apply(
             lambda: self._optimizer.apply_gradients(pairs, global_step, name),

@@ -45,7 +45,7 @@ def _order_what_calls_collectives(operation: Any, resource_reads: Any, resource_
     del resource_reads, resource_writes
     if _calls_collectives(operation) and _insert(operation):
         _order_gradient(operation)
-    return False  # no other resources than TensorFlow has found
+    return False  # adds no resources to those that TensorFlow found
 
 
 def _calls_collectives(operation: Any) -> bool:
@@ -53,14 +53,14 @@ def _calls_collectives(operation: Any) -> bool:
         functions = operation.get_attr(attribute)
         for function in functions if isinstance(functions, list) else [functions]:
             definition = operation.graph._get_function(function.name)
-            # A function that was loaded from a file has no graph yet, and no collective of this process.
+            # A function that was loaded from a file has no graph yet, and contains no collective of this process.
             if getattr(getattr(definition, "_cached_graph", None), _COLLECTIVES, None):
                 return True
     return False
 
 
 def _insert(operation: Any) -> bool:
-    """Add the edges of ``operation``; False if it has them, or is part of the control flow of TensorFlow 1."""
+    """Add the edges of ``operation``; False if it has them already, or belongs to TensorFlow 1 control flow."""
     graph = operation.graph
     if not hasattr(graph, _COLLECTIVES):
         setattr(graph, _COLLECTIVES, [])

@@ -27,7 +27,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Number of workers in a process set, int32 of shape ().
 
     Raises:
-        tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
+        tf.errors.InvalidArgumentError: the process set does not exist when the operation runs.
     """
     return _int_op(lambda: len(_ranks(process_set_id)), name)
 
@@ -38,16 +38,16 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 where this worker is in the process set, else 0; int32 of shape ().
+    """1 if this worker is in the process set, else 0; int32 of shape ().
 
     Raises:
-        tf.errors.InvalidArgumentError: there is no such process set, when the operation runs.
+        tf.errors.InvalidArgumentError: the process set does not exist when the operation runs.
     """
     return _int_op(lambda: int(basics.rank() in _ranks(process_set_id)), name)
 
 
 def index_op(process_set: ProcessSet) -> tf.Tensor:
-    """This worker's index among those of a process set, int32 of shape ()."""
+    """This worker's index among the workers of a process set, int32 of shape ()."""
     return _int_op(lambda: member_index(process_set), None)
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks."""
+"""Batch normalization over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hvd_cluster.tensorflow.naming import unscoped_label
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc,unused-ignore]
-    """``keras.layers.BatchNormalization`` whose mean and variance in training are those of all ranks' batches.
+    """``keras.layers.BatchNormalization`` that computes training statistics over the batches of all ranks.
 
-    Means, and then the squares of deviations from their mean, are averaged over the ranks, so each rank's batch counts
-    alike, whatever its size. The ranks match the layers of a step by their order. XLA cannot compile the layer.
+    The ranks average the means, then the squared deviations from the global mean, so each rank has the same weight
+    whatever its batch size. Ranks match the layers of a step by their order. XLA cannot compile the layer.
 
     Args:
         fused: must be False.
@@ -33,15 +33,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         super().__init__(**kwargs)
-        self.supports_jit = False  # so that Keras does not compile its model by itself
+        self.supports_jit = False  # so that jit_compile="auto" does not compile the model
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, mask)
         if is_alone():
             return mean, variance
-        everyones = _average(mean, "mean")
-        # One after the other: a mean of squares less the square of the mean would cancel where the mean is large.
-        return everyones, _average(variance + tf.square(mean - everyones), "variance")
+        global_mean = _average(mean, "mean")
+        # Two passes: E[x^2] - E[x]^2 would cancel where the mean is large.
+        return global_mean, _average(variance + tf.square(mean - global_mean), "variance")
 
 
 def _average(tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -51,5 +51,5 @@ def _average(tensor: tf.Tensor, name: str) -> tf.Tensor:
         name=unscoped_label(f"sync_batch_norm.{name}"),
         op=ReduceOp.AVERAGE,
     )
-    (everyones,) = reduced([tensor], average)
-    return everyones
+    (global_mean,) = reduced([tensor], average)
+    return global_mean

@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are those of all ranks."""
+"""A gradient tape that reduces gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape like ``gradtape`` whose ``gradient()`` gives reduced gradients; it keeps what that tape has recorded.
+    """A tape like ``gradtape``, with its recording, whose ``gradient()`` returns reduced gradients.
 
     Args:
-        gradtape: a tape, still recording or not.
-        device_dense: accepted, and without effect.
-        device_sparse: accepted, and without effect.
-        compression: how gradients travel.
-        sparse_as_dense: turn ``tf.IndexedSlices`` into dense gradients first.
+        gradtape: a tape; it may still be recording.
+        device_dense: accepted and ignored.
+        device_sparse: accepted and ignored.
+        compression: how gradients are compressed for transfer.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense gradients first.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: divides an average by this before the sum and by the rest after it.
-        num_groups: the older name of a number as ``groups``.
-        groups: how many groups, or which variables' gradients are reduced together. Without it, as few requests as fit.
-        process_set: whose ranks take part; the others get their own gradients.
+        num_groups: an older name for ``groups`` as a number.
+        groups: the number of groups, or lists of variables whose gradients are reduced together. By default as few
+            requests as possible.
+        process_set: the ranks that take part; other ranks get their own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:
         ValueError: the options contradict each other.
     """
     del device_dense, device_sparse
-    # A subclass of the wrapped tape's class with our methods in front, so that isinstance() and the class name stay.
+    # A subclass of the wrapped tape's class, so that isinstance() and the class name stay.
     kind: Any = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     tape = kind.__new__(kind)
     tape.__dict__.update(gradtape.__dict__)
@@ -80,10 +81,10 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     """:func:`DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a Keras layer or a list of them, whose trainable weights every rank keeps to itself.
+        local_layers: a Keras layer or a list of them, whose trainable weights are excluded from the reduction.
 
     Raises:
-        ValueError: ``local_layers`` holds something else, or the options contradict each other.
+        ValueError: ``local_layers`` contains something else, or the options contradict each other.
     """
     tape = DistributedGradientTape(
         gradtape,
@@ -121,13 +122,13 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
         **kwargs: Any,
     ) -> Any:
         """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``; None stays None."""
-        del use_generic_names  # names do not depend on those of the variables
+        del use_generic_names  # names do not depend on the variables' names
         flat = tf.nest.flatten(sources)
         own = super().gradient(target, flat, output_gradients, **kwargs)
         return tf.nest.pack_sequence_as(sources, self._reducer(own, flat, "tape"))
 
     def get_local_and_global_gradients(self, grads: Any, sources: Any) -> tuple[list[Any], list[Any]]:
-        """Gradients of local sources, and of the others after the reduction; each list in the order of ``sources``."""
+        """The gradients of local sources, and the reduced gradients of the others, each in the order of ``sources``."""
         flat = tf.nest.flatten(sources)
         results = self._reducer(tf.nest.flatten(grads), flat, "tape")
         pairs = list(zip(results, flat, strict=True))

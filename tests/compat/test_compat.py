@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.oldpaths.carry import carry
+from hvd_cluster.oldpaths.shim import shim_env
 
 # A pickle that names HorovodInternalError by its old path, as programs of Horovod's days wrote it.
 OLD_PICKLE = b"chorovod.common.exceptions\nHorovodInternalError\n(S'gone'\ntR."
@@ -65,13 +65,13 @@ def test_importing_compat_loads_no_framework(tmp_path: Path) -> None:
 
 def test_an_old_pickle_loads_in_a_process_that_never_imported_compat(tmp_path: Path) -> None:
     code = f"import pickle; print(type(pickle.loads({OLD_PICKLE!r})).__module__)"
-    assert python(code, tmp_path, **carry({}, wanted=True)) == "hvd_cluster.errors"
+    assert python(code, tmp_path, **shim_env({}, wanted=True)) == "hvd_cluster.errors"
 
 
 def test_the_children_of_a_worker_answer_for_horovod_too(tmp_path: Path) -> None:
     grandchild = "import horovod.common.exceptions as e; print(e.HorovodInternalError.__name__)"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}], check=True)"
-    assert python(child, tmp_path, **carry({}, wanted=True)) == "HorovodInternalError"
+    assert python(child, tmp_path, **shim_env({}, wanted=True)) == "HorovodInternalError"
 
 
 def test_submodules_are_reached_as_attributes(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ VERSION = "import importlib.metadata as m; print(m.version('horovod'), len([*m.d
 
 def test_the_metadata_says_horovods_version_here_and_in_children(tmp_path: Path) -> None:
     assert python(f"import hvd_cluster.compat; {VERSION}", tmp_path) == "0.28.1 1"
-    carried = carry(os.environ, wanted=True)
+    carried = shim_env(os.environ, wanted=True)
     assert python(VERSION, tmp_path, **carried) == "0.28.1 1"
     assert python(f"import hvd_cluster.compat; {VERSION}", tmp_path, **carried) == "0.28.1 1"
     assert "PackageNotFoundError" in failure(f"import hvd_cluster; {VERSION}", tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster.oldpaths.carry import shim_folder
+from hvd_cluster.oldpaths.shim import shim_folder
 from hvd_cluster.oldpaths.table import PETASTORM_TABLE
 
 WALK = """

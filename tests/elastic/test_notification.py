@@ -35,7 +35,9 @@ class Listener(ObjectState):
 
 def tell(server: KeyValueServer, at: float) -> None:
     driver = KeyValueClient(f"127.0.0.1:{server.port}", SECRET)
-    post(driver, membership.news_box("w7"), json.dumps({"at": at, "change": int(HostUpdateResult.added)}).encode())
+    post(
+        driver, membership.host_update_box("w7"), json.dumps({"at": at, "change": int(HostUpdateResult.added)}).encode()
+    )
     driver.close()
 
 
@@ -55,7 +57,7 @@ def test_news_are_heard_again_once_the_network_is_back(monkeypatch: pytest.Monke
     with KeyValueServer(SECRET, port=server.port) as back:
         # To the worker it is the same store: it has read one message of its box.
         with_one = KeyValueClient(f"127.0.0.1:{back.port}", SECRET)
-        assert with_one.push(membership.news_box("w7"), b"") == 0
+        assert with_one.push(membership.host_update_box("w7"), b"") == 0
         with_one.close()
         tell(back, 2.0)
         assert state.has_heard.acquire(timeout=30)

@@ -19,7 +19,7 @@ import pytest
 
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.rendezvous import bootstrap
-from hvd_cluster.rendezvous.bootstrap import meet
+from hvd_cluster.rendezvous.bootstrap import join_store
 from hvd_cluster.topology import Topology
 
 SCRIPT = """
@@ -64,7 +64,7 @@ def test_ranks_of_one_host_under_mpi_meet_through_the_kernel(namespace: str) -> 
 
 def test_a_launcher_that_names_a_store_is_taken_at_its_word() -> None:
     ours = Topology(rank=1, size=2, local_rank=1, local_size=2, rendezvous="10.0.0.1:5", secret=b"s")
-    assert meet(ours, 0, 1.0).topology is ours
+    assert join_store(ours, 0, 1.0).topology is ours
 
 
 def recorded(launcher: str, rank: int) -> dict[str, str]:
@@ -109,11 +109,11 @@ def test_ranks_on_several_hosts_meet_in_a_folder_that_they_share(launcher: str, 
 def test_ranks_on_several_hosts_without_a_way_to_meet_are_told_what_to_use(tmp_path: Path) -> None:
     lost = Topology(rank=0, size=4, local_rank=0, local_size=2, cross_size=2, launcher="openmpi")
     with pytest.raises(ConnectionError, match=r"started by openmpi, which says nothing .* hvdrun, torchrun"):
-        meet(lost, 0, 1.0)
+        join_store(lost, 0, 1.0)
     named = replace(lost, job_id="never")
     for rank in (0, 2):
         with pytest.raises(ConnectionError, match=r"did not meet the others in 0\.3 s in .* HOROVOD_RENDEZVOUS_FOLDER"):
-            meet(replace(named, rank=rank), 0, 0.3, folder=str(tmp_path / "meet"))
+            join_store(replace(named, rank=rank), 0, 0.3, folder=str(tmp_path / "meet"))
     assert list((tmp_path / "meet").iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_note_that_others_could_read_is_not_trusted(tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"addresses": ["127.0.0.1"], "port": 1, "secret": "00"}')
     (tmp_path / name).chmod(0o644)
     with pytest.raises(ConnectionError, match="other users may read it"):
-        meet(topology, 0, 1.0, folder=str(tmp_path))
+        join_store(topology, 0, 1.0, folder=str(tmp_path))
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_a_note_that_a_dead_job_has_left_is_passed_over(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps({"addresses": ["127.0.0.1"], "port": nobody.port, "secret": "00"}))
         (tmp_path / name).chmod(0o600)
         with ThreadPoolExecutor() as threads:
-            visitor = threads.submit(meet, ranks[1], 0, 20.0, folder=str(tmp_path))
-            host = meet(ranks[0], 0, 20.0, folder=str(tmp_path))
+            visitor = threads.submit(join_store, ranks[1], 0, 20.0, folder=str(tmp_path))
+            host = join_store(ranks[0], 0, 20.0, folder=str(tmp_path))
             found = visitor.result()
     assert host.server is not None
     host.server.close()
@@ -152,8 +152,8 @@ def test_rank_0_listens_only_on_the_interface_that_is_named(tmp_path: Path) -> N
         for rank in (0, 1)
     ]
     with ThreadPoolExecutor() as threads:
-        visitor = threads.submit(meet, ranks[1], 0, 20.0, folder=str(tmp_path))
-        host = meet(ranks[0], 0, 20.0, folder=str(tmp_path), interface="lo")
+        visitor = threads.submit(join_store, ranks[1], 0, 20.0, folder=str(tmp_path))
+        host = join_store(ranks[0], 0, 20.0, folder=str(tmp_path), interface="lo")
         visitor.result()
     assert host.server is not None
     with host.server as server:
@@ -185,13 +185,13 @@ def test_a_rank_that_dies_before_it_is_told_leaves_no_server(monkeypatch: pytest
     monkeypatch.setattr(bootstrap, "_is_ours", is_own_package)
     caller.start()
     with pytest.raises(ConnectionError):
-        meet(here, 0, 10)
+        join_store(here, 0, 10)
     assert set(threading.enumerate()) <= before
 
 
 def test_a_rank_that_never_comes_is_an_error_on_both_sides() -> None:
     here = Topology(rank=0, size=2, local_rank=0, local_size=2, launcher="openmpi", job_id="never")
     with pytest.raises(ConnectionError, match=r"only 1 of 2 ranks called hvd\.init\(\) within 0\.2 s"):
-        meet(here, 0, 0.2)
+        join_store(here, 0, 0.2)
     with pytest.raises(ConnectionError, match=r"rank 0 did not call hvd\.init\(\) within 0\.2 s"):
-        meet(replace(here, rank=1, local_rank=1), 0, 0.2)
+        join_store(replace(here, rank=1, local_rank=1), 0, 0.2)

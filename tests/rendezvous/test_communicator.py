@@ -61,7 +61,7 @@ def test_sets_of_communicators_do_not_go_with_a_list_of_ranks() -> None:
 
 def test_the_place_on_the_host_follows_from_who_is_where() -> None:
     hosts = ["a", "b", "a", "b", "b"]
-    found = [replace(Topology(), rank=rank, size=5).placed(hosts) for rank in range(5)]
+    found = [replace(Topology(), rank=rank, size=5).with_local_indices(hosts) for rank in range(5)]
     assert [(t.local_rank, t.local_size) for t in found] == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert [(t.cross_rank, t.cross_size) for t in found] == [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]
 

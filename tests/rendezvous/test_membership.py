@@ -13,7 +13,7 @@ from hvd_cluster.engine.world import assemble
 from hvd_cluster.errors import StaleWorldError
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.mailbox import KeyValueMailbox, post
-from hvd_cluster.rendezvous.membership import DRIVER_BOX, Membership, news_box, place_box
+from hvd_cluster.rendezvous.membership import DRIVER_BOX, Membership, host_update_box, topology_box
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.settings import Settings
@@ -63,8 +63,8 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
     requests = set()
     for generation in (4, 6):
         answer = {**PLACE, "generation": generation, "rendezvous": address}
-        post(driver, place_box("w7"), json.dumps(answer).encode())
-        place = member.next_place(5)
+        post(driver, topology_box("w7"), json.dumps(answer).encode())
+        place = member.next_topology(5)
         request = json.loads(asked.next(5))
         assert (request["worker"], set(request)) == ("w7", {"worker", "request"})
         requests.add(request["request"])
@@ -74,7 +74,7 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
         assert (member.num_newcomers, member.num_lost) == (2, 1)
         assert member.since == 12.5
     assert len(requests) == 2
-    post(driver, news_box("w7"), b"the hosts have changed")
+    post(driver, host_update_box("w7"), b"the hosts have changed")
     news = member.news()
     assert news.next(5) == b"the hosts have changed"
     news.close()
@@ -83,9 +83,9 @@ def test_a_worker_asks_and_is_told_its_place_again_and_again(member: Membership,
 @pytest.mark.long
 def test_a_worker_that_is_ready_waits_for_those_that_train(member: Membership, driver: KeyValueClient) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
-    told = threading.Timer(0.7, post, (driver, place_box("w7"), place))
+    told = threading.Timer(0.7, post, (driver, topology_box("w7"), place))
     told.start()
-    assert member.next_place(0.2).generation == 2
+    assert member.next_topology(0.2).generation == 2
     told.join()
 
 
@@ -94,22 +94,22 @@ def test_a_worker_whose_connection_was_cut_off_while_it_trained_asks_over_a_new_
 ) -> None:
     place = json.dumps({**PLACE, "generation": 2, "rendezvous": member.topology.rendezvous}).encode()
     for _ in range(2):
-        post(driver, place_box("w7"), place)
-        assert member.next_place(30).generation == 2
+        post(driver, topology_box("w7"), place)
+        assert member.next_topology(30).generation == 2
         member._client._channel._socket.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_worker_that_is_not_needed_any_more_exits(member: Membership, driver: KeyValueClient) -> None:
-    post(driver, place_box("w7"), b'{"leave": "its host is gone"}')
+    post(driver, topology_box("w7"), b'{"leave": "its host is gone"}')
     with pytest.raises(SystemExit) as caught:
-        member.next_place(5)
+        member.next_topology(5)
     assert not caught.value.code
 
 
 def test_a_worker_whose_driver_has_gone_says_so(server: KeyValueServer, member: Membership) -> None:
     threading.Timer(0.2, server.close).start()
     with pytest.raises(ConnectionError, match="the launcher of this job has ended or died"):
-        member.next_place(30)
+        member.next_topology(30)
 
 
 def test_a_stale_worker_does_not_get_into_a_world_that_is_over(server: KeyValueServer) -> None:

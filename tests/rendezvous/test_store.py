@@ -13,10 +13,10 @@ import torch.distributed as dist
 from crowded import crowded_port
 
 from hvd_cluster.errors import AuthenticationError
-from hvd_cluster.rendezvous import reach
+from hvd_cluster.rendezvous import addresses as host_addresses
+from hvd_cluster.rendezvous.addresses import first_reachable
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.reach import reachable
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.rendezvous.torch_store import AuthenticatedStore
@@ -247,14 +247,14 @@ def test_an_address_to_which_no_way_leads_is_named() -> None:
 def test_an_address_to_which_no_way_leads_does_not_hide_one_that_answers(
     server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "_ATTEMPT_S", 0.3)
-    assert reachable([NO_WAY, "127.0.0.1"], server.port, SECRET, 30.0) == "127.0.0.1"
+    monkeypatch.setattr(host_addresses, "_ATTEMPT_S", 0.3)
+    assert first_reachable([NO_WAY, "127.0.0.1"], server.port, SECRET, 30.0) == "127.0.0.1"
 
 
 @pytest.mark.parametrize("addresses", [[], ["127.0.0.1"]])
 def test_a_host_without_an_address_for_others_is_named(addresses: list[str]) -> None:
     with pytest.raises(ConnectionError, match="no IPv4 address except loopback"):
-        reachable(addresses, 9, SECRET, 0.3)
+        first_reachable(addresses, 9, SECRET, 0.3)
 
 
 def test_a_network_that_comes_up_late_is_waited_for(server: KeyValueServer, monkeypatch: pytest.MonkeyPatch) -> None:

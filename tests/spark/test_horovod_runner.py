@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hvd_cluster.errors import LaunchError, WorkerFailedError
-from hvd_cluster.oldpaths.carry import shim_folder
+from hvd_cluster.oldpaths.shim import shim_folder
 from hvd_cluster.oldpaths.table import SPARKDL_TABLE
 from hvd_cluster.spark import HorovodRunner
 from hvd_cluster.spark.driver_log import MAX_CHARS, log_to_driver

@@ -96,7 +96,7 @@ def test_the_aggregation_of_passes_by_itself(two: Any, mode: str) -> None:
     def fn(hvd: Any) -> list[Any]:
         import tensorflow as tf
 
-        from hvd_cluster.tensorflow.pass_aggregation import LocalGradientAggregationHelper
+        from hvd_cluster.tensorflow.horovod_names import LocalGradientAggregationHelper
 
         def reduced(sums: Any, variables: Any) -> list[Any]:
             return [hvd.allreduce(each, op=hvd.Sum, name=f"helped{i}") for i, each in enumerate(sums)]

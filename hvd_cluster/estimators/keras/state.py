@@ -83,9 +83,9 @@ def _unscaled(optimizer: Any) -> Any:
 
 def _variables(optimizer: Any) -> list[Any]:
     """Those of the optimizer that was wrapped."""
-    from hvd_cluster.keras.passes import sums_hidden
+    from hvd_cluster.keras.gradient_accumulation import without_accumulators
 
-    with sums_hidden(optimizer):
+    with without_accumulators(optimizer):
         return list(optimizer.variables)
 
 

@@ -22,7 +22,7 @@ from hvd_cluster.estimators.spec import Inputs
 from hvd_cluster.estimators.torch.probe import shapes_text
 from hvd_cluster.launch.call import HOST_REMEDY, unimportable_text
 from hvd_cluster.launch.pickling import loads
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 
 _CPU = torch.device("cpu")
 #: Models that a process keeps: a stream of batches may score with one, a pipeline with a few.
@@ -154,7 +154,7 @@ class ShippedModel:
     #: What :func:`hvd_cluster.spark.barrier.receive` takes.
     source: Any
     #: ``import horovod`` resolves where it was pickled: modules that it is made of may do so.
-    as_horovod: bool = field(default_factory=carries)
+    as_horovod: bool = field(default_factory=serves_horovod)
     #: How a module that the tasks lack comes to them; see :func:`hvd_cluster.launch.call.pack_call`.
     remedy: str = HOST_REMEDY
 

@@ -1,4 +1,4 @@
-"""Equal weights on all ranks at the start of a training."""
+"""The broadcast of the weights at the start of training."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any
 import keras
 
 from hvd_cluster.elastic.keras_model import model_variables
-from hvd_cluster.keras.passes import sums_hidden
+from hvd_cluster.keras.gradient_accumulation import without_accumulators
 from hvd_cluster.keras.values import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Overwrites the weights of the model and the state of its optimizer with those of one rank.
 
-    It does so at the end of the first batch, in :meth:`on_batch_end`. Whatever callbacks have restored on the root by
-    then reaches all ranks, and a subclass may choose the local variables there. The built model is broadcast before
-    the first batch, too, so that this batch's gradients belong to equal weights; not where :meth:`on_batch_end` is
-    overridden or replaced, since that method decides what is broadcast.
+    The broadcast happens at the end of the first batch, in :meth:`on_batch_end`, so it includes what other callbacks
+    restored on the root, and a subclass may choose the local variables there. A built model is also broadcast before
+    the first batch, so that its gradients belong to equal weights; but not if :meth:`on_batch_end` is overridden or
+    replaced, since that method decides what is broadcast.
 
     Args:
-        root_rank: the global rank whose values all ranks get.
-        device: accepted, and without effect.
-        local_variables: variables that every rank keeps to itself.
+        root_rank: the global rank whose values are broadcast.
+        device: accepted and ignored.
+        local_variables: variables that are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         super().__init__()
         del device
         self.root_rank = root_rank
-        #: Whether :meth:`on_batch_end` has made the broadcast that counts.
+        #: Whether :meth:`on_batch_end` has broadcast.
         self.broadcast_done = False
         self._is_first_batch = True
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable to each rank."""
+        """Exclude a variable from the broadcast."""
         self._local[id(var)] = var
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Broadcast before the first batch if the model is built: every callback has begun the training by now."""
+        """Broadcast before the first batch if the model is built; all ``on_train_begin`` callbacks have run by now."""
         is_first, self._is_first_batch = self._is_first_batch, False
-        if not is_first or self.broadcast_done or not self.model.built or self._is_taken_over():
+        if not is_first or self.broadcast_done or not self.model.built or self._is_overridden():
             return
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
@@ -57,13 +57,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.broadcast_done = True
 
     def _broadcast(self) -> None:
-        # The first batch may be one of several passes of a step: each rank keeps the gradients that it has summed.
-        with sums_hidden(self.model.optimizer):
+        # The first batch may be a pass that only accumulates: each rank keeps its accumulated gradients.
+        with without_accumulators(self.model.optimizer):
             shared = [variable for variable in model_variables(self.model) if id(variable) not in self._local]
         broadcast_variables(shared, self.root_rank)
 
-    def _is_taken_over(self) -> bool:
-        """Whether the methods that Keras calls after a batch are those of the program, of the class or of this one."""
+    def _is_overridden(self) -> bool:
+        """Whether a subclass or the program replaced a method that Keras calls after a batch."""
         return any(getattr(getattr(self, name), "__func__", None) is not method for name, method in _AFTER_BATCH)
 
 

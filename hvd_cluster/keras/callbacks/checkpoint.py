@@ -1,4 +1,4 @@
-"""The best model so far, kept in a file."""
+"""A checkpoint file of the best model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
     """``keras.callbacks.ModelCheckpoint`` with ``save_best_only``, whose ``filepath`` the estimator assigns.
 
     Args:
-        monitor: the metric that says which model is best.
+        monitor: the metric that selects the best model.
         verbose: 1 reports every save.
         mode: "min", "max", or "auto" to choose by the metric's name.
         save_freq: "epoch", or a number of batches.
-        save_weights_only: save no architecture.
+        save_weights_only: save only the weights, not the architecture.
     """
 
     def __init__(
@@ -38,11 +38,14 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         self.filepath: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See that there is a path.
+        """Check that a path was assigned.
 
         Raises:
-            ValueError: it has not been assigned.
+            ValueError: no path was assigned.
         """
         if self.filepath is None:
-            raise ValueError("BestModelCheckpoint has no filepath: assign one, or give it to an estimator, which does")
+            raise ValueError(
+                "BestModelCheckpoint has no filepath: assign one, or pass the callback to an estimator, which "
+                "assigns one"
+            )
         super().on_train_begin(logs)

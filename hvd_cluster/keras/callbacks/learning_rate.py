@@ -1,4 +1,4 @@
-"""Learning rates that follow the epoch."""
+"""Learning rates that depend on the epoch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from hvd_cluster.engine import basics
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Multiplies an initial learning rate by what depends on the epoch. Writes the rate to ``logs["lr"]``.
+    """Multiplies an initial learning rate by a function of the epoch, and writes the rate to ``logs["lr"]``.
 
     Args:
-        initial_lr: the rate that is multiplied.
-        multiplier: a number, of which the power ``epoch - start_epoch`` is taken; or a function of the epoch, which is
-            a fraction where ``staircase`` is False.
-        start_epoch: the first epoch that this callback is for.
-        end_epoch: the first epoch that it is not for any more; None for all.
-        staircase: change the rate at the start of an epoch only, else at every batch.
+        initial_lr: the initial rate.
+        multiplier: a number, raised to the power ``epoch - start_epoch``; or a function of the epoch, which is
+            fractional if ``staircase`` is False.
+        start_epoch: the first epoch in which the callback sets the rate.
+        end_epoch: the epoch before which it stops; None for no end.
+        staircase: change the rate only at the start of an epoch instead of at every batch.
         momentum_correction: scale the optimizer's velocity with the rate when that changes, as in "Accurate, Large
-            Minibatch SGD" (Goyal et al. 2017), section 2.1, where the velocity holds the rate: for SGD and RMSprop.
-        steps_per_epoch: batches of an epoch; needed where ``model.fit`` does not know it and ``staircase`` is False.
+            Minibatch SGD" (Goyal et al. 2017), section 2.1, for SGD and RMSprop, whose velocity includes the rate.
+        steps_per_epoch: batches per epoch; required if ``staircase`` is False and ``model.fit`` does not know the
+            number.
 
     Raises:
         ValueError: ``initial_lr`` is None.
@@ -54,10 +55,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has.
+        """Determine the number of batches per epoch.
 
         Raises:
-            ValueError: it is not known.
+            ValueError: it is unknown.
         """
         if self.staircase or self.steps_per_epoch:
             return
@@ -69,11 +70,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+        """Store the epoch."""
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate of the batch."""
+        """Set the rate for the batch."""
         epoch = self.current_epoch
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
@@ -98,11 +99,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         if rate == before:
             return
         optimizer.learning_rate = rate
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # the velocities are not the loss scaling's
-        holds_rate = isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.RMSprop))  # in its velocity
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # LossScaleOptimizer has no velocities
+        holds_rate = isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.RMSprop))  # in the velocity
         if self.momentum_correction and before and holds_rate and optimizer.momentum:
             for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []):
-                if velocity is not None:  # as of a variable that its gradient overwrites
+                if velocity is not None:  # variables with overwrite_with_gradient have none
                     velocity.assign(velocity * (rate / before))
 
 
@@ -110,11 +111,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs, batch by batch.
 
     Args:
-        initial_lr: the rate to arrive at, which is scaled by the number of ranks already.
-        warmup_epochs: how many epochs it takes.
+        initial_lr: the final rate, already scaled by the number of ranks.
+        warmup_epochs: the number of epochs.
         momentum_correction: as for :class:`LearningRateScheduleCallback`.
-        steps_per_epoch: likewise.
-        verbose: 1 prints the rate at the end, on rank 0, as Keras prints what its own callbacks do.
+        steps_per_epoch: as for :class:`LearningRateScheduleCallback`.
+        verbose: 1 prints the final rate on rank 0, as Keras's callbacks do.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # So that the last batch of the warm-up has the whole rate.
+            # The last batch of the warm-up gets the full rate.
             epoch += 1.0 / float(self.steps_per_epoch or 1)
             size = basics.size()
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
@@ -143,7 +144,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Report the rate; print it, too, when the warm-up is over."""
+        """Report the rate; print it when the warm-up ends."""
         super().on_epoch_end(epoch, logs)
         if epoch + 1 == self.end_epoch and self.verbose > 0 and basics.rank() == 0:
             io_utils.print_msg(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

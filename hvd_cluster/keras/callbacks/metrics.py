@@ -1,4 +1,4 @@
-"""Metrics that are means over all ranks."""
+"""Metrics averaged over all ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvd_cluster.torch import allgather_object
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Replaces the metrics of an epoch by their means over all ranks; stands before callbacks that read them.
+    """Replaces the metrics of an epoch by their means over all ranks; list it before callbacks that read them.
 
-    A metric that is an array, as F1Score is with a value for each class, stays one; the others become floats.
+    Array metrics, such as F1Score with one value per class, stay arrays; other metrics become floats.
 
     Args:
-        device: accepted, and without effect.
+        device: accepted and ignored.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -25,13 +25,13 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc,unus
         del device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average, in the order of the names: all in one transfer.
+        """Average all metrics in one transfer, in the order of their names.
 
         Raises:
-            ValueError: the ranks have not the same metrics; on all of them.
+            ValueError: the ranks have different metrics; raised on all ranks.
         """
         names = sorted(logs or ())
-        _refuse_others(epoch, allgather_object(names))
+        _check_same_names(epoch, allgather_object(names))
         if not logs:
             return
         own = [np.asarray(keras.ops.convert_to_numpy(logs[name]), np.float64) for name in names]
@@ -41,12 +41,13 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc,unus
             logs[name] = mean.reshape(each.shape) if each.ndim else float(mean[0])
 
 
-def _refuse_others(epoch: int, names: list[list[str]]) -> None:
-    """Raise where the names of the metrics, by rank, are not the same: values would meet under different names."""
+def _check_same_names(epoch: int, names: list[list[str]]) -> None:
+    """Raise if the metrics, by rank, have different names: values of different metrics would be averaged."""
     others = [rank for rank, each in enumerate(names) if each != names[0]]
     if others:
         raise ValueError(
-            f"after epoch {epoch} rank 0 has the metrics {names[0]} and rank {others[0]} has {names[others[0]]}, and "
-            "MetricAverageCallback averages what all ranks have: give model.fit() validation data and metrics on every "
-            "rank or on none, and put callbacks that add metrics on some ranks behind MetricAverageCallback"
+            f"after epoch {epoch} rank 0 has the metrics {names[0]} and rank {others[0]} has {names[others[0]]}, but "
+            "MetricAverageCallback requires the same metrics on all ranks: pass validation data and metrics to "
+            "model.fit() on every rank or on none, and list callbacks that add metrics on some ranks after "
+            "MetricAverageCallback"
         )

@@ -1,4 +1,4 @@
-"""Elastic training with Keras: ``@hvd.elastic.run``, :class:`KerasState` and the callbacks that keep it."""
+"""Elastic training with Keras: ``@hvd.elastic.run``, :class:`KerasState` and the callbacks that update it."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The packages whose errors come out of compiled steps.
+#: The packages whose errors a compiled step raises.
 _RUNTIMES = frozenset({"tensorflow", "jax", "jaxlib"})
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Make a training function survive the loss and the arrival of workers.
+    """Let a training function continue when workers are lost or added.
 
     Args:
-        func: its first argument is a :class:`State`; whatever it returns is returned. It is called again, with the
-            state as of its last commit, when a worker was lost, and with the state as it is when workers came or left.
+        func: its first argument is a :class:`State`; its return value is returned. After the loss of a worker it is
+            called again with the state of the last commit; after other changes of the workers, with the current state.
     """
 
     @functools.wraps(func)
     def translated(*args: Any, **kwargs: Any) -> T:
-        take_kept_error()  # an earlier one
+        take_kept_error()  # discard an earlier error
         try:
             return func(*args, **kwargs)
         except Exception as error:
-            # Out of a compiled step comes an error of TensorFlow's or JAX's own.
+            # A compiled step raises TensorFlow's or JAX's error in place of the original one.
             is_runtimes = type(error).__module__.partition(".")[0] in _RUNTIMES
             failure = take_kept_error() if is_runtimes and not isinstance(error, HorovodInternalError) else None
             if failure is None:

@@ -1,4 +1,4 @@
-"""Callbacks that keep an elastic state while ``model.fit`` runs."""
+"""Callbacks that update an elastic state while ``model.fit`` runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvd_cluster.elastic.state import State
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Commits the state every ``batches_per_commit`` batches and at the end of each epoch. List it after the other two.
 
-    The last batch of an epoch is committed with its epoch, so that no state stands between the two: one that is taken
-    up there would begin the epoch again.
+    The last batch of an epoch is committed together with the epoch: a state committed between the two would repeat the
+    epoch when it is resumed.
 
     Args:
-        state: what is committed.
-        batches_per_commit: how often; a commit copies the model.
+        state: the state to commit.
+        batches_per_commit: the number of batches between commits; a commit copies the model.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -27,11 +27,11 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Reset the count: all ranks begin together."""
+        """Reset the counter: all ranks start together."""
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time to.
+        """Commit after every ``batches_per_commit`` batches.
 
         Raises:
             HostsUpdatedInterrupt: the hosts have changed.
@@ -53,17 +53,16 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused
 
 
 class _EndOfEpoch:
-    """What ``model.stop_training`` holds while an epoch ends early: true, and told from another callback's True."""
+    """The value of ``model.stop_training`` while an epoch ends early: truthy, but distinct from True."""
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Keeps ``state.batch``, the number of batches of the epoch that are done, and shortens an epoch that is resumed.
+    """Updates ``state.batch``, the number of finished batches of the epoch, and shortens a resumed epoch.
 
-    The first epoch of a fit that begins with ``state.batch`` > 0 ends as many batches earlier, at least one batch long;
-    so ``model.fit`` is given whole epochs, always. It takes the first batches that its data give: let those be the ones
-    that are still to come, or any where they are drawn at random; with ``steps_per_epoch`` data that do not end. Where
-    Keras does not know how many batches an epoch has (a generator without ``steps_per_epoch``), an epoch is as long as
-    its data.
+    If a fit starts with ``state.batch`` > 0, its first epoch is shorter by that many batches, but at least one batch
+    long; so always pass whole epochs to ``model.fit``. The epoch uses the first batches of the data: start the data at
+    the remaining batches, unless they are drawn at random; with ``steps_per_epoch``, use infinite data. If Keras does
+    not know the number of batches per epoch (a generator without ``steps_per_epoch``), an epoch is as long as its data.
 
     Args:
         state: an object state with an attribute ``batch``.
@@ -76,25 +75,25 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
         self._end = _EndOfEpoch()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """The first epoch of a fit continues where the state is."""
+        """Start the first epoch of the fit at the state's batch."""
         self._done_before = self.state.batch
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One more batch is done, perhaps the last one of a resumed epoch."""
+        """Count the batch, and end a resumed epoch after its last batch."""
         self.state.batch = self._done_before + batch + 1
         steps = (self.params or {}).get("steps")
         if self._done_before and steps and self.state.batch >= steps and not self.model.stop_training:
             self.model.stop_training = self._end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next epoch begins at its first batch; training continues unless something else has stopped it."""
+        """Reset the count for the next epoch; training continues unless another callback stopped it."""
         if self.model.stop_training is self._end:
             self.model.stop_training = False
         self.state.batch = self._done_before = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Keeps ``state.epoch``, the number of epochs that are done in all calls of ``model.fit`` together.
+    """Updates ``state.epoch``, the total number of finished epochs over all calls of ``model.fit``.
 
     Args:
         state: an object state with an attribute ``epoch``.
@@ -105,5 +104,5 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc,u
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """One more epoch is done; Keras's own number of it depends on the ``initial_epoch`` of the fit."""
+        """Count the epoch; Keras's own epoch number depends on the fit's ``initial_epoch``."""
         self.state.epoch += 1

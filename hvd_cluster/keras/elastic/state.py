@@ -1,4 +1,4 @@
-"""The state of a Keras training function: a model, its optimizer, and plain values."""
+"""The state of a Keras training function: a model, its optimizer and picklable values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy.typing as npt
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.elastic.keras_model import built_optimizer, model_variables
-from hvd_cluster.elastic.news import agreed_news
+from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.keras.values import broadcast_variables
 
 
 class KerasState(ObjectState):
-    """A model and its optimizer, and values that can be pickled, as attributes: ``KerasState(model, epoch=0)``.
+    """A model, its optimizer and picklable values as attributes: ``KerasState(model, epoch=0)``.
 
     Args:
         model: a built model.
-        optimizer: by default the model's own, if it is compiled.
-        backend: accepted, and without effect.
+        optimizer: by default the optimizer that the model was compiled with, if any.
+        backend: accepted and ignored.
         kwargs: the attributes and their first values.
 
     Raises:
@@ -38,16 +38,16 @@ class KerasState(ObjectState):
         self.save()
 
     def save(self) -> None:
-        """Copy everything into this process's memory."""
+        """Copy all values into this process's memory."""
         variables = model_variables(self.model, self.optimizer)
         self._values = [_copied(variable) for variable in variables]
         shared = {id(variable) for variable in variables}
-        # Seeds and sums of metrics, each rank its own: a step of JAX that fails takes their memory along.
+        # Seeds and metric sums of this rank: a failing JAX step has already donated their memory.
         self._own_values = [(each, _copied(each)) for each in self.model.variables if id(each) not in shared]
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Restore the values that were saved last."""
         for variable, value in zip(model_variables(self.model, self.optimizer), self._values, strict=True):
             variable.assign(value)
         for variable, value in self._own_values:
@@ -55,12 +55,12 @@ class KerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Make everything that of rank 0, and save it."""
+        """Copy rank 0's values to all ranks, and save them."""
         broadcast_variables(model_variables(self.model, self.optimizer), 0)
         super().sync()
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        return agreed_news(news)
+        return agree_on_update(news)
 
 
 def _copied(variable: Any) -> npt.NDArray[Any]:

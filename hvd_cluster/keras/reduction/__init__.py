@@ -1,4 +1,4 @@
-"""How the gradients of one step are reduced over all ranks, a file for each backend of Keras."""
+"""The reduction of the gradients of one step over all ranks, in one file for each backend of Keras."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def reduction_of_backend() -> type[Reduction]:
     """The reduction for the backend that Keras runs on.
 
     Raises:
-        NotImplementedError: it is none of tensorflow, torch and jax.
+        NotImplementedError: the backend is not tensorflow, torch or jax.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -27,6 +27,6 @@ def reduction_of_backend() -> type[Reduction]:
 
         return JaxReduction
     raise NotImplementedError(
-        f"Keras runs on its backend {backend!r}, on which nothing is trained: set KERAS_BACKEND to tensorflow, "
+        f"hvd_cluster.keras does not support the Keras backend {backend!r}: set KERAS_BACKEND to tensorflow, "
         "torch or jax"
     )

@@ -17,12 +17,12 @@ from hvd_cluster.keras.values import from_torch, to_torch
 
 
 class JaxReduction(Reduction):
-    """The compiled step calls back into Python once, with all gradients."""
+    """Reduction by one callback from the compiled step, with all gradients."""
 
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
         """Reduce JAX arrays, or the tracers of a compiled step."""
 
-        def reduce_torch(*arrays: Any) -> tuple[Any, ...]:
+        def callback(*arrays: Any) -> tuple[Any, ...]:
             given = [to_torch(np.asarray(array)) for array in arrays]
             with torch.no_grad(), keep_error():
                 results = self.reduce_torch(given, groups)
@@ -32,17 +32,17 @@ class JaxReduction(Reduction):
 
         shape_of: Any = jax.ShapeDtypeStruct
         shapes = tuple(shape_of(tensor.shape, tensor.dtype) for tensor in tensors)
-        return list(io_callback(reduce_torch, shapes, *tensors, ordered=True))
+        return list(io_callback(callback, shapes, *tensors, ordered=True))
 
     def num_members(self, dtype: Any) -> Any:
-        """Asked when the compiled step runs: an elastic world may have another size by then."""
+        """The number of ranks when the compiled step runs: the size of an elastic world changes."""
         shape_of: Any = jax.ShapeDtypeStruct
         return io_callback(lambda: np.asarray(self.config.process_set.size(), dtype), shape_of((), dtype), ordered=True)
 
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
     ) -> None:
-        """Each function runs on values alone, which is all that JAX's conditional takes, and the variables follow."""
+        """Run each function on values, which JAX's conditional requires, then assign the results to the variables."""
 
         def pure(function: Callable[[], Any]) -> Callable[[list[Any]], list[Any]]:
             def call(values: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What is told about a reduction, and what its steps have in common on every backend."""
+"""The base class of the reductions: the steps that all backends share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hvd_cluster.engine.submission import Collective, next_number, takes_part
 
 @dataclass
 class Reduction(ABC):
-    """Called with gradients and their variables, gives the reduced gradients; None stays None."""
+    """Reduces gradients: called with gradients and their variables, returns reduced gradients; None stays None."""
 
     config: ReductionConfig
-    #: ``id`` of each variable that is not reduced, and the variable itself, so that it lives.
+    #: ``id`` -> variable, for variables excluded from the reduction. The reference keeps the ``id`` valid.
     local_variables: dict[int, Any] = field(default_factory=dict)
 
     def keep_local(self, variable: Any) -> None:
-        """Leave the gradient of a variable to each rank."""
+        """Exclude the gradient of a variable from the reduction."""
         self.local_variables[id(variable)] = variable
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -33,7 +33,7 @@ class Reduction(ABC):
 
         Args:
             gradients: a tensor of the backend or None for each variable.
-            variables: Keras's variables.
+            variables: Keras variables.
         """
         results = list(gradients)
         if is_alone() or not takes_part(self.config.process_set):
@@ -56,16 +56,16 @@ class Reduction(ABC):
         """Reduce tensors of the backend, those of a group together."""
 
     def num_members(self, dtype: Any) -> Any:
-        """How many ranks take part, when the step runs: a number, or a tensor of ``dtype`` and shape ()."""
+        """The number of ranks when the step runs: a number, or a tensor of ``dtype`` and shape ()."""
         del dtype
         return self.config.process_set.size()
 
     def on_all_ranks(self, condition: Any) -> Any:
-        """Whether a boolean tensor of the backend, of shape (), holds on all ranks that take part with this one."""
+        """Whether a boolean tensor of the backend, of shape (), is true on all ranks that take part."""
         if is_alone() or not takes_part(self.config.process_set):
             return condition
-        (against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
-        return keras.ops.equal(against, 0.0)
+        (num_against,) = self.reduce([1.0 - keras.ops.cast(condition, "float32")], [])
+        return keras.ops.equal(num_against, 0.0)
 
     def choose(
         self, condition: Any, act: Callable[[], Any], otherwise: Callable[[], Any], variables: Sequence[Any]
@@ -74,11 +74,11 @@ class Reduction(ABC):
 
         Args:
             condition: a boolean tensor of the backend, of shape ().
-            act: called where it holds.
-            otherwise: called where it does not.
-            variables: all that the two functions read or assign.
+            act: called if it is true.
+            otherwise: called if it is false.
+            variables: all variables that the two functions read or assign.
         """
-        del variables  # for a backend whose steps have no other effects
+        del variables  # only needed by JAX, whose functions have no side effects
 
         def branch(function: Callable[[], Any]) -> Callable[[], None]:
             def call() -> None:
@@ -89,7 +89,7 @@ class Reduction(ABC):
         keras.ops.cond(condition, branch(act), branch(otherwise))
 
     def reduce_torch(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
-        """Reduce torch tensors, and wait for them."""
+        """Reduce torch tensors and wait for the results."""
         config = self.config
         # A family of its own: a compiled step of JAX runs in another thread, beside what the user calls meanwhile.
         number = next_number(config.process_set, "keras")

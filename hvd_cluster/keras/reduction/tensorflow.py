@@ -16,7 +16,7 @@ from hvd_cluster.tensorflow.naming import label
 
 
 class TensorFlowReduction(Reduction):
-    """What ``hvd_cluster.tensorflow`` does for its tape: one crossing into Python, sparse gradients included."""
+    """Reduction by ``hvd_cluster.tensorflow``, as for its tape: one Python call, including sparse gradients."""
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce tensors and ``tf.IndexedSlices``."""
@@ -25,7 +25,7 @@ class TensorFlowReduction(Reduction):
         return reducer(gradients, variables, "keras")
 
     def reduce(self, tensors: Sequence[Any], groups: list[list[int]]) -> list[Any]:
-        """Reduce dense tensors, as they are."""
+        """Reduce dense tensors without scaling."""
         name = None if tf.executing_eagerly() else label("keras", tensors[0])
         collective = Collective(kind=Kind.ALLREDUCE, process_set=self.config.process_set, name=name, op=self.config.op)
         return reduced(tensors, collective, groups)

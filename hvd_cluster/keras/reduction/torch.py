@@ -10,9 +10,9 @@ from hvd_cluster.keras.reduction.reducer import Reduction
 
 
 class TorchReduction(Reduction):
-    """Torch tensors go to the engine as they are."""
+    """Reduction by the engine, without conversion."""
 
     def reduce(self, tensors: Sequence[torch.Tensor], groups: list[list[int]]) -> list[torch.Tensor]:
-        """Reduce ``tensors``; new ones come back."""
+        """Reduce ``tensors``; returns new tensors."""
         with torch.no_grad():
             return self.reduce_torch([tensor.detach().contiguous() for tensor in tensors], groups)

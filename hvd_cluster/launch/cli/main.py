@@ -23,7 +23,7 @@ from hvd_cluster.launch.logs import LinePrinter, RankFiles
 from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure, ranges
 from hvd_cluster.launch.tracebacks import Tracebacks
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
-from hvd_cluster.topology import inherited
+from hvd_cluster.topology import inherited_env
 from hvd_cluster.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.config_file is not None:
             apply_config(parsed, parsed.config_file)
-        plan = make_plan(parsed, inherited(), as_horovod=as_horovod or parsed.as_horovod)
+        plan = make_plan(parsed, inherited_env(), as_horovod=as_horovod or parsed.as_horovod)
         for note in plan.notes:
             print(f"{prog}: {note}", file=sys.stderr)
         if parsed.dry_run:

@@ -19,7 +19,7 @@ from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.run_options import RunOptions
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.settings import Settings
 
 #: Arguments of :class:`RunOptions` that the parser stores under the same names.
@@ -59,7 +59,7 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
     start_timeout_s = settings.start_timeout_s if parsed.start_timeout is None else parsed.start_timeout
     if not start_timeout_s > 0:
         raise ValueError(f"--start-timeout={start_timeout_s:g} must be > 0")
-    task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or carries())
+    task = Task(command=tuple(parsed.command), env=variables, as_horovod=as_horovod or serves_horovod())
     notes = list(parsed.notes or [])
     hosts = _hosts(parsed, environ, notes)
     num_proc = parsed.num_proc

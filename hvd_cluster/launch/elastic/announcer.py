@@ -11,7 +11,7 @@ from typing import Any
 from hvd_cluster.launch.elastic.elastic_worker import ElasticWorker
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.mailbox import post
-from hvd_cluster.rendezvous.membership import news_box, place_box
+from hvd_cluster.rendezvous.membership import host_update_box, topology_box
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ class Announcer:
 
     def assign_rank(self, member: ElasticWorker, assignment: dict[str, Any]) -> None:
         """Send a worker its rank in the world, and the other fields of its topology."""
-        self._post(place_box(member.name), {**assignment, "since": self._world_since})
+        self._post(topology_box(member.name), {**assignment, "since": self._world_since})
 
     def dismiss(self, member: ElasticWorker) -> None:
         """Ask a worker that has requested a rank to exit."""
-        self._post(place_box(member.name), {"leave": f"{member.host} is no longer needed"})
+        self._post(topology_box(member.name), {"leave": f"{member.host} is no longer needed"})
 
     def notify_change(self, members: Iterable[ElasticWorker], adds: bool, removes: bool) -> None:
         """Notify the members that workers will be added or removed, unless they were notified of the same before."""
@@ -45,7 +45,7 @@ class Announcer:
         logger.info("notifying the workers: %s", "new workers are ready" if adds else "some workers must leave")
         news = {"at": self._now(), "change": 2 * adds + removes}  # HostUpdateResult
         for member in members:
-            self._post(news_box(member.name), news)
+            self._post(host_update_box(member.name), news)
 
     def _now(self) -> float:
         """A strictly increasing time: notifications that are not newer than a world do not concern it."""

@@ -23,7 +23,7 @@ from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
 from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
-from hvd_cluster.rendezvous.membership import DRIVER_BOX, PLACE_FIELDS
+from hvd_cluster.rendezvous.membership import DRIVER_BOX, TOPOLOGY_FIELDS
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, join_address
 
@@ -299,7 +299,11 @@ class ElasticController:
         first = self._world[0].host
         for member, placement in zip(self._world, placements, strict=True):
             topology = fleet.topology(placement, member.host, first, self._job_id, self._generation)
-            answer = {**{name: getattr(topology, name) for name in PLACE_FIELDS}, "newcomers": newcomers, "lost": lost}
+            answer = {
+                **{name: getattr(topology, name) for name in TOPOLOGY_FIELDS},
+                "newcomers": newcomers,
+                "lost": lost,
+            }
             answer["interface"] = fleet.interface(member.host)
             # A worker that already uses its GPU addresses it by its original index.
             answer["devices"] = ",".join(placement.visible_devices) if member.rank is None else ""

@@ -11,9 +11,9 @@ from hvd_cluster.launch.cli.main import execute
 from hvd_cluster.launch.cli.parser import build_parser
 from hvd_cluster.launch.cli.plan import make_plan
 from hvd_cluster.launch.function import run
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.oldpaths.table import HOROVOD_VERSION
-from hvd_cluster.topology import inherited
+from hvd_cluster.topology import inherited_env
 
 #: Attributes of Horovod's object that our parser does not have.
 _FURTHER = ("run_func", "executable", "use_gloo", "use_mpi", "use_jsrun", "mpi_args", "disable_cache")
@@ -57,7 +57,7 @@ def _run(args: Any) -> list[Any] | None:
         raise ValueError("args.command is empty: set it to the words of a command, or args.run_func to a function")
     if options.config_file is not None:
         apply_config(options, options.config_file)
-    code = execute(make_plan(options, inherited(), as_horovod=carries()), options)
+    code = execute(make_plan(options, inherited_env(), as_horovod=serves_horovod()), options)
     if code:
         raise WorkerFailedError(
             f"Horovod detected that one or more processes exited with non-zero status ({code}), thus causing the job "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hvd_cluster.topology import Topology, inherited
+from hvd_cluster.topology import Topology, inherited_env
 
 #: The launchers' variables for rank and size; a program may have set only these two.
 _PAIRS = (
@@ -22,7 +22,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     Raises:
         ValueError: the variables are not numbers, or contradict each other.
     """
-    environ = inherited()
+    environ = inherited_env()
     for rank, size in _PAIRS:
         if environ.get(rank) and environ.get(size):
             return int(environ[rank]), int(environ[size])

@@ -20,10 +20,10 @@ from hvd_cluster.launch.ssh.agent_hub import AgentHub
 from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task, start_worker
 from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.rendezvous.addresses import host_key
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.rendezvous.reach import host_key
 from hvd_cluster.rendezvous.server import KeyValueServer
-from hvd_cluster.topology import Topology, inherited
+from hvd_cluster.topology import Topology, inherited_env
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class SshFleet(AgentFleet):
         super().__init__(secret, interfaces)
         self._options = options or SshOptions()
         self._on_change = on_change
-        self._exported: dict[str, str | None] = {**exportable(inherited()), **(env or {})}
+        self._exported: dict[str, str | None] = {**exportable(inherited_env()), **(env or {})}
         self._agent_hub: AgentHub | None = None
 
     def __enter__(self) -> SshFleet:

@@ -17,7 +17,7 @@ from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.ssh.options import SshOptions, exit_reason, is_temporary
 from hvd_cluster.launch.wire.agent_messages import BootstrapMessage
-from hvd_cluster.topology import inherited
+from hvd_cluster.topology import inherited_env
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class SshHost(RemoteHost):
         self._exit_code: int | None = None
         self._has_ended = threading.Event()
         reader, self._stdin = os.pipe()
-        command = options.agent_command(agent_environment(inherited()))
+        command = options.agent_command(agent_environment(inherited_env()))
         self._ssh = ChildProcess(
             0,
             [
@@ -53,7 +53,7 @@ class SshHost(RemoteHost):
                 str(os.getpid()),
                 *options.arguments(host.name, command),
             ],
-            inherited(),
+            inherited_env(),
             stdin=reader,
             on_line=self._ssh_said,
             on_exit=self._ssh_ended,

@@ -25,7 +25,7 @@ from hvd_cluster.launch.logs import OnLine, printer
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.task import Task
-from hvd_cluster.oldpaths.carry import carries
+from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.settings import Settings
 from hvd_cluster.spark import encryption, preflight, slots
@@ -115,7 +115,9 @@ def run_elastic(
     slots.check(num_proc, session.slots(resource_profile), barrier=False)
     interfaces = interface_names(nics)
     spec = ElasticSpec(
-        task=Task(call=call, env={**interface_variables(interfaces), **checked_variables(env)}, as_horovod=carries()),
+        task=Task(
+            call=call, env={**interface_variables(interfaces), **checked_variables(env)}, as_horovod=serves_horovod()
+        ),
         num_proc=num_proc,
         min_num_proc=num_proc if min_num_proc is None else min_num_proc,
         max_num_proc=num_proc if max_num_proc is None else max_num_proc,

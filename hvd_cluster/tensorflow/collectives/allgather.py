@@ -10,9 +10,8 @@ import tensorflow as tf
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
-from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
-from hvd_cluster.tensorflow.interop import call
+from hvd_cluster.tensorflow.interop import any_rows, call, dense
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import index_op
 
@@ -26,17 +25,18 @@ def allgather(
     """Concatenate the tensors of all ranks along the first dimension.
 
     Args:
-        tensor: shape (rows, ...); ``rows`` may differ between ranks and be 0, the rest is equal on all of them.
+        tensor: shape (rows, ...); ``rows`` may be 0 and may differ between ranks; the other dimensions are the same on
+            all ranks.
         name: matches the call with those of the other ranks.
-        ignore_name_scope: leave the name scope of the graph out of the name.
-        process_set: whose ranks take part.
+        ignore_name_scope: do not prepend the graph's name scope to the name.
+        process_set: the ranks that take part.
 
     Returns:
         A tensor of shape (sum of rows, ...), in the order of the ranks. Its gradient is this rank's slice of the
-        gradients' average, as in Horovod.
+        averaged gradients, as in Horovod.
 
     Raises:
-        tf.errors.InvalidArgumentError: the tensor cannot be sent.
+        tf.errors.InvalidArgumentError: the tensor has an unsupported dtype.
         tf.errors.FailedPreconditionError: the ranks disagree, or the tensor has no dimension (UnknownError with the
             same text in a graph).
         tf.errors.UnknownError: the job has ended.
@@ -60,7 +60,7 @@ def grouped_allgather(
 
 
 def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
-    """Dense tensors, gathered; differentiable."""
+    """Allgather of dense tensors; differentiable."""
     process_set = collective.process_set
 
     @custom_gradient
@@ -70,7 +70,7 @@ def gathered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.Te
             real = [i for i, value in enumerate(values) if value.dtype.is_floating]
             if not real:
                 return results
-            # float32 and float64 travel in one request; each keeps its type.
+            # One request for float32 and float64 tensors; each keeps its dtype.
             name = gradient_label(collective.name)
             average = Collective(kind=Kind.ALLREDUCE, process_set=process_set, name=name, op=ReduceOp.AVERAGE)
             gradients = [upstream[i] for i in real]

@@ -12,10 +12,9 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, Tensors, Waitable, reduce_op
 from hvd_cluster.tensorflow.collectives.allgather import gathered
-from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
-from hvd_cluster.tensorflow.interop import call
+from hvd_cluster.tensorflow.interop import call, dense
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import num_members_op
 
@@ -36,28 +35,29 @@ def allreduce(
     """Reduce a tensor over all ranks.
 
     Args:
-        tensor: a tensor of any shape, equal in shape and type on all ranks; or ``tf.IndexedSlices``, whose rows are
-            gathered, and divided by the number of ranks for Average.
+        tensor: a tensor of any shape, with the same shape and dtype on all ranks; or ``tf.IndexedSlices``, whose rows
+            are gathered and, for Average, divided by the number of ranks.
         average: deprecated; True is ``op=Average``, False is ``op=Sum``.
-        device_dense: accepted, and without effect: tensors stay where they are.
-        device_sparse: likewise.
-        compression: how the tensor travels.
+        device_dense: accepted and ignored: tensors stay on their device.
+        device_sparse: accepted and ignored.
+        compression: how the tensor is compressed for transfer.
         op: Average (the default), Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies it afterwards, together with Average's division. Integers are scaled in float64
+        postscale_factor: multiplies the result, together with Average's division. Integers are scaled in float64
             and truncated.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
-        ignore_name_scope: leave the name scope of the graph out of the name.
+        process_set: the ranks that take part.
+        ignore_name_scope: do not prepend the graph's name scope to the name.
 
     Returns:
-        A new tensor, or ``tf.IndexedSlices``. Its gradient is the gradient's allreduce with the same op and factors.
+        A new tensor, or ``tf.IndexedSlices``. Its gradient is the allreduce of the gradient with the same op and
+        factors.
 
     Raises:
-        tf.errors.InvalidArgumentError: the tensor cannot be sent.
+        tf.errors.InvalidArgumentError: the tensor has an unsupported dtype.
         tf.errors.FailedPreconditionError: the ranks disagree (UnknownError with the same text in a graph).
         tf.errors.UnknownError: the job has ended.
-        NotImplementedError: IndexedSlices with another op than Sum and Average, or with factors.
+        NotImplementedError: IndexedSlices with an op other than Sum and Average, or with factors.
     """
     del device_dense, device_sparse
     (result,) = _grouped(
@@ -85,7 +85,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """:func:`allreduce` of several tensors as one request: all of them are reduced, or none is."""
+    """:func:`allreduce` of several tensors as one request: either all of them are reduced, or none."""
     del device_dense, device_sparse
     if not tensors:
         return tensors
@@ -96,12 +96,12 @@ def grouped_allreduce(
 def reduced(
     tensors: Sequence[tf.Tensor], collective: Collective, groups: Sequence[Sequence[int]] | None = None
 ) -> list[tf.Tensor]:
-    """Dense tensors, reduced; differentiable.
+    """Allreduce of dense tensors; differentiable.
 
     Args:
         tensors: dense tensors.
         collective: the reduction, with its name.
-        groups: indices of those that are reduced together; None for all of them, an empty list for as it fits.
+        groups: indices of the tensors to reduce together; None for all tensors, an empty list for an automatic choice.
     """
 
     def begin(given: Tensors, is_waited_for: bool) -> Waitable:
@@ -127,7 +127,7 @@ def sparse_sum(
     average: bool,
     compression: type[Compressor] = Compression.none,
 ) -> list[tf.IndexedSlices]:
-    """The rows of all ranks, gathered; an index that several ranks have stands there several times."""
+    """The gathered rows of all ranks; an index of several ranks occurs several times."""
     compressed, contexts = zip(*(compression.compress(dense(each.values)) for each in slices), strict=True)
     flat = [part for rows, each in zip(compressed, slices, strict=True) for part in (rows, dense(each.indices))]
     parts = gathered(flat, Collective(kind=Kind.ALLGATHER, process_set=process_set, name=name))
@@ -143,7 +143,7 @@ def sparse_sum(
 
 
 def check_adasum(tensors: Sequence[Any], process_set: ProcessSet) -> None:
-    """Raise where Adasum is not defined.
+    """Raise if Adasum is not defined for these arguments.
 
     Raises:
         NotImplementedError: a process set, a number of ranks that is not a power of two, integers or sparse tensors.
@@ -162,7 +162,7 @@ def _grouped(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> list[Any]:
-    """Dense tensors as one request, the rows of all sparse ones as another."""
+    """Reduce dense tensors in one request, and the rows of all sparse tensors in another."""
     results: list[Any] = [each if isinstance(each, tf.IndexedSlices) else dense(each) for each in given]
     if op == ReduceOp.ADASUM:
         check_adasum(results, process_set)
@@ -170,8 +170,8 @@ def _grouped(
     full = [index for index, each in enumerate(results) if not isinstance(each, tf.IndexedSlices)]
     if sparse and (op not in (ReduceOp.AVERAGE, ReduceOp.SUM) or factors != (1.0, 1.0)):
         raise NotImplementedError(
-            "tf.IndexedSlices can be summed or averaged, with neither another op nor prescale_factor or "
-            "postscale_factor: pass tf.convert_to_tensor(...) of it"
+            "tf.IndexedSlices support only op=hvd.Sum and op=hvd.Average without prescale_factor and postscale_factor: "
+            "pass tf.convert_to_tensor(...) instead"
         )
     if full:
         compressed, contexts = zip(*(compression.compress(results[index]) for index in full), strict=True)

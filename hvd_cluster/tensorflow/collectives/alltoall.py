@@ -1,4 +1,4 @@
-"""Alltoall: every rank sends a slice of its tensor to each rank, and gets the slices meant for it."""
+"""Alltoall: every rank sends a slice of its tensor to each rank."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Handle, Kind
 from hvd_cluster.engine.submission import Collective, rows_by_rank
-from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
-from hvd_cluster.tensorflow.interop import call
+from hvd_cluster.tensorflow.interop import any_rows, call, dense
 from hvd_cluster.tensorflow.naming import gradient_label, label
 
 
@@ -26,18 +25,19 @@ def alltoall(
     """Send a slice of the rows to each rank.
 
     Args:
-        tensor: shape (rows, ...); ``rows`` may differ between ranks, the rest is equal on all of them.
-        splits: int32 of shape (ranks,): how many rows go to each rank. Without it the rows are split equally.
+        tensor: shape (rows, ...); ``rows`` may differ between ranks; the other dimensions are the same on all ranks.
+        splits: int32 of shape (ranks,): the number of rows to send to each rank. By default the rows are split equally.
         name: matches the call with those of the other ranks.
-        ignore_name_scope: leave the name scope of the graph out of the name.
-        process_set: whose ranks take part.
+        ignore_name_scope: do not prepend the graph's name scope to the name.
+        process_set: the ranks that take part.
 
     Returns:
-        A tensor of shape (received rows, ...), in the order of the ranks; with ``splits`` a pair of it and the rows
-        that came from each rank, int32 of shape (ranks,). Its gradient goes back the way the rows came.
+        A tensor of shape (received rows, ...), in the order of the ranks; with ``splits``, a pair of this tensor and
+        the number of rows from each rank, int32 of shape (ranks,). The gradient of a row returns to the rank that sent
+        it.
 
     Raises:
-        tf.errors.InvalidArgumentError: the tensor cannot be sent, or ``splits`` does not describe it.
+        tf.errors.InvalidArgumentError: the tensor has an unsupported dtype, or ``splits`` does not match it.
         tf.errors.FailedPreconditionError: the ranks disagree, or the tensor has no dimension (UnknownError with the
             same text in a graph).
         tf.errors.UnknownError: the job has ended.
@@ -63,7 +63,7 @@ def alltoall(
         def gradient(upstream: tf.Tensor, _: tf.Tensor = None) -> tf.Tensor:
             request_name = gradient_label(collective.name)
             back, _ = alltoall(upstream, received, request_name, ignore_name_scope=True, process_set=process_set)
-            # Rows behind the last split were not sent.
+            # Rows after the last split were not sent.
             unsent = tf.shape(sent)[0] - tf.shape(back)[0]
             padding = tf.concat([[[0, unsent]], tf.zeros([tf.rank(back) - 1, 2], tf.int32)], axis=0)
             return tf.ensure_shape(tf.pad(back, padding), sent.shape)

@@ -1,4 +1,4 @@
-"""Join and barrier: the collectives that move no tensor of the caller's."""
+"""Join and barrier: the collectives without a tensor."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hvd_cluster.tensorflow.naming import label
 
 
 def join(name: str | None = None) -> tf.Tensor:
-    """Say that this rank has run out of data; blocks until all ranks have.
+    """Report that this rank has no more data, and block until all ranks have joined.
 
-    Until then the others' allreduces take zeros from this rank, and an average still divides by all ranks.
+    Until then, allreduces of the other ranks use zeros for this rank, and an average still divides by all ranks.
 
     Args:
-        name: accepted, and without effect: there is one join at a time.
+        name: accepted and ignored: only one join runs at a time.
 
     Returns:
-        The rank that joined last, the same number on all ranks: int32 of shape ().
+        The rank that joined last, the same on all ranks: int32 of shape ().
     """
     del name
     (last,) = call(lambda *_: IntegerHandle(running_engine().join()), [], [tf.int32], [tf.TensorShape(())])
@@ -30,14 +30,14 @@ def join(name: str | None = None) -> tf.Tensor:
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Block until every rank has come here. Operations submitted before are not waited for.
+    """Block until every rank has called this. Does not wait for operations submitted before.
 
     Args:
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
         name: matches the call with those of the other ranks.
 
     Returns:
-        None; in a v1 graph the operation that waits.
+        None; in a v1 graph, the operation that waits.
 
     Raises:
         tf.errors.UnknownError: the job has ended.

@@ -11,10 +11,9 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective, check_root
 from hvd_cluster.tensorflow.collectives.allreduce import reduced
-from hvd_cluster.tensorflow.collectives.arguments import dense
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
 from hvd_cluster.tensorflow.errors import as_tensorflow_errors
-from hvd_cluster.tensorflow.interop import call, is_v1_graph
+from hvd_cluster.tensorflow.interop import call, dense, is_v1_graph
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import rank_op
 
@@ -26,20 +25,20 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Give every rank the root's tensor.
+    """Broadcast the root's tensor to all ranks.
 
     Args:
-        tensor: any shape; equal shape and type on all ranks.
-        root_rank: the global rank whose tensor all get; it belongs to the process set.
+        tensor: any shape; same shape and dtype on all ranks.
+        root_rank: the global rank whose tensor is broadcast; a member of the process set.
         name: matches the call with those of the other ranks.
-        ignore_name_scope: leave the name scope of the graph out of the name.
-        process_set: whose ranks take part.
+        ignore_name_scope: do not prepend the graph's name scope to the name.
+        process_set: the ranks that take part.
 
     Returns:
-        A new tensor. Its gradient is the gradients' average on the root, and zero elsewhere.
+        A new tensor. Its gradient is the averaged gradient on the root, and zero on other ranks.
 
     Raises:
-        tf.errors.InvalidArgumentError: the tensor cannot be sent, or there is no such root.
+        tf.errors.InvalidArgumentError: the tensor has an unsupported dtype, or there is no such root.
         tf.errors.FailedPreconditionError: the ranks disagree (UnknownError with the same text in a graph).
         tf.errors.UnknownError: the job has ended.
     """
@@ -68,16 +67,16 @@ def broadcast(
 def broadcast_(
     variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Overwrite variables with those of the root, in place.
+    """Overwrite variables with the root's values, in place.
 
     Args:
-        variables: a variable of TensorFlow or Keras, or several; alike on all ranks.
-        root_rank: the global rank whose values all get.
+        variables: a TensorFlow or Keras variable, or a list of them; the same on all ranks.
+        root_rank: the global rank whose values are broadcast.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
+        process_set: the ranks that take part.
 
     Returns:
-        The variable or the list of them; in a v1 graph the operation that does it.
+        The variable or the list of variables; in a v1 graph, the operation that assigns them.
     """
     given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     _check_root(root_rank, process_set)

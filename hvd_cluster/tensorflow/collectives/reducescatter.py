@@ -1,4 +1,4 @@
-"""Reducescatter of one tensor or of a group: the reduction of all ranks' tensors, of which each rank gets some rows."""
+"""Reducescatter of one tensor or of a group: each rank gets some rows of the reduced tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hvd_cluster.engine.process_sets import ProcessSet, global_process_set
 from hvd_cluster.engine.request import Kind, ReduceOp
 from hvd_cluster.engine.submission import Collective
 from hvd_cluster.tensorflow.collectives.allgather import gathered
-from hvd_cluster.tensorflow.collectives.arguments import any_rows, dense
 from hvd_cluster.tensorflow.compression import Compression, Compressor
 from hvd_cluster.tensorflow.custom_gradient import custom_gradient
-from hvd_cluster.tensorflow.interop import call
+from hvd_cluster.tensorflow.interop import any_rows, call, dense
 from hvd_cluster.tensorflow.naming import gradient_label, label
 from hvd_cluster.tensorflow.rank_ops import num_members_op
 
@@ -35,22 +34,22 @@ def reducescatter(
     Args:
         tensor: shape (rows, ...), equal on all ranks. The rows are assigned to the ranks in order and as equally as can
             be; the first ``rows % ranks`` ranks get one more.
-        device_dense: accepted, and without effect.
-        compression: how the tensor travels.
+        device_dense: accepted and ignored.
+        compression: how the tensor is compressed for transfer.
         op: Average or Sum.
         name: matches the call with those of the other ranks.
-        process_set: whose ranks take part.
-        ignore_name_scope: leave the name scope of the graph out of the name.
+        process_set: the ranks that take part.
+        ignore_name_scope: do not prepend the graph's name scope to the name.
         prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies it afterwards.
+        postscale_factor: multiplies the result.
 
     Returns:
-        A new tensor of this rank's rows. Its gradient is the allgather of the gradients, times the number of ranks for
-        Sum, times the factors.
+        A new tensor of this rank's rows. Its gradient is the allgather of the gradients, multiplied by the factors
+        and, for Sum, by the number of ranks.
 
     Raises:
         ValueError: ``op`` is neither Average nor Sum.
-        tf.errors.InvalidArgumentError: the tensor cannot be sent.
+        tf.errors.InvalidArgumentError: the tensor has an unsupported dtype.
         tf.errors.FailedPreconditionError: the ranks disagree, or the tensor has no dimension (UnknownError with the
             same text in a graph).
         tf.errors.UnknownError: the job has ended.
@@ -123,6 +122,6 @@ def _scattered(tensors: Sequence[tf.Tensor], collective: Collective) -> list[tf.
 
 
 def _scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """The product, with the factor rounded to float32 at most."""
+    """``tensor * factor``, computed in float32 for 16-bit floats."""
     wide = tf.float32 if tensor.dtype in (tf.float16, tf.bfloat16) else tensor.dtype
     return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)

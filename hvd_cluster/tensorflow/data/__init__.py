@@ -1,1 +1,1 @@
-"""Input pipelines of TensorFlow that run in processes of their own: helpers for the tf.data service."""
+"""Helpers for the tf.data service, which runs TensorFlow input pipelines in separate processes."""

@@ -1,7 +1,7 @@
-"""The tf.data service in two calls: workers of one job prepare what the ranks of another one train on.
+"""The tf.data service in two calls: the workers of one job prepare the training data of another job.
 
 ``hvdrun -np 4 python -m hvd_cluster.tensorflow.data.compute_worker service.json`` starts the workers; the training job
-reads the file with :meth:`TfDataServiceConfig.read` and gives it to :func:`send_to_data_service`.
+reads the file with :meth:`TfDataServiceConfig.read` and passes it to :func:`send_to_data_service`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _next_job = itertools.count()
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """Where a tf.data service is, and how it is made up.
+    """The addresses and the layout of a tf.data service.
 
     Raises:
-        ValueError: a value has no meaning.
+        ValueError: a value is invalid.
     """
 
-    #: How many dispatchers there are: one for all ranks, or one for each.
+    #: Number of dispatchers: one for all ranks, or one for each.
     dispatchers: int
     workers_per_dispatcher: int
-    #: Who runs the dispatchers: "compute", the job of the workers, or "training".
+    #: Which job runs the dispatchers: "compute", the job of the workers, or "training".
     dispatcher_side: str
     #: "host:port" of the service's registry, one for each interface of its host.
     addresses: list[str]
-    #: The registry's secret: every process that holds it can take part.
+    #: The registry's secret: every process that holds it can connect.
     key: bytes
-    #: Seconds to wait for a process that has not announced itself.
+    #: Seconds to wait for a process to register.
     timeout: int = 60
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class TfDataServiceConfig:
         return ComputeClient(self.addresses, self.key, self.workers_per_dispatcher, self.timeout, verbose)
 
     def to_dict(self) -> dict[str, Any]:
-        """As values that JSON holds. The key is among them: do not print it."""
+        """The fields as JSON values. They include the key: do not print them."""
         return {
             "dispatchers": self.dispatchers,
             "workers_per_dispatcher": self.workers_per_dispatcher,
@@ -75,7 +75,7 @@ class TfDataServiceConfig:
         return TfDataServiceConfig(**{**config, "key": bytes.fromhex(config["key"])})
 
     def write(self, filename: str) -> None:
-        """Write to a file that only this user can read; readers see all of it or nothing."""
+        """Write to a file that only this user can read; the write is atomic."""
         path = Path(filename)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -85,10 +85,10 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
-        """Read what :meth:`write` wrote; waits for the file, if asked to, for as long as it takes.
+        """Read what :meth:`write` wrote; ``wait_for_file_creation`` waits for the file without a time limit.
 
         Raises:
-            FileNotFoundError: there is none, and ``wait_for_file_creation`` is False.
+            FileNotFoundError: the file does not exist, and ``wait_for_file_creation`` is False.
         """
         path = Path(filename)
         while wait_for_file_creation and not path.exists():
@@ -102,14 +102,14 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
 
     Args:
         compute_config: the service.
-        rank: of the training process. With several dispatchers rank r has number ``r % dispatchers``; on the training
-            side rank r runs it, if there are that many.
+        rank: the rank of the training process. Rank r uses dispatcher ``r % dispatchers``; with dispatchers on the
+            training side, rank r < dispatchers runs dispatcher r.
 
     Yields:
         The address for ``tf.data.experimental.service.distribute(service=...)``.
 
     Raises:
-        TimeoutError: a dispatcher or a worker has not come in time; the text names it.
+        TimeoutError: a dispatcher or a worker did not register in time; the text names it.
     """
     client = compute_config.compute_client()
     dispatcher_id = rank % compute_config.dispatchers
@@ -130,35 +130,35 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """Have the service's workers run the transformations of a dataset so far; also a method of ``tf.data.Dataset``.
+    """Let the service's workers run the transformations of a dataset; also a method of ``tf.data.Dataset``.
 
     Args:
-        dataset: what the workers are to prepare.
+        dataset: the dataset that the workers prepare.
         compute_config: a service whose dispatchers are on the compute side.
-        rank: of this training process.
+        rank: the rank of this training process.
         size: number of training processes; needed for ``round_robin``.
         processing_mode: as for ``tf.data.experimental.service.distribute``.
-        reuse_dataset: all ranks share one pass over the dataset, instead of one each. They have to call this for the
-            same datasets in the same order.
-        round_robin: deal the batches to the ranks in turn, so that all ranks work on batches of one kind; only with
-            ``reuse_dataset``, one dispatcher and a dataset without an end.
+        reuse_dataset: all ranks share one pass over the dataset, instead of one each. They must call this for the same
+            datasets in the same order.
+        round_robin: distribute the batches to the ranks in turn, so that all ranks process similar batches; requires
+            ``reuse_dataset``, one dispatcher and an infinite dataset.
 
     Returns:
-        The dataset of what the workers send.
+        The dataset that the workers produce.
 
     Raises:
         RuntimeError: the dispatchers are on the training side: use :func:`tf_data_service`, which runs them.
-        ValueError: ``round_robin`` without what it needs.
-        TimeoutError: the service is not there in time.
+        ValueError: ``round_robin`` without its requirements.
+        TimeoutError: the service did not start in time.
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
             "send_to_data_service() does not run a dispatcher, and dispatcher_side is 'training': use "
             "`with tf_data_service(compute_config, rank) as address:` and tf.data.experimental.service.distribute()"
         )
-    deals = reuse_dataset and round_robin
-    if deals and (size is None or compute_config.dispatchers > 1):
-        raise ValueError("round_robin=True needs the argument size, and one dispatcher for all ranks")
+    is_round_robin = reuse_dataset and round_robin
+    if is_round_robin and (size is None or compute_config.dispatchers > 1):
+        raise ValueError("round_robin=True requires the argument size and dispatchers=1")
     with tf_data_service(compute_config, rank) as address:
         return dataset.apply(
             tf.data.experimental.service.distribute(
@@ -166,8 +166,8 @@ def send_to_data_service(
                 service=address,
                 # The service returns the elements of the named job, whichever dataset the request contains.
                 job_name=f"job.{next(_next_job)}" if reuse_dataset else None,
-                consumer_index=rank if deals else None,
-                num_consumers=size if deals else None,
+                consumer_index=rank if is_round_robin else None,
+                num_consumers=size if is_round_robin else None,
             )
         )
 
@@ -176,12 +176,12 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """One worker of the service, and the dispatcher where it is this worker's to run; returns after ``shutdown()``.
+    """Run one worker of the service, and its dispatcher if this rank runs one; returns after ``shutdown()``.
 
-    Call it after ``hvd.init()``, on as many ranks as the service has workers.
+    Call it after ``hvd.init()`` on each rank; the service has one worker per rank.
 
     Raises:
-        TimeoutError: the dispatcher has not come in time.
+        TimeoutError: the dispatcher did not register in time.
     """
     client = compute_config.compute_client()
     index = basics.rank()
@@ -198,7 +198,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
 @contextmanager
 def _dispatcher(client: ComputeClient, dispatcher_id: int) -> Iterator[None]:
     server = tf.data.experimental.service.DispatchServer(tf.data.experimental.service.DispatcherConfig(port=0))
-    with _stopped_behind(server._stop):
+    with _stopping(server._stop):
         port = server.target.rpartition(":")[2]
         client.register_dispatcher(dispatcher_id, f"{client.local_host()}:{port}")
         yield
@@ -206,7 +206,7 @@ def _dispatcher(client: ComputeClient, dispatcher_id: int) -> Iterator[None]:
 
 @contextmanager
 def _worker(client: ComputeClient, dispatcher_address: str, timeout_s: float) -> Iterator[None]:
-    # TensorFlow puts the port that it takes in place of %port%.
+    # TensorFlow replaces %port% by the port it binds.
     config = tf.data.experimental.service.WorkerConfig(
         dispatcher_address=dispatcher_address,
         worker_address=f"{client.local_host()}:%port%",
@@ -214,13 +214,13 @@ def _worker(client: ComputeClient, dispatcher_address: str, timeout_s: float) ->
         heartbeat_interval_ms=1000,
         dispatcher_timeout_ms=int(timeout_s * 1000),
     )
-    with _stopped_behind(tf.data.experimental.service.WorkerServer(config)._stop):
+    with _stopping(tf.data.experimental.service.WorkerServer(config)._stop):
         yield
 
 
 @contextmanager
-def _stopped_behind(stop: Callable[[], None]) -> Iterator[None]:
-    """TensorFlow stops a server when it is collected, which is too late to count on; there is no public way."""
+def _stopping(stop: Callable[[], None]) -> Iterator[None]:
+    """Stop a server on exit: TensorFlow stops it only when it is garbage-collected, and has no public method."""
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hvd_cluster.tensorflow as hvd
-from hvd_cluster.rendezvous.reach import interface_addresses
+from hvd_cluster.rendezvous.addresses import interface_addresses
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from hvd_cluster.tensorflow.data.registry import ComputeService
@@ -19,15 +19,15 @@ from hvd_cluster.topology import join_address
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until a training process calls ``TfDataServiceConfig.read(file).compute_client().shutdown()``.
+    """Run until a training process calls ``TfDataServiceConfig.read(file).compute_client().shutdown()``.
 
     Raises:
-        ValueError: the workers cannot be dealt equally to the dispatchers.
+        ValueError: the number of workers is not a multiple of the number of dispatchers.
     """
     given = parsed(arguments)
     hvd.init()
     if given.dispatchers < 1 or hvd.size() % given.dispatchers:
-        raise ValueError(f"{hvd.size()} workers cannot be dealt equally to --dispatchers {given.dispatchers}")
+        raise ValueError(f"{hvd.size()} workers cannot be divided evenly among --dispatchers {given.dispatchers}")
     if hvd.rank() > 0:
         compute_worker_fn(TfDataServiceConfig.from_dict(hvd.broadcast_object(None)))
         hvd.barrier()
@@ -37,12 +37,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the command line asks for; ends the process where it asks for help, or for what there is not."""
+    """Parse the command line; exits on --help and on invalid arguments."""
     parser = argparse.ArgumentParser(description="Workers of a tf.data service, under hvdrun or any other launcher.")
-    parser.add_argument("configfile", help="written for the training job; it holds the key of the service")
+    parser.add_argument("configfile", help="file to write for the training job; contains the key of the service")
     parser.add_argument("--dispatchers", type=int, default=1, help="one for all training processes, or one for each")
-    parser.add_argument("--dispatcher-side", choices=["compute", "training"], default="compute", help="who runs them")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for the others")
+    parser.add_argument(
+        "--dispatcher-side", choices=["compute", "training"], default="compute", help="which job runs the dispatchers"
+    )
+    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for the other processes")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Where dispatchers and workers of a tf.data service announce themselves, and training processes find them.
+"""The registry of a tf.data service: dispatchers and workers register, and training processes look them up.
 
 It is a key-value store like the job's, so a client must first prove that it holds the key.
 """
@@ -9,25 +9,25 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from hvd_cluster.rendezvous.addresses import first_reachable
 from hvd_cluster.rendezvous.client import KeyValueClient
-from hvd_cluster.rendezvous.reach import reachable
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import join_address, split_address
 
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN = "shutdown"
-#: A wait without a limit is made of waits of this length.
+#: An unlimited wait is split into waits of this length.
 _LONG_S = 3600.0
 
 
 class ComputeService:
-    """The store, for as long as it is open; a context manager.
+    """The server of the registry; a context manager.
 
     Args:
-        dispatchers: how many dispatchers will announce themselves.
-        workers_per_dispatcher: how many workers each of them will have.
-        key: the secret that every client holds.
+        dispatchers: the number of dispatchers.
+        workers_per_dispatcher: the number of workers of each dispatcher.
+        key: the secret of the registry.
         host: the address to listen on.
 
     Raises:
@@ -55,14 +55,14 @@ class ComputeService:
 
 
 class ComputeClient:
-    """What dispatchers, workers and training processes say to a :class:`ComputeService`.
+    """A client of a :class:`ComputeService`, for dispatchers, workers and training processes.
 
     Args:
         addresses: "host:port" of the service, one for each interface of its host.
         key: its secret.
-        workers_per_dispatcher: how many workers each dispatcher has.
-        timeout_s: how long to try to reach it.
-        verbose: 2 and more logs each announcement.
+        workers_per_dispatcher: the number of workers of each dispatcher.
+        timeout_s: how long to try to connect.
+        verbose: 2 or more logs each registration.
     """
 
     def __init__(
@@ -75,35 +75,35 @@ class ComputeClient:
         self._level = logging.INFO if verbose >= 2 else logging.DEBUG
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Announce a dispatcher: "host:port"."""
+        """Register a dispatcher at "host:port"."""
         logger.log(self._level, "tf.data service: dispatcher %d is at %s", dispatcher_id, dispatcher_address)
         with self._connected() as client:
             client.set(f"dispatcher/{dispatcher_id}", dispatcher_address.encode())
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        """The address of a dispatcher, once it is there; raises ``TimeoutError`` after ``timeout`` seconds."""
+        """Wait for a dispatcher and return its address; raises ``TimeoutError`` after ``timeout`` seconds."""
         with self._connected() as client:
             return client.get(f"dispatcher/{dispatcher_id}", timeout).decode()
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Announce a worker, by its number among all of them."""
+        """Register a worker by its index among all workers."""
         logger.log(self._level, "tf.data service: worker %d serves dispatcher %d", worker_id, dispatcher_id)
         with self._connected() as client:
             client.set(f"worker/{worker_id}", str(dispatcher_id).encode())
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
-        """Wait until all workers of a dispatcher are there; raises ``TimeoutError`` after ``timeout`` seconds."""
+        """Wait until all workers of a dispatcher have registered; raises ``TimeoutError`` after ``timeout`` seconds."""
         first = dispatcher_id * self._workers_per_dispatcher
         with self._connected() as client:
             client.wait([f"worker/{first + number}" for number in range(self._workers_per_dispatcher)], timeout)
 
     def shutdown(self) -> None:
-        """Let dispatchers and workers end: the training is over."""
+        """Let dispatchers and workers exit: the training has ended."""
         with self._connected() as client:
             client.set(_SHUTDOWN, b"1")
 
     def wait_for_shutdown(self) -> None:
-        """Wait until somebody calls :meth:`shutdown`, or until the service is gone."""
+        """Wait until a client calls :meth:`shutdown` or the service is gone."""
         try:
             with self._connected() as client:
                 while True:
@@ -124,7 +124,7 @@ class ComputeClient:
     def _connected(self) -> Iterator[KeyValueClient]:
         hosts = [split_address(address) for address in self._addresses]
         port = int(hosts[0][1])
-        host = reachable([host for host, _ in hosts], port, self._key, self._timeout_s)
+        host = first_reachable([host for host, _ in hosts], port, self._key, self._timeout_s)
         client = KeyValueClient(join_address(host, port), self._key, self._timeout_s)
         try:
             yield client

@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Make a training function survive the loss and the arrival of workers.
+    """Let a training function continue when workers are lost or added.
 
     Args:
-        func: its first argument is a :class:`State`; whatever it returns is returned. It is called again, with the
-            state as of its last commit, when a worker was lost, and with the state as it is when workers came or left.
-            A collective that failed inside a graph counts as one that failed; other errors of TensorFlow are raised.
+        func: its first argument is a :class:`State`; its return value is returned. After the loss of a worker it is
+            called again with the state of the last commit; after other changes of the workers, with the current state.
+            A collective that failed inside a graph counts as a lost worker; other TensorFlow errors are raised.
     """
 
     @functools.wraps(func)
     def translated(*args: Any, **kwargs: Any) -> T:
-        take_kept_error()  # an earlier one
+        take_kept_error()  # discard an earlier error
         try:
             return func(*args, **kwargs)
         except tf.errors.OpError as error:

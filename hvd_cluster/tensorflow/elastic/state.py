@@ -1,4 +1,4 @@
-"""The state of a TensorFlow training function: variables and plain values."""
+"""The state of a TensorFlow training function: variables and picklable values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_cluster.elastic.keras_model import built_optimizer, model_variables
-from hvd_cluster.elastic.news import agreed_news
+from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.engine import basics
-from hvd_cluster.tensorflow.aggregation import PASS_VARIABLES
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast_
 from hvd_cluster.tensorflow.functions import broadcast_object
+from hvd_cluster.tensorflow.gradient_accumulation import ACCUMULATION_VARIABLES
 
 
 class TensorFlowState(ObjectState):
-    """Variables, and values that can be pickled, as attributes: ``TensorFlowState(variables, epoch=0, batch=0)``.
+    """Variables and picklable values as attributes: ``TensorFlowState(variables, epoch=0, batch=0)``.
 
     Args:
-        variables: of TensorFlow or Keras; in a v1 graph by default its global ones. What an optimizer of the graph
-            keeps between passes is added to them: build the graph, and initialise its local variables, first.
-        session: the session that holds them; v1 graphs only.
+        variables: TensorFlow or Keras variables; in a v1 graph, by default its global variables. The accumulated
+            gradients of the graph's optimizers are added: build the graph and initialize its local variables first.
+        session: the session that holds the variables; v1 graphs only.
         kwargs: the attributes and their first values.
     """
 
@@ -34,20 +34,20 @@ class TensorFlowState(ObjectState):
         graph = tf.compat.v1.get_default_graph() if session is None else session.graph
         if variables is None:
             variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-        self.variables = [*variables, *([] if session is None else graph.get_collection(PASS_VARIABLES))]
+        self.variables = [*variables, *([] if session is None else graph.get_collection(ACCUMULATION_VARIABLES))]
         self._values: list[npt.NDArray[Any]] = []
         self._graph_ops: Any = None
         self.save()
 
     def save(self) -> None:
-        """Copy everything into this process's memory."""
+        """Copy all values into this process's memory."""
         self._values = [np.array(value) for value in self._read()]
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Restore the values that were saved last."""
         if self.session is None:
-            for variable, value in zip(self._present(), self._values, strict=True):
+            for variable, value in zip(self._current_variables(), self._values, strict=True):
                 variable.assign(value)
         else:
             with self.session.graph.as_default():
@@ -56,9 +56,9 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Make everything that of rank 0, and save it."""
+        """Copy rank 0's values to all ranks, and save them."""
         if self.session is None:
-            broadcast_(self._present(), 0)
+            broadcast_(self._current_variables(), 0)
         else:
             if self._graph_ops is None:
                 with self.session.graph.as_default():
@@ -66,26 +66,26 @@ class TensorFlowState(ObjectState):
             self.session.run(self._graph_ops)
         super().sync()
 
-    def _present(self) -> list[Any]:
-        """The variables of now; those of an optimizer come to be in the first step."""
+    def _current_variables(self) -> list[Any]:
+        """The current variables; an optimizer may create some in the first step."""
         return self.variables
 
     def _read(self) -> list[Any]:
         if self.session is not None:
             return list(self.session.run(self.variables))
-        return [variable.numpy() for variable in self._present()]
+        return [variable.numpy() for variable in self._current_variables()]
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        return agreed_news(news)
+        return agree_on_update(news)
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A Keras model and its optimizer, and values that can be pickled, as attributes.
+    """A Keras model, its optimizer and picklable values as attributes.
 
     Args:
         model: a built model.
-        optimizer: by default the model's own, if it is compiled.
-        backend: accepted, and without effect.
+        optimizer: by default the optimizer that the model was compiled with, if any.
+        backend: accepted and ignored.
         kwargs: the attributes and their first values.
 
     Raises:
@@ -98,5 +98,5 @@ class TensorFlowKerasState(TensorFlowState):
         self.optimizer = built_optimizer(model, optimizer, "TensorFlowKerasState")
         super().__init__([], None, **kwargs)
 
-    def _present(self) -> list[Any]:
+    def _current_variables(self) -> list[Any]:
         return model_variables(self.model, self.optimizer)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.elastic.news import agreed_news
+from hvd_cluster.elastic.notification import agree_on_update
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.engine import basics
 from hvd_cluster.errors import HorovodInternalError
@@ -166,7 +166,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def _agree(self, news: tuple[float, float, int]) -> tuple[float, float, int]:
-        return agreed_news(news)
+        return agree_on_update(news)
 
 
 def _handler_of(value: Any) -> StateHandler | None:

@@ -1,6 +1,6 @@
 """On PYTHONPATH, this package answers `import sparkdl` in a process that has not imported hvd_cluster.compat."""
 
 import hvd_cluster.compat  # noqa: F401  (from here on its finder comes last)
-from hvd_cluster.oldpaths.stand_in import stand_in
+from hvd_cluster.oldpaths.shim import replace_shim
 
-stand_in(__name__)
+replace_shim(__name__)

@@ -14,19 +14,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hvd_cluster.rendezvous.addresses import first_reachable, host_key, interface_addresses
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.rendezvous.communicator import own_address
 from hvd_cluster.rendezvous.listening import ANY
-from hvd_cluster.rendezvous.meeting import Meeting
-from hvd_cluster.rendezvous.reach import host_key, interface_addresses, reachable
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.rendezvous.server import KeyValueServer
+from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
 from hvd_cluster.topology import Topology, join_address
 
 _POLL_S = 0.1
 
 
-def meet_in_folder(topology: Topology, label: str, folder: str, timeout_s: float, interface: str = "") -> Meeting:
+def join_store_in_folder(
+    topology: Topology, label: str, folder: str, timeout_s: float, interface: str = ""
+) -> JoinedStore:
     """Agree on a store with ranks on other hosts.
 
     Args:
@@ -52,7 +53,7 @@ def meet_in_folder(topology: Topology, label: str, folder: str, timeout_s: float
         ) from error
 
 
-def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> Meeting:
+def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> JoinedStore:
     secret = new_secret()
     note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = interface_addresses(interface.split(",")) if interface else []
@@ -78,10 +79,10 @@ def _host(topology: Topology, note: Path, timeout_s: float, interface: str) -> M
         server.close()
         raise
     address = own_address([host_key(), *(key for key, _ in came)], ["", *(address for _, address in came)])
-    return Meeting(replace(topology, rendezvous=join_address(address, server.port), secret=secret), server)
+    return JoinedStore(replace(topology, rendezvous=join_address(address, server.port), secret=secret), server)
 
 
-def _visit(topology: Topology, note: Path, timeout_s: float) -> Meeting:
+def _visit(topology: Topology, note: Path, timeout_s: float) -> JoinedStore:
     deadline_s = time.monotonic() + timeout_s
     reason = "rank 0 has written no file there"
     while time.monotonic() < deadline_s:
@@ -89,7 +90,7 @@ def _visit(topology: Topology, note: Path, timeout_s: float) -> Meeting:
         if content is not None:
             addresses, port, secret = content
             try:
-                address = reachable(addresses, port, secret, min(5.0, deadline_s - time.monotonic()))
+                address = first_reachable(addresses, port, secret, min(5.0, deadline_s - time.monotonic()))
             except ConnectionError as error:  # the file may be that of a job that died
                 reason = str(error)
             else:
@@ -97,7 +98,7 @@ def _visit(topology: Topology, note: Path, timeout_s: float) -> Meeting:
                 client = KeyValueClient(rendezvous, secret, timeout_s)
                 client.set(f"met/{topology.rank}", json.dumps([host_key(), address]).encode())
                 client.close()
-                return Meeting(replace(topology, rendezvous=rendezvous, secret=secret))
+                return JoinedStore(replace(topology, rendezvous=rendezvous, secret=secret))
         time.sleep(_POLL_S)
     raise TimeoutError(reason)
 

@@ -1,4 +1,4 @@
-"""What the two wrappers of ``tf.compat.v1`` optimizers have in common."""
+"""Base class of the wrappers of ``tf.compat.v1`` optimizers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hvd_cluster.tensorflow.gradients import GradientReducer, variable_key
 _V1Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
-class WrappingOptimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
-    """A v1 optimizer whose state is that of another one.
+class V1OptimizerWrapper(_V1Optimizer):  # type: ignore[misc,unused-ignore]
+    """A v1 optimizer that forwards its state to a wrapped optimizer.
 
     Args:
-        optimizer: the wrapped one.
-        name: of this one.
+        optimizer: the wrapped optimizer.
+        name: the name of this optimizer.
         use_locking: as for ``tf.compat.v1.train.Optimizer``.
-        reducer: how gradients become those of all ranks.
+        reducer: reduces gradients over all ranks.
     """
 
     def __init__(self, optimizer: Any, name: str, use_locking: bool, reducer: GradientReducer) -> None:
@@ -27,7 +27,7 @@ class WrappingOptimizer(_V1Optimizer):  # type: ignore[misc,unused-ignore]
         self._reducer = reducer
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to each rank; it is divided by the number of ranks if so asked."""
+        """Exclude a variable from the reduction; ``scale_local_gradients`` scales its gradient."""
         self._reducer.local_keys.add(variable_key(var))
 
     def _allreduce_grads(self, grads: Any, vars: Any) -> list[Any]:

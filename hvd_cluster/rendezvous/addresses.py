@@ -39,7 +39,7 @@ def interface_addresses(names: Sequence[str] = ()) -> list[str]:
     return sorted(found, key=lambda address: address.startswith("127."))
 
 
-def reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_s: float) -> str:
+def first_reachable(addresses: Sequence[str], port: int, secret: bytes, timeout_s: float) -> str:
     """The first of ``addresses`` at which a store answers that holds ``secret``.
 
     Raises:

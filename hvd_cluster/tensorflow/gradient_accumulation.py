@@ -1,4 +1,4 @@
-"""Sums gradients of several passes on each rank before they are reduced; for ``tf.compat.v1`` optimizers."""
+"""Gradient accumulation on each rank before the reduction, for ``tf.compat.v1`` optimizers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from hvd_cluster.tensorflow.gradients import variable_key
 from hvd_cluster.tensorflow.interop import is_v1_graph
 
 
-class LocalAggregation:
-    """Sums gradients, and passes the sums on after every ``passes_per_step`` passes.
+class GradientAccumulator:
+    """Accumulates the gradients of ``accumulation_steps`` backward passes, then reduces them.
 
-    Works eagerly, in a ``tf.function`` and in v1 graphs; there the sums are local variables, which
-    ``tf.compat.v1.local_variables_initializer()`` sets to zero. Every variable has a sum, also one that no gradient has
-    been seen of: which gradients there are is known only of the trace that is made now, and another may complete the
-    step.
+    Works in eager mode, in a ``tf.function`` and in v1 graphs; there the sums are local variables, which
+    ``tf.compat.v1.local_variables_initializer()`` sets to zero. Every variable has a sum, even without a gradient so
+    far: the current trace knows only its own gradients, and another trace may complete the step.
 
     Args:
-        passes_per_step: how many passes make a step.
+        accumulation_steps: the number of backward passes per optimizer step.
         average: divide the sums by the number of passes.
-        sparse_as_dense: ``tf.IndexedSlices`` are turned into dense gradients.
+        sparse_as_dense: convert ``tf.IndexedSlices`` to dense gradients.
     """
 
-    def __init__(self, passes_per_step: int, *, average: bool, sparse_as_dense: bool) -> None:
-        self._passes_per_step = passes_per_step
+    def __init__(self, accumulation_steps: int, *, average: bool, sparse_as_dense: bool) -> None:
+        self._accumulation_steps = accumulation_steps
         self._average = average
         self._sparse_as_dense = sparse_as_dense
         #: The sum of each variable, by :func:`variable_key`.
@@ -48,17 +47,17 @@ class LocalAggregation:
         """Add ``gradients`` to the sums.
 
         Args:
-            gradients: a tensor or None for each variable; one that is missing in one pass counts as zero there.
-            variables: what they belong to; the same ones in every pass.
+            gradients: a tensor or None for each variable; None counts as zero.
+            variables: the variables of the gradients; the same in every pass.
             reduce: reduces the sums over all ranks.
 
         Returns:
-            In the pass that completes a step what ``reduce`` gave, else the sums so far, which are not to be applied;
-            None for each variable where there has been no gradient of any.
+            In the pass that completes a step, the result of ``reduce``; else the sums so far, which must not be
+            applied. None for each variable if no pass had a gradient.
 
         Raises:
-            ValueError: a gradient is sparse, or the variables are others than in the passes before.
-            NotImplementedError: the job is elastic, and the passes are not those of a v1 graph.
+            ValueError: a gradient is sparse, or the variables differ from those of earlier passes.
+            NotImplementedError: the job is elastic, and this is not a v1 graph.
         """
         self._check_variables(variables)
         keys = [variable_key(variable) for variable in variables]
@@ -66,22 +65,22 @@ class LocalAggregation:
         self._has_gradients = self._has_gradients or any(each is not None for each in dense)
         with tf.init_scope():
             if self._counter is None:
-                self._counter = pass_variable(tf.zeros((), tf.int32), "hvd_passes")
+                self._counter = accumulation_variable(tf.zeros((), tf.int32), "hvd_passes")
                 for key, variable in zip(keys, variables, strict=True):
                     dtype = tf.as_dtype(variable.dtype).base_dtype
-                    self._sums[key] = pass_variable(tf.zeros(variable.shape, dtype), "hvd_sum")
+                    self._sums[key] = accumulation_variable(tf.zeros(variable.shape, dtype), "hvd_sum")
         sums = [self._sums[key] for key in keys] if self._has_gradients else []
         added = [
             total.read_value() if each is None else total.assign_add(each, read_value=True)
             for total, each in zip(sums, dense, strict=False)  # no sums without gradients
         ]
         passes = self._counter.assign_add(1, read_value=True)
-        self._is_step = tf.equal(passes % self._passes_per_step, 0)
+        self._is_step = tf.equal(passes % self._accumulation_steps, 0)
 
         def complete() -> list[tf.Tensor]:
             totals = [tf.identity(each) for each in added]
             if self._average:
-                totals = [each / tf.cast(self._passes_per_step, each.dtype) for each in totals]
+                totals = [each / tf.cast(self._accumulation_steps, each.dtype) for each in totals]
             reduced = reduce(totals)
             with tf.control_dependencies(reduced):
                 resets = [total.assign(tf.zeros_like(total)) for total in sums]
@@ -113,9 +112,9 @@ class LocalAggregation:
         given = {variable_key(variable): variable.name for variable in variables}
         if known.keys() != given.keys():
             raise ValueError(
-                f"with backward_passes_per_step={self._passes_per_step} an optimizer sums the gradients of the "
-                f"variables of its first pass, {sorted(known.values())}, and was now given those of "
-                f"{sorted(given.values())}: use an optimizer for each set of variables"
+                f"with backward_passes_per_step={self._accumulation_steps} an optimizer accumulates the gradients "
+                f"of the variables of its first pass, {sorted(known.values())}, but this pass has gradients of "
+                f"{sorted(given.values())}: use one optimizer for each set of variables"
             )
 
     def _as_dense(self, gradient: Any) -> Any:
@@ -130,10 +129,10 @@ class LocalAggregation:
 
 
 #: The collection of a v1 graph for the variables that optimizers keep between passes, which elastic states save.
-PASS_VARIABLES = "hvd_pass_variables"
+ACCUMULATION_VARIABLES = "hvd_pass_variables"
 
 
-def pass_variable(value: tf.Tensor, name: str) -> Any:
+def accumulation_variable(value: tf.Tensor, name: str) -> Any:
     """A variable that elastic states save, but broadcasts and checkpoints of a v1 graph do not.
 
     Raises:
@@ -141,15 +140,15 @@ def pass_variable(value: tf.Tensor, name: str) -> Any:
     """
     if not is_v1_graph() and Settings.from_env().elastic:
         raise NotImplementedError(
-            "an elastic job cannot give a newcomer the passes that a tf.compat.v1 optimizer has summed outside of a v1 "
-            "graph: use a Keras optimizer, or backward_passes_per_step=1"
+            "an elastic job cannot send the gradients that a tf.compat.v1 optimizer has accumulated outside of a v1 "
+            "graph to a new worker: use a Keras optimizer, or backward_passes_per_step=1"
         )
     return tf.compat.v1.Variable(
         value,
         trainable=False,
         name=name,
         use_resource=True,
-        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, PASS_VARIABLES],
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, ACCUMULATION_VARIABLES],
     )
 
 

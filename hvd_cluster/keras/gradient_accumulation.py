@@ -11,7 +11,7 @@ import keras
 from hvd_cluster.keras.reduction.reducer import Reduction
 
 
-class Passes:
+class GradientAccumulator:
     """The passes of an optimizer since its last step.
 
     The sums and their counter are variables of the optimizer, because a compiled step of JAX keeps nothing else and an
@@ -21,12 +21,12 @@ class Passes:
     may complete the step.
 
     Args:
-        per_step: how many passes make a step; 1 sums nothing.
+        steps: the number of backward passes per optimizer step; 1 disables accumulation.
         average: divide the sums by the number of passes.
     """
 
-    def __init__(self, per_step: int, *, average: bool) -> None:
-        self.per_step = per_step
+    def __init__(self, steps: int, *, average: bool) -> None:
+        self.steps = steps
         self._average = average
         self._counter: Any = None
         self._sums: dict[int, Any] = {}
@@ -34,13 +34,13 @@ class Passes:
         self._has_gradients = False
         self._is_hidden = False
 
-    def of_another(self) -> Passes:
+    def fresh_copy(self) -> GradientAccumulator:
         """The same for another optimizer, without any pass so far."""
-        return Passes(self.per_step, average=self._average)
+        return GradientAccumulator(self.steps, average=self._average)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Make the sums for ``variables``; only the first call has an effect."""
-        if self.per_step == 1 or self._sums:
+        if self.steps == 1 or self._sums:
             return
         self._counter = optimizer.add_variable((), dtype="int32", name="hvd_passes")
         self._sums = {id(v): optimizer.add_variable_from_reference(v, name="hvd_sum") for v in variables}
@@ -58,18 +58,18 @@ class Passes:
         Args:
             gradients: a tensor or None for each variable.
             variables: Keras's variables.
-            optimizer: whose step it is; a pass that completes none counts as one of its iterations too.
-            reduction: reduces.
-            apply: takes the step with reduced gradients.
+            optimizer: the optimizer; a pass that only accumulates also counts as one of its iterations.
+            reduction: reduces the gradients.
+            apply: applies the reduced gradients.
 
         Raises:
-            ValueError: a gradient is sparse, or that of a variable that the optimizer was not built with.
+            ValueError: a gradient is sparse, or the optimizer was not built with its variable.
         """
         unknown = [variable.path for variable in variables if id(variable) not in self._sums]
         if unknown:
             raise ValueError(
-                f"with backward_passes_per_step={self.per_step} an optimizer sums the gradients of the variables that "
-                f"it was built with, and {unknown} are not among them: use an optimizer for each set of variables"
+                f"with backward_passes_per_step={self.steps} an optimizer accumulates the gradients of the variables "
+                f"that it was built with, but {unknown} are not among them: use one optimizer for each set of variables"
             )
         self._has_gradients = self._has_gradients or any(gradient is not None for gradient in gradients)
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -77,11 +77,11 @@ class Passes:
                 self._sums[id(variable)].assign_add(_dense(gradient, reduction))
         self._counter.assign_add(1)
 
-        is_step = keras.ops.equal(keras.ops.mod(self._counter.value, self.per_step), 0)
+        is_step = keras.ops.equal(keras.ops.mod(self._counter.value, self.steps), 0)
         everything = [*optimizer.variables, *variables]
         reduction.choose(
             is_step,
-            lambda: self._step(self.per_step, variables, reduction, apply),
+            lambda: self._step(self.steps, variables, reduction, apply),
             lambda: optimizer.iterations.assign_add(1),
             everything,
         )
@@ -91,13 +91,13 @@ class Passes:
     ) -> None:
         """Take a step with the passes so far, if they are too few for one; the next pass starts a new step.
 
-        For the end of an epoch, outside compiled functions; every rank takes part. The arguments are those of
+        Call it at the end of an epoch, outside of compiled functions, on every rank. The arguments are those of
         :meth:`add`.
         """
-        count = 0 if self._counter is None else int(keras.ops.convert_to_numpy(self._counter)) % self.per_step
+        count = 0 if self._counter is None else int(keras.ops.convert_to_numpy(self._counter)) % self.steps
         if not count:
             return
-        optimizer.iterations.assign_sub(1)  # which the passes have been counted in
+        optimizer.iterations.assign_sub(1)  # it counted the passes
         self._step(count, variables, reduction, apply)
         self._counter.assign(0)
 
@@ -107,22 +107,22 @@ class Passes:
         """Reduce and apply the sums of ``passes`` passes."""
         sums = [self._sums[id(variable)] for variable in variables]
         divisor = passes if self._average else 1
-        # Without any gradient Keras says what is wrong.
+        # If there is no gradient at all, Keras raises with an explanation.
         means = [total.value / divisor if self._has_gradients else None for total in sums]
         apply(reduction(means, variables))
         for total in sums:
             total.assign(keras.ops.zeros_like(total.value))
 
     @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """While a model is saved or loaded, :meth:`shown` omits the sums."""
+    def hide(self) -> Iterator[None]:
+        """While a model is saved or loaded, :meth:`visible` omits the sums."""
         self._is_hidden = True
         try:
             yield
         finally:
             self._is_hidden = False
 
-    def shown(self, variables: Sequence[Any]) -> list[Any]:
+    def visible(self, variables: Sequence[Any]) -> list[Any]:
         """The variables of an optimizer that are visible now."""
         if not self._is_hidden:
             return list(variables)
@@ -130,16 +130,16 @@ class Passes:
         return [variable for variable in variables if id(variable) not in own]
 
 
-def sums_hidden(optimizer: Any) -> AbstractContextManager[None]:
-    """While entered, ``optimizer.variables`` has only those of the optimizer that was wrapped.
+def without_accumulators(optimizer: Any) -> AbstractContextManager[None]:
+    """Inside, ``optimizer.variables`` contains only the wrapped optimizer's variables.
 
-    The sums are each rank's own: they are neither broadcast nor part of a model that is returned.
+    The sums differ between ranks: they are neither broadcast nor part of a returned model.
 
     Args:
-        optimizer: any; only a distributed one, which may be inside a LossScaleOptimizer, has sums.
+        optimizer: any optimizer; only a distributed one, possibly inside a LossScaleOptimizer, has sums.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    context: AbstractContextManager[None] = getattr(inner, "sums_hidden", nullcontext)()
+    context: AbstractContextManager[None] = getattr(inner, "without_accumulators", nullcontext)()
     return context
 
 
