@@ -217,7 +217,7 @@ class FittedModel(ModelParams, Model):
         from hvd_cluster.data.spark_jobs import cast, map_batches
         from hvd_cluster.estimators.spark.rows import spark_type
         from hvd_cluster.spark.active_session import active
-        from hvd_cluster.spark.task import MODULE_REMEDY
+        from hvd_cluster.spark.task_function import MODULE_REMEDY
 
         if self._predicts_by_batch():  # now, and not in a task of whatever job asks for the result
             schema_spark.infer(dataset.schema, scorer.inputs.feature_cols).require_tensors()

@@ -27,7 +27,7 @@ from hvd_cluster.topology import join_address
 
 #: Maximum number of bytes of an outcome in one row of the job.
 _MAX_ROW_BYTES = 32 << 20
-#: Slot, kind, data: see :data:`hvd_cluster.spark.task.SCHEMA`.
+#: Slot, kind, data: see :data:`hvd_cluster.spark.task_function.SCHEMA`.
 Row = tuple[int, str, bytes]
 
 

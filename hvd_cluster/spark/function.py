@@ -25,7 +25,7 @@ from hvd_cluster.spark.active_session import active
 from hvd_cluster.spark.job import Job
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.session import check_profile
-from hvd_cluster.spark.task import MODULE_REMEDY
+from hvd_cluster.spark.task_function import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)
 

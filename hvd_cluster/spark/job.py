@@ -21,7 +21,7 @@ from hvd_cluster.launch.outcome import Outcome
 from hvd_cluster.launch.wire.messages import OutputLine, ProgressEvent
 from hvd_cluster.oldpaths.shim import serves_horovod
 from hvd_cluster.rendezvous.secret import new_secret
-from hvd_cluster.spark import encryption, messages, preflight, task
+from hvd_cluster.spark import encryption, messages, preflight, task_function
 from hvd_cluster.spark.message_server import MessageServer
 from hvd_cluster.spark.plan import TaskPlan, Versions, verify
 from hvd_cluster.spark.progress import Progress, short_reason
@@ -132,7 +132,7 @@ class Job:
             as_horovod=serves_horovod(),
             versions=versions,
         )
-        function = task.task_for(
+        function = task_function.task_for(
             "hvd_cluster.spark.barrier",
             (asdict(versions), pickle.dumps(plan), shipped),
             barrier=True,
@@ -233,7 +233,7 @@ class Job:
         Raises:
             LaunchError: the tasks could not start their workers; the message lists the reasons.
         """
-        if problems := task.problems(self._rows):
+        if problems := task_function.problems(self._rows):
             raise LaunchError("the workers cannot start: " + "; ".join(problems[:5]))
         pieces: dict[int, list[bytes]] = {}
         for row in sorted(self._rows, key=lambda row: (row.slot, row.part)):

@@ -16,7 +16,7 @@ from hvd_cluster.data import spark_jobs
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.slots import SlotCounts
-from hvd_cluster.spark.task import SCHEMA
+from hvd_cluster.spark.task_function import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +45,7 @@ class Session(abc.ABC):
 
         Args:
             count: number of tasks.
-            function: what :func:`hvd_cluster.spark.task.task_for` returned.
+            function: what :func:`hvd_cluster.spark.task_function.task_for` returned.
             barrier: whether all start together or none does.
             profile: their ``pyspark.resource.ResourceProfile``; None for the session's settings.
             rows: what the tasks read; None for nothing.

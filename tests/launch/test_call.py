@@ -14,7 +14,7 @@ import pytest
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch.call import pack, unpack
-from hvd_cluster.spark.task import MODULE_REMEDY
+from hvd_cluster.spark.task_function import MODULE_REMEDY
 
 LOCK = threading.Lock()
 

@@ -34,7 +34,7 @@ from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES, Failures
 from hvd_cluster.spark.elastic.fleet import TaskFleet
 from hvd_cluster.spark.elastic.task_pool import TaskPool
 from hvd_cluster.spark.session import Session, check_profile
-from hvd_cluster.spark.task import MODULE_REMEDY
+from hvd_cluster.spark.task_function import MODULE_REMEDY
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.wire.agent_messages import AgentHandshake
 from hvd_cluster.launch.wire.listener import listen_for_handshakes
 from hvd_cluster.rendezvous.channel import Channel
-from hvd_cluster.spark import preflight, task
+from hvd_cluster.spark import preflight, task_function
 from hvd_cluster.spark.elastic.agent_task import ElasticTaskPlan
 from hvd_cluster.spark.elastic.failures import DEFAULT_MAX_FAILURES
 from hvd_cluster.spark.plan import Versions
@@ -163,7 +163,7 @@ class TaskPool(HostDiscovery):
 
     def _keep(self, slot: int) -> None:
         """Run one task after the other in a slot; runs in a thread for each slot."""
-        function = task.task_for(
+        function = task_function.task_for(
             "hvd_cluster.spark.elastic.agent_task", (asdict(self._versions), self._plan, slot), barrier=False
         )
         pause_s, num_early_ends = 0.0, 0
@@ -184,7 +184,9 @@ class TaskPool(HostDiscovery):
     def _run_one(self, function: Callable[..., Any]) -> str:
         """Run one task to its end; returns why it could not be used, or an empty string."""
         try:
-            problems = task.problems(self._session.run_tasks(1, function, barrier=False, profile=self._profile))
+            problems = task_function.problems(
+                self._session.run_tasks(1, function, barrier=False, profile=self._profile)
+            )
         except Exception as error:  # noqa: BLE001  of any kind: Spark has lost the task, and another one is started
             if self._closing.is_set():
                 return ""

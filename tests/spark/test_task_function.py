@@ -15,13 +15,13 @@ import pytest
 import hvd_cluster
 import hvd_cluster.spark
 from hvd_cluster.errors import LaunchError
-from hvd_cluster.spark import task
+from hvd_cluster.spark import task_function
 from hvd_cluster.spark.plan import Versions
 
 
 def test_the_task_can_be_unpickled_where_this_package_is_missing(tmp_path: Path) -> None:
     cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="pyspark is not installed")
-    function = task.task_for(
+    function = task_function.task_for(
         "hvd_cluster.spark.barrier", (asdict(Versions.here()), pickle.dumps(None), b"call"), barrier=True
     )
     (tmp_path / "task").write_bytes(cloudpickle.dumps(function))
