@@ -202,7 +202,7 @@ def test_a_variable_that_the_sums_do_not_know_is_named(two: Any) -> None:
         try:
             optimizer.apply([one], [keras.Variable([1.0], name="stranger")])
         except ValueError as error:
-            found.append("stranger" in str(error) and "an optimizer for each set of variables" in str(error))
+            found.append("stranger" in str(error) and "one optimizer for each set of variables" in str(error))
         return found
 
     assert two(fn) == [[-2.0, -0.5, True]] * 2

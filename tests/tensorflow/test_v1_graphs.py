@@ -106,7 +106,7 @@ def test_a_gradient_that_is_missing_in_one_pass_counts_as_zero_in_it(two: Any, m
         try:
             step([variables[0], tf.Variable([0.0], name="stranger")], True)
         except ValueError as error:
-            found.append("stranger" in str(error) and "an optimizer for each set of variables" in str(error))
+            found.append("stranger" in str(error) and "one optimizer for each set of variables" in str(error))
         return found
 
     expected: list[Any] = [[1.5 * len(passes)], [30.0]]
