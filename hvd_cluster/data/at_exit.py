@@ -1,7 +1,7 @@
 """Closes what works in threads while the interpreter is still there.
 
 A thread that comes back from C++ (Arrow, torch) when the interpreter is no more is ended there: the C++ around it ends
-the process by SIGABRT, and who waits for it (TensorFlow, for a call of Python) waits for ever.
+the process by SIGABRT, and a thread that waits for it (TensorFlow, for a call of Python) never returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Closes(Protocol):
     def close(self, timeout_s: float | None = None) -> None:
         """End what is under way, and wait for that so long at most; 0 only says so. It may be called again.
 
-        Whoever sees the end calls ``forget``.
+        The code that sees the end calls ``forget``.
         """
 
 

@@ -65,7 +65,7 @@ class RowGroupCache(ABC):
             read: reads it.
 
         Returns:
-            A table that others may hold too: nobody writes to its memory.
+            A table that others may share: do not write to its memory.
         """
 
 
@@ -105,7 +105,7 @@ class DiskCache(RowGroupCache):
     """Keeps tables as Arrow files on the local disk, which all processes of the host map into memory.
 
     A file is named by what it was read from (path, size and time of change of the source, row group, columns, filter),
-    so a new reader reads a source that has changed anew. When the folder is full, files that no process has asked for
+    so a new reader reads a changed source again. When the folder is full, files that no process has asked for
     longest make room, but none that was asked for in the last hour.
 
     Args:
@@ -146,7 +146,7 @@ class DiskCache(RowGroupCache):
                     unfinished.replace(path)
                 finally:
                     unfinished.unlink(missing_ok=True)  # half a file would fill the disk further
-        except OSError as error:  # a full disk: the job goes on without the cache
+        except OSError as error:  # a full disk: the job continues without the cache
             if not self._has_warned:
                 logger.warning(
                     "the cache in %s could not keep a row group: %s. The data is read from its source instead, which "
@@ -182,17 +182,17 @@ class DiskCache(RowGroupCache):
         self._folder.rmdir()
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Delete files that nobody uses until so many bytes fit; False if they do not."""
+        """Delete unused files until this many bytes fit; False if they do not."""
         files = []
         for file in self._folder.glob("*.arrow"):
-            with contextlib.suppress(FileNotFoundError):  # a damaged one, which whoever finds it removes at once
+            with contextlib.suppress(FileNotFoundError):  # a damaged one, which its finder removes at once
                 files.append((file, file.stat()))
         held_bytes = sum(status.st_size for _, status in files)
         unused = [(s.st_mtime, s.st_size, file) for file, s in files if s.st_mtime < time.time() - self.IN_USE_S]
         for _, size, file in sorted(unused):
             if held_bytes + num_bytes <= self._limit_bytes:
                 break
-            file.unlink(missing_ok=True)  # whoever has it mapped keeps its memory
+            file.unlink(missing_ok=True)  # processes that have it mapped keep its memory
             held_bytes -= size
         return held_bytes + num_bytes <= self._limit_bytes
 

@@ -63,7 +63,7 @@ class RowFilter:
         return tuple(dict.fromkeys(name for group in self.any_of for name, _, _ in group))
 
     def verdict(self, statistics: Callable[[str], Statistics]) -> bool | None:
-        """Whether all rows of a row group match (True), or none (False); None if only the rows can tell.
+        """Whether all rows of a row group match (True), or none (False); None if only the rows decide.
 
         Args:
             statistics: what is known of a column.
@@ -98,7 +98,7 @@ def parse(filters: Any, valid: Collection[str] = ()) -> RowFilter | None:
         filters: None, a list of conditions ``(column, operator, value)`` that all must hold, or a list of such lists of
             which one must hold. Operators: ``== != < <= > >= in "not in" "is null" "is valid"`` (and ``=``); the last
             two take a tuple of two.
-        valid: columns that must not be null besides.
+        valid: further columns that must not be null.
 
     Returns:
         None where every row is wanted.
@@ -133,7 +133,7 @@ def _condition(entry: Any) -> Condition:
         if op in _COMPARISONS and len(entry) == 3 and entry[2] is not None:
             return name, op, entry[2]
     raise DataError(
-        f"{entry!r} in filters is no condition: write (column, operator, value) with one of the operators "
+        f"{entry!r} in filters is not a condition: write (column, operator, value) with one of the operators "
         f"{', '.join(map(repr, OPERATORS))}; nulls are found with 'is null'"
     )
 
@@ -147,7 +147,7 @@ def _verdict(op: str, value: Any, known: Statistics) -> bool | None:
         return False
     try:
         answer = _of_bounds(op, value, known)
-    except TypeError:  # a date against a datetime, a number against a text: the rows will tell
+    except TypeError:  # a date against a datetime, a number against a text: the rows decide
         return None
     return None if answer and known.nulls != 0 else answer
 
@@ -195,7 +195,7 @@ def _matches(column: Any, name: str, op: str, value: Any) -> Any:
         column = column.cast(pyarrow.float64())  # as "==" compares it: no float32 is 0.1
     try:
         if op in {"in", "not in"}:
-            # is_in tells 0.0 and -0.0 apart, unlike every comparison.
+            # is_in distinguishes 0.0 from -0.0, unlike every comparison.
             zeros = [0.0, -0.0] if pyarrow.types.is_floating(column.type) and 0 in value else []
             found = compute.is_in(column, value_set=pyarrow.array([*value, *zeros], type=column.type))
             return found if op == "in" else compute.and_(compute.invert(found), compute.is_valid(column))

@@ -71,7 +71,7 @@ class AsyncDataLoaderMixin:
             self._say("has ended its thread")
 
     def close_async_loader(self) -> None:
-        """End the threads; an iteration that goes on ends with the batches that are there."""
+        """End the threads; an iteration in progress ends with the batches that are there."""
         for ahead in list(self._passes):
             ahead.close()
 
@@ -108,7 +108,7 @@ class _Pass:
             yield value
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the thread, and wait so long at most for the batch under way; whoever iterates finds the end."""
+        """End the thread, and wait at most this long for the current batch; iterating then ends."""
         self._closed.set()
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -140,7 +140,7 @@ class _Pass:
         return False
 
     def _make_room(self) -> None:
-        """Put the end where it is seen, in place of what nobody wants any more."""
+        """Put the end where it is seen, in place of batches that are no longer wanted."""
         while True:
             try:
                 self._queue.put_nowait((False, None))

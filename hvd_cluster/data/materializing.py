@@ -182,7 +182,7 @@ class _Options:
 
     @property
     def of_address(self) -> dict[str, Any]:
-        """What decides, besides the data, what is written."""
+        """What determines, together with the data, what is written."""
         names = ("validation", "num_proc", "num_groups", "seed", "allow_ragged", "float32")
         return {"columns": list(self.columns), **{name: getattr(self, name) for name in names}}
 
@@ -202,7 +202,7 @@ class _Materializer:
         self.options = options
         self.dataset_id = dataset_id or uuid.uuid4().hex
         self.reuse = reuse and dataset_id is None
-        #: What is wrong with the columns, as far as their types tell.
+        #: What is wrong with the columns, as far as their types show.
         self.wrong: list[str] = []
 
     def from_spark(self, frame: Any) -> Dataset:
@@ -238,7 +238,7 @@ class _Materializer:
             return self._reported(plan, answers, folders)
 
     def _reported(self, plan: PartPlan, answers: list[dict[str, Any]], folders: DatasetFolders) -> Dataset:
-        """The data set that writers elsewhere have told of."""
+        """The data set that remote writers have reported."""
         column_stats.raise_if_any(sorted({answer["error"] for answer in answers if "error" in answer}))
         return self._dataset(plan, [PartReport.from_json(answer) for answer in answers], folders)
 

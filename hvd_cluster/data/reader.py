@@ -49,9 +49,9 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
     The order of rows is a pure function of the data, the columns, ``seed`` and the epoch (and of ``lanes``): neither
     the number of threads nor the bounds of read-ahead change it, and :mod:`hvd_cluster.data.reading.shards` says how
-    ranks share it. ``state_dict()`` tells the position after the last batch that was handed out; a reader that loads it
-    goes on from there, also with another number of ranks, batch size, or number of threads, without losing or repeating
-    a row of the epoch.
+    ranks share it. ``state_dict()`` returns the position after the last batch that was handed out. A reader that loads
+    it continues from there, also with another number of ranks, batch size, or number of threads, without losing or
+    repeating a row of the epoch.
 
     Memory: :attr:`memory_bytes` is the bound. While they wait, rows take at most ``prefetch_bytes``; a window has
     ``window_bytes``, or the size of the largest row group where that is larger. A batch that is kept holds 16 MiB at
@@ -184,7 +184,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         self._window_bytes = window_bytes
         #: Epochs below this one will be asked for.
         self._end_epoch = None if num_epochs is None else epoch + num_epochs
-        #: Where the iteration that goes on began, its plan, and how many steps of it have been handed out.
+        #: Where the current iteration began, its plan, and how many steps of it have been handed out.
         self._position = Position(epoch=epoch)
         self._plan_taken: shards.ShardPlan | None = None
         self._steps_taken = 0
@@ -352,7 +352,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Go on where the reader that made the state stood.
+        """Continue from the position of the reader that made the state.
 
         The rest of the epoch keeps the order that it had, so every row that is left comes once, on whatever number of
         ranks; later epochs are those that this reader has by itself.
@@ -390,7 +390,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
 
 
 def _check_whole(**numbers: Any) -> None:
-    """Refuse what is no whole number, all at once."""
+    """Report all arguments that are not whole numbers in one error."""
     problems = [
         f"{name} is {value!r}: it must be a whole number"
         for name, value in numbers.items()

@@ -16,7 +16,7 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: In a shape: a length that the type does not tell and that no row has been seen of.
+#: In a shape: a length that the type does not have, with no row seen yet.
 UNKNOWN = -1
 
 #: torch has few operations on unsigned integers wider than a byte, so these columns come as the next signed type.
@@ -160,7 +160,7 @@ def infer(
     decoded: Collection[str] = (),
     wrong: list[str] | None = None,
 ) -> Schema:
-    """The schema that an Arrow schema tells; list and vector lengths that it leaves open are UNKNOWN.
+    """The schema for an Arrow schema; list and vector lengths that it leaves open are UNKNOWN.
 
     Args:
         arrow_schema: a ``pyarrow.Schema``.
@@ -197,7 +197,7 @@ def infer(
 
 
 def column_of(name: str, arrow_type: Any) -> Column:
-    """The column that an Arrow type tells.
+    """The column for an Arrow type.
 
     Raises:
         DataError: no tensor can hold the type.

@@ -1,4 +1,4 @@
-"""The schema that a Spark DataFrame's types tell; works the same on classic and Connect sessions."""
+"""The schema for the types of a Spark DataFrame; works the same on classic and Connect sessions."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _passes(described: Any) -> bool:
 
 
 def column_of(name: str, data_type: Any) -> Column:
-    """The column that a Spark type tells.
+    """The column for a Spark type.
 
     Raises:
         DataError: no tensor can hold the type.

@@ -1,6 +1,6 @@
-"""Spark jobs that end with whoever waits for them, on classic and Connect sessions.
+"""Spark jobs that end when the thread that waits for them is interrupted, on classic and Connect sessions.
 
-An interrupt comes at once in the thread that is inside ``collect``, and the job goes on without it. So a job is
+An interrupt comes at once in the thread that is inside ``collect``, and the job continues without it. So a job is
 submitted from a thread of its own, under a name by which it can be cancelled.
 """
 
@@ -54,7 +54,7 @@ def run(spark: Any, action: Callable[[], T], description: str) -> T:
         submitting.start()
         while not finished.wait(0.2):
             pass
-    except BaseException:  # raised again: nobody wants the rows any more
+    except BaseException:  # raised again: the rows are no longer wanted
         if submitting.is_alive():
             if not cancel_until(finished.wait, lambda: cancel(spark, tag)):
                 logger.error("the Spark job %s does not end although it was cancelled again and again", tag)
@@ -101,7 +101,7 @@ def cancel_until(ended: Callable[[float], bool], cancel_jobs: Callable[[], None]
     """Cancel again and again, until the jobs have ended or a minute is over.
 
     Args:
-        ended: waits for that, so many seconds at most, and says whether it is so.
+        ended: waits at most this many seconds for the end, and returns whether it came.
         cancel_jobs: cancels them once.
 
     Returns:

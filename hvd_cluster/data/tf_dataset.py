@@ -35,10 +35,10 @@ def to_tf_dataset(
     The reader's position moves as batches are taken into the pipeline, so with ``prefetch`` it is ahead of the model.
 
     Args:
-        reader: what to read; each iteration over the data set goes on from its position.
+        reader: what to read; each iteration over the data set continues from its position.
         num_epochs: epochs in one iteration over the data set; None for no end.
         map_batch: turns the dictionary of a batch into what the model takes, e.g. ``lambda b: (b["x"], b["y"])``.
-        prefetch: batches that TensorFlow takes in advance, besides those that the reader does; -1 lets it choose, and
+        prefetch: batches that TensorFlow takes in advance, in addition to the reader's; -1 lets it choose, and
             turns the pipeline's autotuning off (``tf.data.Options``), whose thread may hold up the end of an iteration.
 
     Returns:
@@ -137,7 +137,7 @@ def prefetched(dataset: Any, num_batches: int) -> Any:
 
 
 class _Asked(Iterator[Any]):
-    """Items that threads of TensorFlow ask for, which lets go of this when it has the last one."""
+    """Items that threads of TensorFlow ask for, which releases this object after the last one."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -172,7 +172,7 @@ class _Calls:
             if not is_ending():
                 return next(items)
         except Exception:  # the reader's or the user's own code, which may raise anything
-            if not is_ending():  # else nobody sees it, and it may only say that the reader was closed
+            if not is_ending():  # otherwise it is not seen, and may only say that the reader was closed
                 raise
         raise StopIteration
 

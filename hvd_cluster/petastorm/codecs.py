@@ -1,7 +1,7 @@
 """Codecs: how a field's value becomes what a Parquet column holds, and back. Their bytes are petastorm's.
 
-A codec of your own derives from :class:`DataframeColumnCodec`, and is read back only after :func:`register_codec` was
-told of it: a class that a data set's metadata names is never imported.
+A codec of your own derives from :class:`DataframeColumnCodec`, and is read back only after a call of
+:func:`register_codec`: a class that the metadata of a data set names is never imported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ScalarCodec(DataframeColumnCodec):
         spark_type: an instance of one of :mod:`hvd_cluster.petastorm.spark_types`, or of pyspark's class.
 
     Raises:
-        DataError: it is no leaf type.
+        DataError: it is not a leaf type.
     """
 
     def __init__(self, spark_type: Any) -> None:
@@ -197,10 +197,10 @@ def register_codec(codec: Any, name: str = "") -> Any:
         name: "module.Class" as the data set names it, where the class has moved since; default is its present place.
 
     Raises:
-        DataError: it is no codec class.
+        DataError: it is not a codec class.
     """
     if not (isinstance(codec, type) and issubclass(codec, DataframeColumnCodec)):
-        raise DataError(f"{codec!r} is no class derived from DataframeColumnCodec")
+        raise DataError(f"{codec!r} is not a class derived from DataframeColumnCodec")
     registered_codecs[name or f"{codec.__module__}.{codec.__qualname__}"] = codec
     return codec
 

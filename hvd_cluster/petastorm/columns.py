@@ -13,7 +13,7 @@ from hvd_cluster.petastorm.codecs import CompressedImageCodec, CompressedNdarray
 from hvd_cluster.petastorm.errors import DecodeFieldError
 from hvd_cluster.petastorm.unischema_field import UnischemaField, is_decimal
 
-#: n values: an array of n rows, or a list where they are no numbers of one shape.
+#: n values: an array of n rows, or a list where they are not numbers of one shape.
 Values = npt.NDArray[Any] | list[Any]
 
 

@@ -77,7 +77,7 @@ class SparkDatasetConverter:
                 ``hvd_cluster.petastorm.pytorch.DataLoader``.
             petastorm_reader_kwargs: further arguments of ``make_batch_reader``; ``cur_shard`` and ``shard_count`` give
                 each worker its own row groups, as petastorm's do. They may hold unequal numbers of rows, and then one
-                pass has more batches on some ranks than on others, which wait for ever in a collective: train with
+                pass has more batches on some ranks than on others, which never return from a collective: train with
                 ``num_epochs=None``, and take ``len(converter) // (batch_size * shard_count)`` batches for an epoch.
         """
         from hvd_cluster.petastorm.pytorch import DataLoader

@@ -61,7 +61,7 @@ def make_reader(
     """Read a petastorm data set row by row, decoded.
 
     Each row is a namedtuple of NumPy scalars and arrays, ``str``, ``bytes``, ``Decimal`` and None; a null of a
-    floating-point scalar is NaN. A data set without petastorm's metadata is read with the schema that Parquet tells.
+    floating-point scalar is NaN. A data set without petastorm's metadata is read with the schema of its Parquet.
 
     Args:
         dataset_url: URL or local path of a folder, or a list of those of Parquet files.
@@ -71,10 +71,10 @@ def make_reader(
         workers_count: threads, 32 at most.
         results_queue_size: row groups that may wait, at most; they may not take more than 256 MiB (as Parquet holds
             them, uncompressed) in any case, but for one larger than that.
-        seed: chooses the orders, and which shard gets which row groups; None draws an order that nobody can repeat, and
+        seed: chooses the orders, and which shard gets which row groups; None draws an order that no run repeats, and
             deals the row groups in the order of the data. All shards must be given the same.
         shuffle_rows: whether to shuffle the rows of a row group.
-        shuffle_row_groups: whether to shuffle row groups, anew in each pass.
+        shuffle_row_groups: whether to shuffle row groups, again in each pass.
         shuffle_row_drop_partitions: parts to cut each row group into, which are shuffled by themselves.
         predicate: which rows to give, from the values of one row.
         rowgroup_selector: which row groups to read, from petastorm's index.

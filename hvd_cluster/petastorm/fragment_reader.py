@@ -66,7 +66,7 @@ class FragmentReader:
         Args:
             fragment: what to read.
             row_seeds: of the permutation of its rows; None keeps their order.
-            stopped: says that nobody wants the rows any more.
+            stopped: returns whether the rows are no longer wanted.
 
         Raises:
             DataError: they cannot be read or decoded; file and row group are named.

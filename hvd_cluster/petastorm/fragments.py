@@ -126,7 +126,7 @@ class FragmentTable:
         return found
 
     def pruned(self, fragments: Sequence[Fragment], row_filter: RowFilter | None) -> list[Fragment]:
-        """The fragments that may hold rows which a filter lets through, as far as folders and footers tell.
+        """The fragments that may hold rows which a filter lets through, as far as folders and footers show.
 
         Raises:
             DataError: there is no such column.

@@ -52,7 +52,7 @@ def decode(data: bytes) -> npt.NDArray[Any]:
         uint8 or uint16; shape (height, width), (height, width, 3) in the order red, green, blue, or (height, width, 4).
 
     Raises:
-        ValueError: it is no image, or a damaged one.
+        ValueError: it is not an image, or a damaged one.
         MissingExtraError: Pillow is not installed.
     """
     if is_png16(data):
@@ -67,7 +67,7 @@ def decode(data: bytes) -> npt.NDArray[Any]:
                 image = image.convert("RGB")
             return np.array(image)
     except (OSError, SyntaxError, pillow.DecompressionBombError) as error:  # SyntaxError: what Pillow says of bad PNG
-        raise ValueError(f"it is no whole image: {error}") from error
+        raise ValueError(f"the image is damaged or truncated: {error}") from error
 
 
 def _pillow() -> Any:

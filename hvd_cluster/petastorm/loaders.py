@@ -18,7 +18,7 @@ _ALL_ROWS = 1 << 62
 
 
 class PytorchDataLoader(BaseDataLoader):
-    """Dicts of tensors, as many per epoch as ``limit_step_per_epoch`` says; the reader begins anew for each epoch.
+    """Dicts of tensors, as many per epoch as ``limit_step_per_epoch`` says; the reader starts again for each epoch.
 
     Args:
         reader: what ``make_reader`` or ``make_batch_reader`` returned.
@@ -70,7 +70,7 @@ class PytorchDataLoader(BaseDataLoader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """The same over a reader without an end (``num_epochs=None``): an epoch goes on where the last one ended."""
+    """The same over a reader without an end (``num_epochs=None``): an epoch continues where the last one ended."""
 
     _batches: Iterator[Any] | None = None
 

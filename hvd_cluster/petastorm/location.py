@@ -100,7 +100,7 @@ def locate(
     urls = [url_or_urls] if isinstance(url_or_urls, (str, os.PathLike)) else list(url_or_urls)
     texts = [os.fspath(url) for url in urls]
     if not texts or not all(texts):
-        raise DataError(f"{url_or_urls!r} is no data set: give its path or URL, or a list of those of its files")
+        raise DataError(f"{url_or_urls!r} is not a data set: pass its path or URL, or a list of those of its files")
     places = {(scheme_of(text), urlsplit(text).netloc if scheme_of(text) != "file" else "") for text in texts}
     if len(places) > 1:
         raise DataError(f"the files of one data set are on one filesystem, but these are on {sorted(places)}")

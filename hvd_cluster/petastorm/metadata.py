@@ -128,5 +128,5 @@ def _own(schema: Unischema, counts: Mapping[str, int]) -> dict[bytes, bytes]:
 
 
 def _without_arrow(values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    # pyarrow writes its own anew; an index of row groups would be of other ones.
+    # pyarrow writes its own again; an index of row groups would be of other ones.
     return {key: value for key, value in values.items() if key not in {b"ARROW:schema", INDEX_KEY}}

@@ -89,7 +89,7 @@ class in_lambda(PredicateBase):
         state_arg: given, it is the function's last argument.
 
     Raises:
-        DataError: the fields are no list of names.
+        DataError: the fields are not a list of names.
     """
 
     def __init__(
@@ -182,5 +182,5 @@ class in_pseudorandom_split(_RowPredicate):
 
 def _checked(predicate: Any) -> PredicateBase:
     if not isinstance(predicate, PredicateBase):
-        raise DataError(f"{predicate!r} is no predicate: give an instance of a class derived from PredicateBase")
+        raise DataError(f"{predicate!r} is not a predicate: pass an instance of a class derived from PredicateBase")
     return predicate

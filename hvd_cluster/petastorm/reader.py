@@ -134,14 +134,14 @@ class Reader:
             self._num_empty += 1
             if self._order.num_epochs is None and self._num_empty >= len(self._order.fragments):
                 raise NoDataAvailableError(
-                    "no row matches the predicate and the filters, and num_epochs=None would look for one for ever"
+                    "no row matches the predicate and the filters; with num_epochs=None the reader would never return"
                 )
         self.last_row_consumed = True
         self._close()
         raise StopIteration
 
     def reset(self) -> None:
-        """Begin anew, in new orders, after the last row.
+        """Start again, in new orders, after the last row.
 
         Raises:
             NotImplementedError: not all rows have been given.

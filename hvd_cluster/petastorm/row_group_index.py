@@ -73,7 +73,7 @@ def loads(data: bytes) -> dict[str, RowGroupIndex]:
     try:
         found = safe_pickle.load(data, _ADMITTED, set(_DICTS))
         if not isinstance(found, dict):
-            raise safe_pickle.UntrustedPickleError("it is no dict of indexes")
+            raise safe_pickle.UntrustedPickleError("it is not a dict of indexes")
         return {str(name): _index(index) for name, index in found.items()}
     except (safe_pickle.UntrustedPickleError, DataError) as error:
         raise PetastormMetadataError(f"the pickled index of row groups is refused: {error}") from error
@@ -127,4 +127,4 @@ def _value(value: Any) -> Any:
     text = value.args[0] if safe_pickle.made(value) in {"numpy.str_", "numpy.bytes_"} and value.args else None
     if isinstance(text, (str, bytes)):
         return text
-    raise safe_pickle.UntrustedPickleError("an index has a key that is no plain value")
+    raise safe_pickle.UntrustedPickleError("an index has a key that is not a plain value")

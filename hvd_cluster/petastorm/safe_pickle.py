@@ -111,12 +111,12 @@ def state_of(value: PickledObject) -> Mapping[Any, Any]:
     """The attributes that an instance was given; {} for none.
 
     Raises:
-        UntrustedPickleError: its state is no dict.
+        UntrustedPickleError: its state is not a dict.
     """
     if value.state is None:
         return {}
     if not isinstance(value.state, dict):
-        raise UntrustedPickleError(f"the state of an instance of {value.name} is no dict")
+        raise UntrustedPickleError(f"the state of an instance of {value.name} is not a dict")
     return value.state
 
 

@@ -74,7 +74,7 @@ def loads(data: bytes) -> Unischema:
 
 def _schema(value: Any) -> Unischema:
     if safe_pickle.made(value) != _SCHEMA:
-        raise safe_pickle.UntrustedPickleError("it is no Unischema")
+        raise safe_pickle.UntrustedPickleError("it is not a Unischema")
     state = safe_pickle.state_of(value)
     name, fields = state.get("_name"), state.get("_fields")
     if not isinstance(name, str):
@@ -92,7 +92,7 @@ def _schema(value: Any) -> Unischema:
 
 def _field(value: Any) -> UnischemaField:
     if safe_pickle.made(value) != _FIELD or len(value.args) not in {4, 5}:
-        raise safe_pickle.UntrustedPickleError("a field of the schema is no UnischemaField")
+        raise safe_pickle.UntrustedPickleError("a field of the schema is not a UnischemaField")
     name, dtype, shape, codec, *nullable = value.args
     if not isinstance(name, str):
         raise safe_pickle.UntrustedPickleError("a field has no name")
@@ -158,7 +158,7 @@ def _plain(name: str, value: Any) -> Any:
         return type(value)(value)
     if safe_pickle.made(value).startswith(_SPARK):
         return _spark_type(name, value)
-    raise safe_pickle.UntrustedPickleError(f"the codec of field {name!r} has an attribute that is no plain value")
+    raise safe_pickle.UntrustedPickleError(f"the codec of field {name!r} has an attribute that is not a plain value")
 
 
 def dumps(schema: Unischema) -> bytes:
@@ -212,7 +212,7 @@ def _dtype_name(field: UnischemaField) -> str:
     try:
         scalar = np.dtype(field.numpy_dtype).type
     except TypeError as error:
-        raise DataError(f"field {field.name!r}: {field.numpy_dtype!r} is no NumPy dtype") from error
+        raise DataError(f"field {field.name!r}: {field.numpy_dtype!r} is not a NumPy dtype") from error
     name = {np.bool_: "bool_"}.get(scalar, np.dtype(scalar).name if scalar.__module__ == "numpy" else "")
     if scalar in {np.str_, np.bytes_, np.datetime64, np.timedelta64, np.object_}:
         name = scalar.__name__

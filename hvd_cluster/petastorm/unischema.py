@@ -109,7 +109,7 @@ class Unischema:
 
     @classmethod
     def from_arrow_schema(cls, parquet_dataset: Any, omit_unsupported_fields: bool = True) -> Unischema:
-        """The schema that Arrow's types tell, of fields without codecs.
+        """The schema for Arrow's types, of fields without codecs.
 
         Args:
             parquet_dataset: a ``pyarrow.Schema``, or anything with one as ``schema``.
@@ -150,7 +150,7 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> lis
     try:
         patterns = [re.compile(pattern) for pattern in field_regex]
     except re.error as error:
-        raise DataError(f"{error.pattern!r} is no regular expression: {error}") from error
+        raise DataError(f"{error.pattern!r} is not a regular expression: {error}") from error
     return [
         field
         for name, field in schema.fields.items()

@@ -180,7 +180,7 @@ def test_a_reader_pickles_with_its_position(folder: Path) -> None:
         ),
         ("", {"batch_size": 2.5, "seed": None}, "(?s)batch_size is 2.5: it must be a whole number.*seed is None"),
         ("", {"remainder": "keep"}, "remainder is 'keep': it is one of drop, pad, partial, uneven"),
-        ("", {"filesystem": object()}, "object is no filesystem"),
+        ("", {"filesystem": object()}, "object is not a filesystem"),
     ],
 )
 def test_what_cannot_be_read_is_named(folder: Path, source: Any, options: dict[str, Any], message: str) -> None:

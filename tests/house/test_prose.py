@@ -33,10 +33,7 @@ PATTERN = re.compile(
 )
 
 #: Folders and files that are still to be rewritten. Entries are only ever removed.
-NOT_YET = [
-    *("hvd_cluster/data", "hvd_cluster/estimators"),
-    "hvd_cluster/petastorm",
-]
+NOT_YET = ["hvd_cluster/estimators"]
 
 
 def found_in(text: str) -> Iterator[tuple[int, str, str]]:

@@ -1,4 +1,4 @@
-"""What the user says about columns that files alone do not tell: shapes, values for nulls, padding, decoding."""
+"""What only the user knows about columns: shapes, values for nulls, padding, decoding."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _fitting(value: Any, arrow_type: Any, name: str, rule: str) -> Any:
     pyarrow = load_pyarrow()
     try:
         if value is None:
-            raise ValueError("a null is no value")
+            raise ValueError("a null is not a value")
         if pyarrow.types.is_decimal(arrow_type) and isinstance(value, float):
             return pyarrow.scalar(Decimal(str(value))).cast(arrow_type)  # the cast of a float would round it
         return pyarrow.scalar(value).cast(arrow_type)

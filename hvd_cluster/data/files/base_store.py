@@ -42,7 +42,7 @@ _REMEDIES = {
 class Store:
     """A prefix, what lies where below it, and the filesystem that serves it.
 
-    Stores pickle: the filesystem is opened again by whoever uses it next. Two stores with the same prefix are equal.
+    Stores pickle: the process that unpickles one opens the filesystem again. Two stores with the same prefix are equal.
     All ``get_*`` methods return paths in the form of the prefix (an absolute local path, or a URL); the file methods
     take that form as well as paths inside the filesystem.
 
@@ -365,7 +365,7 @@ class Store:
             self.write(path, bytes(_PROBE_BYTES))
             self.delete(path)
         except OSError as error:
-            with suppress(OSError):  # the first error is the one to tell
+            with suppress(OSError):  # the first error is the one to report
                 self.delete(path)
             raise DataError(unwritable_text(self.prefix, error)) from error
 

@@ -67,7 +67,7 @@ def _full_url(url: str, scheme: str) -> str:
         rest = rest if named else f"///{rest.lstrip('/')}"
     elif "::" not in url and not rest.startswith("//"):
         raise DataError(
-            f"{url!r} is no URL: write {scheme}://{rest.lstrip('/')}, or, for a local path, "
+            f"{url!r} is not a URL: write {scheme}://{rest.lstrip('/')}, or, for a local path, "
             f"{Path(url).absolute().as_posix()}"
         )
     elif not rest.strip("/"):
@@ -154,7 +154,7 @@ def as_filesystem(filesystem: Any) -> Any:
         return filesystem.fs
     if hasattr(filesystem, "protocol") and hasattr(filesystem, "cat_file"):
         return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
-    raise DataError(f"{type(filesystem).__name__} is no filesystem: give one of pyarrow.fs or fsspec, or a Store")
+    raise DataError(f"{type(filesystem).__name__} is not a filesystem: pass one of pyarrow.fs or fsspec, or a Store")
 
 
 def is_local(filesystem: Any) -> bool:
@@ -187,7 +187,7 @@ def write_whole(filesystem: Any, path: str, data: bytes, *, atomic_upload: bool 
             filesystem.move(target, path)
     except BaseException:  # raised again: half a file must not stay
         if not atomic_upload:
-            with suppress(OSError):  # the first error is the one to tell
+            with suppress(OSError):  # the first error is the one to report
                 filesystem.delete_file(target)
         raise
 

@@ -22,8 +22,8 @@ _LOCKED_WITHIN_S = 60.0
 def scratch_folder(kind: str) -> Iterator[str]:
     """A folder for the context, or for as long as this process lives.
 
-    It holds a lock, ``.hvd-scratch``, and has its name once it has that, so that nobody sweeps it. What processes that
-    were killed have left of any kind is swept before.
+    It holds a lock, ``.hvd-scratch``, and has its name once it has that, so that no other process sweeps it. Before
+    that it sweeps what killed processes have left, of any kind.
 
     Args:
         kind: what the name begins with, after ``hvd-``.
@@ -33,7 +33,7 @@ def scratch_folder(kind: str) -> Iterator[str]:
     folder = new.with_name(new.name.replace(_NEW_PREFIX, _PREFIX, 1))
     try:
         with (new / _LOCK).open("w") as lock:
-            with contextlib.suppress(OSError):  # a filesystem without locks, where nobody can sweep either
+            with contextlib.suppress(OSError):  # a filesystem without locks, where no process can sweep either
                 fcntl.flock(lock, fcntl.LOCK_EX)
             new.rename(folder)
             yield str(folder)
@@ -43,7 +43,7 @@ def scratch_folder(kind: str) -> Iterator[str]:
 
 
 def _sweep() -> None:
-    """Remove the folders of processes that were killed: nobody holds their locks."""
+    """Remove the folders of processes that were killed: their locks are free."""
     scratch = Path(tempfile.gettempdir())
     for lock in scratch.glob(f"{_PREFIX}*/{_LOCK}"):
         if lock.parent.name.startswith(_NEW_PREFIX):

@@ -14,7 +14,7 @@ from hvd_cluster.data.files.remote_store import DATABRICKS_MOUNTS
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.errors import DataError
 
-#: What a connection to HDFS takes besides the name node, by the names that fsspec has for it too.
+#: Arguments of a connection to HDFS other than the name node, under names that fsspec knows too.
 _HDFS_OPTIONS = ("user", "kerb_ticket", "extra_conf")
 
 
@@ -146,7 +146,7 @@ class DBFSLocalStore(Store):
         if path.startswith("dbfs:/"):
             return f"/dbfs{inner}"
         raise DataError(
-            f"{path!r} is no DBFS path: it begins with dbfs:/, /dbfs/, file:/dbfs/, file:///dbfs/ or /Volumes/"
+            f"{path!r} is not a DBFS path: it begins with dbfs:/, /dbfs/, file:/dbfs/, file:///dbfs/ or /Volumes/"
         )
 
     def get_localized_path(self, path: str) -> str:

@@ -41,7 +41,7 @@ class Chunk:
 
 
 def chunks_of(block: Block, max_bytes: int, row_bytes: int) -> list[Chunk]:
-    """Cut a block's window into chunks that take at most so many bytes; a larger range is a chunk of its own.
+    """Cut a block's window into chunks of at most this many bytes; a larger range is a chunk of its own.
 
     Args:
         block: what is cut.

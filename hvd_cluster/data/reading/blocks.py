@@ -67,7 +67,7 @@ class BlockReader:
         """Read a chunk of a block, and put the rows that the rank takes into the assembly.
 
         Args:
-            assembly: the block; its tensors are nobody else's memory.
+            assembly: the block; its tensors share memory with nothing else.
             chunk: which part of its window.
             stopped: asked now and then; when true, the rest may be left out.
 

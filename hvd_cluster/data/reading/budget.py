@@ -14,7 +14,7 @@ from hvd_cluster.data.reading.interleave import SLAB_BYTES
 WINDOW_BYTES = 16 * 1024 * 1024
 WINDOW_ROWS = 4096
 MAX_WINDOW_BYTES = 128 * 1024 * 1024
-#: Rows that a thread reads at one go take so many bytes, or are one row group: a window of WINDOW_BYTES is read at one
+#: Rows that a thread reads at once take this many bytes, or are one row group: a window of WINDOW_BYTES is read at one
 #: go, for which there is some room, as its row groups may be larger than the average one.
 _CHUNK_ROOM = 9 / 8
 CHUNK_BYTES = int(WINDOW_BYTES * _CHUNK_ROOM)

@@ -187,7 +187,7 @@ def _common_integer(types: Any, one: Any, other: Any) -> Any:
     return {16: pyarrow.int16(), 32: pyarrow.int32(), 64: pyarrow.int64()}[bits]
 
 
-#: Digits of the largest number of so many bits.
+#: Digits of the largest number with this many bits.
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 

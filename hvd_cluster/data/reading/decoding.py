@@ -1,4 +1,4 @@
-"""Values that are no tensors (text, compressed images, raw bytes) -> tensors, by functions that the user gives."""
+"""Values that are not tensors (text, compressed images, raw bytes) -> tensors, by functions of the user's."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def decoded(
         stopped: asked before each value; when true, what follows is left undecoded.
 
     Returns:
-        Shape (n, *column.shape), of memory that nobody else holds.
+        Shape (n, *column.shape), of memory that is not shared.
 
     Raises:
         DataError: there are nulls, the function failed (its exception is the cause), or a value does not fit.

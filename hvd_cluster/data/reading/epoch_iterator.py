@@ -30,7 +30,7 @@ class EpochIterator:
         self.budget = budget
         self._blocks = blocks
         self._end_epoch = end_epoch
-        #: What has read ahead beyond the end of an epoch, the position that it goes on from, and what ends it with us.
+        #: The pipeline that has read beyond the end of an epoch, its position, and the callback that closes it.
         self._ahead: tuple[Pipeline, Position, weakref.finalize[..., Any]] | None = None
 
     def batches(self, position: Position) -> Generator[tuple[ShardPlan, Batch], None, None]:

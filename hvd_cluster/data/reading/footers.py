@@ -27,7 +27,7 @@ def estimated(groups: Iterable[RowGroup], num_columns: int) -> list[int]:
 
 
 def bound_bytes(footers: Iterable[int], num_threads: int) -> int:
-    """Bound of the memory that footers take while so many threads read: those kept, and one in each thread's hands.
+    """Bound of the memory of footers while this many threads read: those kept, and one for each thread.
 
     Args:
         footers: what each file's takes.

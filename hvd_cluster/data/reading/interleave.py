@@ -38,7 +38,7 @@ def interleave(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> It
 def _cut(plan: ShardPlan, take: Callable[[], Batch], schema: Schema) -> Iterator[Batch]:
     """The batches of one lane: its blocks follow each other."""
     names, batch_size = schema.names, plan.batch_size
-    pieces: list[Batch] = []  # of a batch that goes on in the next block
+    pieces: list[Batch] = []  # of a batch that continues in the next block
     waiting = steps = 0
     for block in plan.blocks:
         tensors = take()

@@ -1,4 +1,4 @@
-"""Parquet that is already there: its files, row groups and columns, and what its footers tell of them."""
+"""Parquet that is already there: its files, row groups and columns, and what its footers say about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files as they lie: which ones a folder holds, their footers, and what a footer tells of a row group."""
+"""Parquet files as they lie: which ones a folder holds, their footers, and what a footer says about a row group."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def leaves_of(footer: Any, names: Iterable[str]) -> dict[str, list[int]]:
 def statistics_of(
     footer: Any, row_group: int, partition: Partition, names: Sequence[str]
 ) -> Callable[[str], Statistics]:
-    """What a footer and its file's folders tell of the named columns in a row group.
+    """What a footer and its file's folders say about the named columns of a row group.
 
     Args:
         footer: the file's.

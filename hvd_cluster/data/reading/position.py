@@ -23,7 +23,7 @@ class Position:
     epoch: int
     #: Rows of the epoch that all ranks together have taken.
     row: int = 0
-    #: What the order of this epoch was made with, besides the seed; None for what the reader takes by itself.
+    #: Further inputs of this epoch's order, next to the seed; None for what the reader takes by itself.
     lanes: int | None = None
     window_rows: int | None = None
 
@@ -63,7 +63,7 @@ class Planner:
         )
 
     def after(self, position: Position, plan: ShardPlan, steps: int) -> Position:
-        """The position after so many steps (>= 1) of a plan that began at ``position``.
+        """The position after this many steps (>= 1) of a plan that began at ``position``.
 
         After the last step of all ranks it is the beginning of the next epoch.
         """
@@ -89,7 +89,7 @@ def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
     """What must not have changed when a position is taken up again, as plain values.
 
     ``files_crc`` stands for the names of the files below the folder that they share, their sizes and their last 64 KiB;
-    ``times_crc`` for the times of their last change, where the filesystem tells them.
+    ``times_crc`` for the times of their last change, where the filesystem has them.
 
     Args:
         planner: says which rows come in which order.
@@ -117,7 +117,7 @@ def fingerprint(planner: Planner, filesystem: Any) -> dict[str, Any]:
 
 
 def position_of_state(state: Mapping[str, Any], own: Mapping[str, Any], *, strict: bool) -> Position:
-    """The position that a state tells.
+    """The position that a state holds.
 
     Args:
         state: the state.
@@ -125,7 +125,7 @@ def position_of_state(state: Mapping[str, Any], own: Mapping[str, Any], *, stric
         strict: whether the files must be the same too.
 
     Raises:
-        DataError: it is no state, or that of something else; all differences are named.
+        DataError: it is not a state, or belongs to other data; all differences are named.
     """
     if not isinstance(state, Mapping):
         raise DataError(f"the state is a {type(state).__name__}: give the dict that state_dict() returned")

@@ -12,7 +12,7 @@ from hvd_cluster.data.at_exit import close_at_exit, forget
 
 T = TypeVar("T")
 
-#: Told to whoever asks for more.
+#: The message of the error for every further request.
 STOPPED = "the reader was stopped (its `with` block has ended): make another one"
 
 
@@ -24,7 +24,7 @@ class ReadAhead(Generic[T]):
 
     Args:
         work: ``work(i, stopped)`` computes result number i. It may call ``stopped()`` now and then, and return early
-            with anything when that is true: nobody wants results any more.
+            with anything when that is true: results are no longer wanted.
         sizes_bytes: the size of each result, asked for when its turn comes; there are as many pieces. What it raises
             takes the place of a result, the last one.
         num_threads: threads to run, >= 1.

@@ -49,7 +49,7 @@ class RowGroupReader:
 
         Returns:
             Column name -> tensor of shape (rows, *column.shape), or ``pyarrow.ChunkedArray`` of n rows for a column
-            that has to be decoded. Without an order nobody may write to the tensors where :meth:`shares_memory` says
+            that has to be decoded. Without an order do not write to the tensors where :meth:`shares_memory` says
             so.
 
         Raises:
@@ -106,7 +106,7 @@ class RowGroupReader:
                 if column.name in self._rules.decode:
                     found[column.name] = array
                     continue
-                # Whoever shares this memory does not write to it: see `shares_memory`.
+                # Shared memory is not written to: see `shares_memory`.
                 tensor = to_tensor(array, column, share_memory=True)
                 found[column.name] = tensor if gather is None else gather.of_tensor(tensor)
             except DataError as error:

@@ -83,7 +83,7 @@ class RowGroupTables:
         return load_pyarrow().concat_tables(slices)
 
     def shares_memory(self, path: str) -> bool:
-        """Whether tables of this file are memory that others read too, so that nobody may write to it."""
+        """Whether tables of this file share memory with other readers, so that it must not be written to."""
         return self._cache is not None or path.endswith(ARROW_SUFFIX)
 
     def _cached(self, group: RowGroup) -> pa.Table:

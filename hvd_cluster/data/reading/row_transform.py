@@ -102,7 +102,7 @@ def _call_transform(
     unchanged: Callable[[], dict[str, Any]],
     tries: int = _TRIES,
 ) -> Any:
-    """What the transform makes of a decoded row. ``unchanged`` gives the row anew: the transform may write into it."""
+    """What the transform makes of a decoded row. ``unchanged`` makes the row again: the transform may write into it."""
     for name, function in decode.items():
         row[name] = call_decode(function, row[name], name, where)
     try:

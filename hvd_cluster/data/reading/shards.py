@@ -14,7 +14,7 @@ The order of an epoch
 Nothing of this knows the rank or the number of ranks. With b rows per rank and step, step t of R ranks takes the
 positions ``[t*b*R, (t+1)*b*R)`` (the global batch), and of those rank r the ones with ``i mod R == r``. So R ranks
 with batch b and one rank with batch b*R see the same rows in step t, and when R is a multiple or a divisor of L, a
-rank reads the row groups of its own lanes only. Fewer row groups than ranks is no special case: lanes cut inside row
+rank reads the row groups of its own lanes only. Fewer row groups than ranks is not a special case: lanes cut inside row
 groups.
 
 Permutations come from NumPy's legacy generator, whose stream is frozen (NEP 19), so ranks with different NumPy
@@ -138,7 +138,7 @@ class ShardPlan:
 
 
 def num_steps(rows: int, batch_size: int, size: int, remainder: Remainder) -> int:
-    """Steps for so many rows: floor(rows / (batch_size * size)) for "drop", ceil otherwise."""
+    """Steps for this many rows: floor(rows / (batch_size * size)) for "drop", ceil otherwise."""
     global_batch = batch_size * size
     return rows // global_batch if remainder == "drop" else -(-rows // global_batch)
 

@@ -29,7 +29,7 @@ def to_tensors(
     Args:
         batch: n rows.
         schema: the columns to convert; None for all columns of the batch.
-        share_memory: let tensors be views of the batch's memory where the type allows it; then whoever writes to a
+        share_memory: let tensors be views of the batch's memory where the type allows it; then writing to a
             tensor writes to the batch.
 
     Returns:

@@ -74,7 +74,7 @@ class TableStats:
 
         Args:
             allow_ragged: lists may differ in length.
-            first_rows: only so many rows of the data were counted; None for all.
+            first_rows: only this many rows of the data were counted; None for all.
         """
         where = "" if first_rows is None else f" in the first {first_rows} rows"
         texts: list[str] = []

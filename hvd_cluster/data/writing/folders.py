@@ -31,8 +31,9 @@ class DatasetFolders:
 
     No filesystem but a local one makes a file only if it is new, so a writer claims the first folder with a file of its
     own name and then looks whether the folder holds anything else. Of two writers at least one sees the other's claim
-    (as long as a listing shows what was written before it), and none goes on with a claim beside its own: all withdraw
-    but the one whose claim is the first by name, and that one waits, but not for a writer who has gone on already.
+    (as long as a listing shows what was written before it), and none continues with a claim beside its own: all
+    withdraw but the one whose claim is the first by name, and that one waits, but not
+    for a writer that has continued already.
 
     Args:
         store: serves the folders.
@@ -55,7 +56,7 @@ class DatasetFolders:
         try:
             self._store.write(f"{first}/{self._claim}", b"")
             self._wait_alone(first)
-            self._require_empty(others)  # whoever fills them has claimed the first one too
+            self._require_empty(others)  # the writer that fills them has claimed the first one too
             for folder in others:
                 self._store.write(f"{folder}/{self._claim}", b"")
         except BaseException:  # raised again: a claim that stays would keep everybody away
@@ -115,9 +116,9 @@ class DatasetFolders:
         return [name for name in names if not (INCOMPLETE in name and name.endswith(".tmp"))]
 
     def _remove(self, folder: str) -> None:
-        """Take away what was written, the claim last: until it is gone nobody else begins.
+        """Take away what was written, the claim last: until it is gone no other writer begins.
 
-        Tasks that were cancelled may go on for a moment; once the folder has gone they cannot write to it.
+        Tasks that were cancelled may continue for a moment; once the folder has gone they cannot write to it.
         """
         until = time.monotonic() + _LAST_FILES_S
         while True:

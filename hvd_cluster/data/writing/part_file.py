@@ -54,8 +54,8 @@ class PartPlan:
     wrong: tuple[str, ...] = ()
     #: "parquet", or "arrow" for files that are mapped into memory, on a local disk.
     format: Literal["parquet", "arrow"] = "parquet"
-    #: Whether the writers make the folders; False where somebody has made them, and takes them away when nobody wants
-    #: the files any more: a writer that has not heard of it must not make them anew.
+    #: Whether the writers make the folders; False where the driver has made them, and removes them when the files are
+    #: no longer wanted: a writer that does not know it must not make them again.
     makes_folders: bool = True
 
     @property

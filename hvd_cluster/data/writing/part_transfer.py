@@ -1,7 +1,7 @@
 """Partitions of a data set that travel as rows: written where they are made, cut into bytes, put together elsewhere.
 
 The files are those that ``materialize`` writes of the same partitions, in Arrow's format, so that a reader makes the
-same batches of them; nobody needs a file system that others see.
+same batches of them; no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEMA = "part int, name string, at bigint, data binary"
 #: Bytes of a row. Spark hands 10,000 rows at a time to Python.
 CHUNK_BYTES = 16 * 1024
-#: The variable that tells a worker of the folder.
+#: The variable that passes the folder to a worker.
 VARIABLE = "HOROVOD_ROWS_DIR"
 
 _REPORT = "report-{part:05d}.json"
@@ -119,7 +119,7 @@ def reports_in(folder: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
 
 
 def digest(reports: Mapping[str, Mapping[str, Any]]) -> str:
-    """What tells these rows in this order from others."""
+    """Identifies these rows in this order."""
     return f"{zlib.crc32(repr([reports[name]['checksum'] for name in sorted(reports)]).encode()):08x}"
 
 

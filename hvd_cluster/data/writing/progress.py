@@ -43,7 +43,7 @@ class ProgressBar:
 
 
 def counted(batches: Iterable[pa.RecordBatch], progress: Progress | None, total: int | None) -> Iterator[Any]:
-    """The batches as they are; tells the rows before each one is asked for."""
+    """The batches as they are; reports the rows before each one is requested."""
     rows = 0
     for batch in batches:
         yield batch
@@ -53,13 +53,13 @@ def counted(batches: Iterable[pa.RecordBatch], progress: Progress | None, total:
 
 
 class FinishedParts:
-    """A context that tells the rows of parts which executors have finished, found in the store.
+    """A context that reports the rows of parts that executors have finished, found in the store.
 
     Works for every kind of session, because it asks the store and not Spark.
 
     Args:
         plan: where the parts appear.
-        progress: what to tell; None does nothing.
+        progress: what to call; None does nothing.
     """
 
     def __init__(self, plan: PartPlan, progress: Progress | None) -> None:

@@ -10,7 +10,7 @@ from hvd_cluster.data.store import Store
 
 logger = logging.getLogger(__name__)
 
-#: A file of this name is written anew whenever a data set is used again.
+#: A file of this name is written again whenever a data set is used again.
 USED = "_USED"
 
 
@@ -36,7 +36,7 @@ def remove_older_than(store: Store, age_s: float) -> list[str]:
     removed: list[str] = []
     for folders in _folders_by_id(store).values():
         changes = [change for folder in folders if (change := _last_change(store, folder)) is not None]
-        # Where a filesystem does not tell times, only a clean sweep removes anything.
+        # Where a filesystem has no times, only a clean sweep removes anything.
         if age_s <= 0 or (changes and (now - max(changes)).total_seconds() >= age_s):
             for folder in folders:
                 store.delete(folder)

@@ -84,7 +84,7 @@ def column_mask(array: pa.Array, name: str, stats: TableStats) -> npt.NDArray[np
     Args:
         array: the validation column, bool or numeric, not chunked.
         name: its name.
-        stats: told of nulls, which count as false here.
+        stats: gets the nulls, which count as false here.
 
     Returns:
         Shape (n,).

@@ -34,9 +34,9 @@ def test_a_package_that_is_missing_is_named(url: str, options: dict[str, Any], p
 @pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:/bucket/x", "s3:bucket/x", "memory:/x"])
 def test_a_url_with_one_slash_is_not_a_folder_below_the_current_one(url: str) -> None:
     scheme, _, rest = url.partition(":")
-    with pytest.raises(DataError, match=f"'{url}' is no URL: write {scheme}://{rest.lstrip('/')}, or, for a local"):
+    with pytest.raises(DataError, match=f"'{url}' is not a URL: write {scheme}://{rest.lstrip('/')}, or, for a local"):
         Store.create(url)
-    with pytest.raises(DataError, match="is no URL"):
+    with pytest.raises(DataError, match="is not a URL"):
         open_filesystem(url)
 
 
