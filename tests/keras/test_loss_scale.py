@@ -96,4 +96,4 @@ def test_passes_that_are_not_finite_do_not_count_and_the_model_loads_plainly(two
 
     for error, *rest in two(fn, str(tmp_path)):
         assert error < 1e-5
-        assert rest == [4, False, True, True, True, "this optimizer is distributed already"]
+        assert rest == [4, False, True, True, True, "this optimizer is already distributed"]
