@@ -67,7 +67,7 @@ def dataset_as_rdd(
         hdfs_driver: not looked at.
     """
     with make_reader(dataset_url, schema_fields, reader_pool_type="dummy") as reader:
-        num_shards = reader.diagnostics["fragments"]
+        num_shards = reader.diagnostics["pieces"]
 
     def read(shard: int) -> list[dict[str, Any]]:
         options: dict[str, Any] = {"cur_shard": shard, "shard_count": num_shards, "reader_pool_type": "dummy"}
