@@ -1,27 +1,21 @@
-"""Readers of the user's own: what ``data_module=`` takes, under Horovod's names and arguments."""
+"""Data modules, the user's own readers: what ``data_module=`` takes, with Horovod's names and arguments."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.readers import Readers, RepeatedRow, one_pass, options_of_pool, rows_of
+from hvd_cluster.estimators.run.reader_pool import one_pass, options_of_pool
 
 if TYPE_CHECKING:
-    from hvd_cluster.estimators.spec import FitSpec, Inputs
+    from hvd_cluster.estimators.spec import FitSpec
 
 
 class DataModule(ABC):
-    """Base of data modules; an estimator makes one in each worker, enters it as a context, and iterates.
+    """Base of data modules. Each worker makes one, enters it as a context and iterates over its batches.
 
     A batch is a dict column -> array or tensor of shape (rows, ...), or a pair ``(features, labels)``: a dict of the
     feature columns, and a dict or a sequence of the labels.
@@ -33,12 +27,12 @@ class DataModule(ABC):
         train_batch_size, val_batch_size: rows of a batch, per worker.
         shuffle: whether to permute the training rows.
         transform_fn: the estimator's ``transformation_fn``.
-        inmemory_cache_all: whether to keep what was read in memory.
+        inmemory_cache_all: whether to keep rows in memory once they are read.
         cur_shard, shard_count: this rank, and the number of ranks.
-        schema_fields: names of the columns that are needed.
+        schema_fields: names of the columns to read.
         storage_options: arguments for the filesystem of the URLs.
         steps_per_epoch_train, steps_per_epoch_val: batches of an epoch, the same on every rank.
-        verbose: whether to say what happens.
+        verbose: whether to log.
         kwargs: ``seed``, ``label_cols``, ``reader_pool_type``, ``train_reader_worker_count`` and
             ``val_reader_worker_count`` (the estimator's params), ``mp_start_method``, and
             the estimator's ``continuous_cols`` and ``categorical_cols`` if given.
@@ -79,7 +73,7 @@ class DataModule(ABC):
 
     @abstractmethod
     def train_data(self) -> Iterable[Any]:
-        """The training batches, epoch after epoch without an end; or those of one epoch, to be asked for again."""
+        """The training batches: an endless stream of epochs, or one epoch; this is called again when they end."""
 
     @abstractmethod
     def val_data(self) -> Iterable[Any] | None:
@@ -89,11 +83,11 @@ class DataModule(ABC):
         return self
 
     def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - most have nothing open
-        """Let go of what is open."""
+        """Close what is open."""
 
 
 class PetastormDataModule(DataModule):
-    """The reader of this package as a data module, under the name that Horovod's users subclass."""
+    """This package's Parquet reader as a data module, under the name that Horovod's users subclass."""
 
     short_name = "petastorm"
     _validation: ParquetReader | None = None
@@ -111,7 +105,7 @@ class PetastormDataModule(DataModule):
         return self._reader(self.train_dir, "train", self.train_batch_size, shuffle=self.shuffle, remainder="pad")
 
     def _val_reader(self, remainder: Any) -> ParquetReader:
-        if self._validation is None:  # kept, and with it the rows that it keeps in memory
+        if self._validation is None:  # kept for all epochs, with the rows that it caches
             self._validation = self._reader(
                 str(self.val_dir), "val", self.val_batch_size, shuffle=False, remainder=remainder
             )
@@ -152,7 +146,7 @@ class NVTabularDataModule(DataModule):
     """Always raises: NVTabular is not supported.
 
     Raises:
-        NotImplementedError: names what takes its place.
+        NotImplementedError: the text names the replacements.
     """
 
     short_name = "nvtabular"
@@ -166,7 +160,7 @@ class NVTabularDataModule(DataModule):
 
 
 def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: int) -> dict[str, Any]:
-    """What a data module is made with on one rank."""
+    """The keyword arguments of a data module on one rank."""
     data = spec.dataset
     held_out = data.validation.rows if data.validation is not None else 0
     assert spec.part_dirs is not None  # a fit with a data module has them
@@ -199,107 +193,10 @@ def arguments(spec: FitSpec, rank: int, size: int, train_steps: int, val_steps: 
 
 
 def steps_of(spec: FitSpec, size: int) -> tuple[int, int]:
-    """Batches of a training and of a validation epoch, the same on every rank."""
+    """The number of batches of a training and of a validation epoch, the same on every rank."""
     data = spec.dataset
     held_out = data.validation.rows if data.validation is not None else 0
     return (
         spec.train_steps_per_epoch or max(1, data.train.rows // (spec.batch_size * size)),
         spec.validation_steps_per_epoch or -(-held_out // (spec.val_batch_size * size)),
     )
-
-
-class DataModuleReaders(Readers):
-    """Batches of a data module, made into what workers train on.
-
-    A run that goes on from a checkpoint skips the batches that it has seen, by taking them.
-    """
-
-    def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
-        self._inputs: Inputs = spec.inputs
-        self._size = size
-        self.train_steps, self._val_steps = steps_of(spec, size)
-        self.padding_rows = 0
-        self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
-        self._train: Iterator[Any] = iter(())
-        #: Training batches that have been taken, over all epochs.
-        self._taken = 0
-
-    def __enter__(self) -> DataModuleReaders:
-        self._opened = contextlib.ExitStack()
-        self._opened.enter_context(self._module)
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._opened.__exit__(*exc_info)  # what it answers counts nothing: a failure stays one
-
-    def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        first = epoch * self.train_steps + done
-        for _ in range(first - self._taken):
-            self._next()
-        for _ in range(self.train_steps - done):
-            yield self._as_batch(self._next())
-
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        mine = self._validation()
-        yield from _as_many(mine) if self._size > 1 else mine
-
-    def _validation(self) -> Iterator[dict[str, Tensor]]:
-        batches = self._module.val_data()
-        if batches is not None:
-            for batch in itertools.islice(iter(batches), self._val_steps):
-                tensors = self._as_batch(batch)
-                if rows_of(tensors):
-                    yield tensors
-
-    def _next(self) -> Any:
-        """The next training batch; data that ends is asked for again."""
-        self._taken += 1
-        for _ in range(2):
-            batch = next(self._train, None)
-            if batch is not None:
-                return batch
-            self._train = iter(self._module.train_data())
-        raise DataError(f"{type(self._module).__name__}.train_data() gives no batches")
-
-    def _as_batch(self, batch: Any) -> dict[str, Tensor]:
-        if isinstance(batch, (tuple, list)) and len(batch) == 2:
-            features, labels = batch
-            if not isinstance(labels, Mapping):
-                listed = labels if isinstance(labels, (list, tuple)) else [labels]
-                labels = dict(zip(self._inputs.label_cols, listed, strict=True))
-            batch = {**features, **labels}
-        if not isinstance(batch, Mapping):
-            raise DataError(
-                f"{type(self._module).__name__} gave a batch of type {type(batch).__name__}: it must be a dict column "
-                "-> array, or a pair of such a dict and the labels"
-            )
-        return {name: _as_tensor(value) for name, value in batch.items()}
-
-
-def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Equally many batches on every rank: one that has no more gets a :class:`RepeatedRow`. Every rank takes part.
-
-    How many batches a module of the user's own gives is not known in advance.
-    """
-    import hvd_cluster.torch as hvd
-
-    batch = next(batches, None)
-    rows = hvd.allgather_object(None if batch is None else _first_row(batch), name="hvd_cluster.validation_rows")
-    spare = next((row for row in rows if row is not None), None)
-    while spare is not None:
-        spare = spare if batch is None else _first_row(batch)
-        yield RepeatedRow(spare) if batch is None else batch
-        batch = next(batches, None)
-        goes_on = hvd.allreduce(
-            torch.tensor([float(batch is not None)]), op=hvd.Max, name="hvd_cluster.validation_goes_on"
-        )
-        if not goes_on.item():
-            return
-
-
-def _first_row(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: column[:1].clone() for name, column in batch.items()}  # a view would be sent with all rows
-
-
-def _as_tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))

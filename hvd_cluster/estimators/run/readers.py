@@ -1,54 +1,49 @@
-"""The batches of one rank: which ones an epoch has, and where the next epoch goes on."""
+"""The batches that one rank trains and validates on, epoch by epoch."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
-from hvd_cluster.data.cache import MemoryCache
 from hvd_cluster.data.reader import ParquetReader
+from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.data_module import arguments, steps_of
+from hvd_cluster.estimators.run.reader_pool import one_pass, options_of_pool
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hvd_cluster.data.dataset import Split
-    from hvd_cluster.estimators.spec import FitSpec
-
-#: ``inmemory_cache_all`` keeps whatever there is.
-_ALL_BYTES = 1 << 62
-_UINT64 = (1 << 64) - 1
+    from hvd_cluster.estimators.spec import FitSpec, Inputs
 
 
 class RepeatedRow(dict[str, Any]):
-    """A row seen elsewhere, in place of a validation batch that has no row on this rank: it counts nothing."""
+    """A row of another batch, in place of a validation batch without rows on this rank; it has no weight in means."""
 
 
 def rows_of(batch: Any) -> int:
-    """Rows of a batch of columns that count in means."""
+    """The number of rows of a batch that count in means."""
     return 0 if isinstance(batch, RepeatedRow) else len(next(iter(batch.values())))
 
 
 class Readers(ABC):
-    """Training and validation batches of one rank, inside of its context."""
+    """Training and validation batches of one rank; a context manager."""
 
     #: Steps of a training epoch, the same on every rank.
     train_steps: int
-    #: Rows that all ranks together see a second time in an epoch that goes through the rows once.
+    #: Rows that are repeated in each epoch, over all ranks, to fill the last global batch.
     padding_rows: int
 
     @staticmethod
     def of(spec: FitSpec, rank: int, size: int) -> Readers:
-        """Our own reader's, or those of the data module that the spec names."""
+        """The readers of the spec's data module, or of its Parquet files."""
         if spec.data_module is not None:
-            from hvd_cluster.estimators.run.data_module import DataModuleReaders
-
             return DataModuleReaders(spec, rank, size)
         return ParquetReaders(spec, rank, size)
 
@@ -56,34 +51,33 @@ class Readers(ABC):
         return self
 
     def __exit__(self, *exc_info: Any) -> None:  # noqa: B027 - most have nothing open
-        """Let go of what is open; told the exception that ends the training, if one does."""
+        """Close what is open."""
 
     @abstractmethod
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        """The ``train_steps`` batches of an epoch but for the first ``done``."""
+        """The ``train_steps`` batches of an epoch, without the first ``done``."""
 
     @abstractmethod
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """Batches of the validation rows, equally many on every rank.
+        """Batches of the validation rows, equally many on every rank, so that the user's metrics may use collectives.
 
-        So a metric or callback of the user's may use collectives. A rank whose rows have ended gets
-        :class:`RepeatedRow` from there on.
+        A rank without rows left gets :class:`RepeatedRow`.
         """
 
 
 class ParquetReaders(Readers):
-    """Those of our own reader.
+    """Batches of a ``ParquetReader``.
 
-    A training epoch goes through all rows; the last global batch is filled up with rows seen before, so every batch is
-    full and all ranks have as many. Validation takes each row once, in the order of the data.
+    A training epoch has all rows; earlier rows fill the last global batch, so that every batch is full and all ranks
+    have equally many. Validation has each row once, in the order of the data.
     """
 
     def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
         data = spec.dataset
         self._spec = spec
         self._rank = rank
-        # A process beside this one lives for one pass, and epochs of so many steps end amid a pass.
-        goes_on = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
+        # A reader process lives for one pass, and epochs of a given number of steps end within a pass.
+        has_next = spec.reader_pool_type != "process" and spec.train_steps_per_epoch is None
         self._train = self._reader(
             data.train,
             rank,
@@ -93,7 +87,7 @@ class ParquetReaders(Readers):
             shuffle=spec.shuffle,
             remainder="pad",
             num_threads=spec.train_reader_threads,
-            num_epochs=spec.epochs if goes_on else None,
+            num_epochs=spec.epochs if has_next else None,
         )
         self._validation: ParquetReader | None = None
         if data.validation is not None:
@@ -128,13 +122,13 @@ class ParquetReaders(Readers):
         )
 
     def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
-        """As the base says; an epoch that stops amid the rows is continued by the next."""
+        """As in the base class; an epoch that ends within the rows is continued by the next one."""
         start = epoch * self.train_steps
         at, end = start + done, start + self.train_steps
         while at < end:
             through, offset = divmod(at, self._train.steps)
             taken = min(self._train.steps - offset, end - at)
-            # A pass that is begun anew amid its rows fills its last batch up as one that was not.
+            # A pass that starts within the rows fills its last batch as a whole pass does.
             yield from itertools.islice(self._pass(self._train, through, offset), taken)
             at += taken
 
@@ -144,7 +138,7 @@ class ParquetReaders(Readers):
             yield from with_rows(batches, lambda: next(self._validation_of_one().epoch(0)))
 
     def _validation_of_one(self) -> ParquetReader:
-        """The validation rows as a rank alone reads them: there are fewer rows than ranks."""
+        """A reader of all validation rows, for a rank without any: there are fewer rows than ranks."""
         assert self._spec.dataset.validation is not None
         return self._reader(
             self._spec.dataset.validation, 0, 1, batch_size=1, shuffle=False, remainder="partial", num_threads=1
@@ -171,64 +165,98 @@ def with_rows(
             yield RepeatedRow({name: column[:1] for name, column in seen.items()})
 
 
-def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:
-    """Arguments of a ``ParquetReader`` for a ``reader_pool_type``.
+class DataModuleReaders(Readers):
+    """Batches of a data module, as dicts of tensors.
 
-    Args:
-        num_threads: those that are asked for; "dummy" has one.
-        in_memory: keep what was read. A process beside this one lives for one pass, and keeps nothing.
+    A run that resumes from a checkpoint reads and drops the batches that it has trained on.
     """
-    return {
-        "num_threads": 1 if pool_type == "dummy" else num_threads,
-        "cache": MemoryCache(_ALL_BYTES) if in_memory and pool_type != "process" else None,
-    }
+
+    def __init__(self, spec: FitSpec, rank: int, size: int) -> None:
+        self._inputs: Inputs = spec.inputs
+        self._size = size
+        self.train_steps, self._val_steps = steps_of(spec, size)
+        self.padding_rows = 0
+        self._module = spec.data_module(**arguments(spec, rank, size, self.train_steps, self._val_steps))
+        self._train: Iterator[Any] = iter(())
+        #: Training batches that were taken so far, over all epochs.
+        self._taken = 0
+
+    def __enter__(self) -> DataModuleReaders:
+        self._opened = contextlib.ExitStack()
+        self._opened.enter_context(self._module)
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._opened.__exit__(*exc_info)  # a module cannot suppress a failure
+
+    def train_batches(self, epoch: int, done: int = 0) -> Iterator[dict[str, Tensor]]:
+        first = epoch * self.train_steps + done
+        for _ in range(first - self._taken):
+            self._next()
+        for _ in range(self.train_steps - done):
+            yield self._as_batch(self._next())
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        mine = self._validation()
+        yield from _as_many(mine) if self._size > 1 else mine
+
+    def _validation(self) -> Iterator[dict[str, Tensor]]:
+        batches = self._module.val_data()
+        if batches is not None:
+            for batch in itertools.islice(iter(batches), self._val_steps):
+                tensors = self._as_batch(batch)
+                if rows_of(tensors):
+                    yield tensors
+
+    def _next(self) -> Any:
+        """The next training batch; starts ``train_data()`` again when it has ended."""
+        self._taken += 1
+        for _ in range(2):
+            batch = next(self._train, None)
+            if batch is not None:
+                return batch
+            self._train = iter(self._module.train_data())
+        raise DataError(f"{type(self._module).__name__}.train_data() gives no batches")
+
+    def _as_batch(self, batch: Any) -> dict[str, Tensor]:
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            features, labels = batch
+            if not isinstance(labels, Mapping):
+                listed = labels if isinstance(labels, (list, tuple)) else [labels]
+                labels = dict(zip(self._inputs.label_cols, listed, strict=True))
+            batch = {**features, **labels}
+        if not isinstance(batch, Mapping):
+            raise DataError(
+                f"{type(self._module).__name__} gave a batch of type {type(batch).__name__}: it must be a dict column "
+                "-> array, or a pair of such a dict and the labels"
+            )
+        return {name: _as_tensor(value) for name, value in batch.items()}
 
 
-def one_pass(
-    reader: ParquetReader,
-    epoch: int,
-    start: int,
-    pool_type: str,
-    start_method: str | None,
-    *,
-    seed: int,
-    rank: int,
-) -> Iterator[dict[str, Tensor]]:
-    """One pass over the rows from its ``start``-th batch on, in this process or ("process") in one beside it.
+def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Equally many batches on every rank: a rank without batches left gets :class:`RepeatedRow`. Collective.
 
-    The process beside this one draws random numbers of its own in each pass and on each rank; a run that is repeated
-    draws the same.
+    The number of batches of a user's data module is not known in advance.
     """
-    if pool_type != "process":
-        return reader.epoch(epoch, start)
-    beside = DataLoader(
-        _Pass(reader, epoch, start),
-        batch_size=None,
-        num_workers=1,
-        multiprocessing_context=start_method or "spawn",
-        # It draws a number, the seed there, which the model would miss in a run that goes on amid a pass.
-        generator=torch.Generator().manual_seed(_pass_seed(seed, epoch, rank, start)),
-    )
-    return iter(beside)
+    import hvd_cluster.torch as hvd
+
+    batch = next(batches, None)
+    rows = hvd.allgather_object(None if batch is None else _first_row(batch), name="hvd_cluster.validation_rows")
+    spare = next((row for row in rows if row is not None), None)
+    while spare is not None:
+        spare = spare if batch is None else _first_row(batch)
+        yield RepeatedRow(spare) if batch is None else batch
+        batch = next(batches, None)
+        has_more = hvd.allreduce(
+            torch.tensor([float(batch is not None)]), op=hvd.Max, name="hvd_cluster.validation_has_more"
+        )
+        if not has_more.item():
+            return
 
 
-def _pass_seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence([number & _UINT64 for number in numbers]).generate_state(1, np.uint64)[0])
+def _first_row(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: column[:1].clone() for name, column in batch.items()}  # a view would be sent with all rows
 
 
-class _Pass(IterableDataset[Any]):
-    """One pass, as a data set for a process beside this one."""
-
-    def __init__(self, reader: ParquetReader, epoch: int, start: int) -> None:
-        self._reader, self._epoch, self._start = reader, epoch, start
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Functions of the user's travel by value, as they came here."""
-        return _unpacked, (cloudpickle.dumps((self._reader, self._epoch, self._start)),)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return self._reader.epoch(self._epoch, self._start)
-
-
-def _unpacked(blob: bytes) -> _Pass:
-    return _Pass(*cloudpickle.loads(blob))
+def _as_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.estimators.run.readers import one_pass
+from hvd_cluster.estimators.run.reader_pool import one_pass
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

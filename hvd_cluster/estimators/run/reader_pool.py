@@ -1,0 +1,84 @@
+"""Where a rank's Parquet reader runs, by ``reader_pool_type``: in threads of the worker, or in a reader process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from hvd_cluster.data.cache import MemoryCache
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hvd_cluster.data.reader import ParquetReader
+
+#: ``inmemory_cache_all`` keeps whatever there is.
+_ALL_BYTES = 1 << 62
+_UINT64 = (1 << 64) - 1
+
+
+def options_of_pool(pool_type: str, num_threads: int, in_memory: bool) -> dict[str, Any]:
+    """Arguments of a ``ParquetReader`` for a ``reader_pool_type``.
+
+    Args:
+        num_threads: the number of threads; "dummy" always has one.
+        in_memory: keep rows in memory. No effect for "process": a reader process lives for one pass.
+    """
+    return {
+        "num_threads": 1 if pool_type == "dummy" else num_threads,
+        "cache": MemoryCache(_ALL_BYTES) if in_memory and pool_type != "process" else None,
+    }
+
+
+def one_pass(
+    reader: ParquetReader,
+    epoch: int,
+    start: int,
+    pool_type: str,
+    start_method: str | None,
+    *,
+    seed: int,
+    rank: int,
+) -> Iterator[dict[str, Tensor]]:
+    """One pass over the rows from its ``start``-th batch on, in this process or, for "process", in a reader process.
+
+    A reader process draws other random numbers in each pass and on each rank; a repeated run draws the same ones.
+    """
+    if pool_type != "process":
+        return reader.epoch(epoch, start)
+    loader = DataLoader(
+        _Pass(reader, epoch, start),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context=start_method or "spawn",
+        # Without it, the seed is drawn from the model's generator, and a run that resumes in a pass differs.
+        generator=torch.Generator().manual_seed(_pass_seed(seed, epoch, rank, start)),
+    )
+    return iter(loader)
+
+
+def _pass_seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence([number & _UINT64 for number in numbers]).generate_state(1, np.uint64)[0])
+
+
+class _Pass(IterableDataset[Any]):
+    """One pass as a data set of a reader process."""
+
+    def __init__(self, reader: ParquetReader, epoch: int, start: int) -> None:
+        self._reader, self._epoch, self._start = reader, epoch, start
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the user's functions by value."""
+        return _unpacked, (cloudpickle.dumps((self._reader, self._epoch, self._start)),)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self._reader.epoch(self._epoch, self._start)
+
+
+def _unpacked(blob: bytes) -> _Pass:
+    return _Pass(*cloudpickle.loads(blob))
