@@ -1,4 +1,4 @@
-"""What runs the workers of a fit."""
+"""Backends run the workers of a fit: processes of this machine, tasks of Spark, actors of Ray."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 OnEvent = Callable[[int, dict[str, Any]], None]
 
-#: Packages that every worker has, since this one needs them there.
+#: Packages that every worker has, because this package needs them.
 _PRESENT = frozenset({"__main__", "hvd_cluster", "horovod", "torch", "numpy", "cloudpickle", "pyarrow", "pyspark"})
-#: By session: modules that a worker there has imported.
+#: By session, the modules that one of its workers has imported.
 _found_modules: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 class Backend(ABC):
-    """Runs a function in several workers. Programs bring their own by subclassing this, or one of those below."""
+    """Runs a function in several workers. Subclass it, or one of the classes below, for another way to run them."""
 
     @abstractmethod
     def run(
@@ -33,14 +33,14 @@ class Backend(ABC):
     ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` in every worker.
 
-        A backend may also take a keyword ``on_event``: a function ``(rank, fields)`` for what workers report on the
-        way.
+        A backend may also take a keyword ``on_event``: a function ``(rank, fields)`` that gets the reports of workers
+        while they run.
 
         Args:
-            env: variables for the workers on top of their own environment; None as a value removes one.
+            env: variables added to the workers' own environment; the value None removes one.
 
         Returns:
-            the results in the order of the ranks.
+            The results in the order of the ranks.
         """
 
     @abstractmethod
@@ -48,27 +48,40 @@ class Backend(ABC):
         """The number of workers."""
 
     def where(self) -> str:
-        """Where the workers run, and how much room there is, for the line that a fit begins with."""
+        """Where the workers run and how much room there is, for the first log line of a fit."""
         return type(self).__name__
 
-    def check(self) -> None:  # noqa: B027 - a backend need not know anything beforehand
-        """Raise where the workers can be seen to have no place; called before the data is written."""
+    #: Whether ``run`` takes rows of a DataFrame, so that no store is needed.
+    brings_rows = False
 
-    def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:  # noqa: B027 - nor whether it is
-        """Raise where a worker cannot unpickle ``values``; called before the data is written.
+    @property
+    def is_far(self) -> bool:
+        """Whether workers may run on machines that do not see the disk of this one."""
+        return False
+
+    @property
+    def driver_is_out_of_reach(self) -> bool:
+        """Whether workers cannot open a connection to this process."""
+        return False
+
+    def check(self) -> None:  # noqa: B027 - optional
+        """Raise if there is no room for the workers; called before the data is written."""
+
+    def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Raise if a worker cannot unpickle ``values``; called before the data is written.
 
         Args:
-            name: what the error calls them.
-            values: what the workers will get, by name.
+            name: the name of their function in the error.
+            values: the arguments that the workers will get, by name.
         """
 
     def check_again(self) -> None:
-        """The same before the workers of a fit start again. There must be as many of them as before."""
+        """As :meth:`check`, before the workers of a fit restart. Their number must not change."""
         self.check()
 
 
 class LauncherBackend(Backend):
-    """A backend whose workers a ``run`` of this package starts."""
+    """A backend whose workers are started by one of this package's ``run`` functions."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str | None] | None = None, **kwargs: Any) -> None:
         self._num_proc = _checked(num_proc)
@@ -96,10 +109,10 @@ class LauncherBackend(Backend):
         """The function that starts the workers."""
 
     def _unpickle_there(self, name: str, values: Mapping[str, Any], num_proc: int = 1) -> None:
-        """Unpickle ``values`` in ``num_proc`` workers, which do nothing else.
+        """Unpickle ``values`` in ``num_proc`` workers that do nothing else.
 
         Raises:
-            LaunchError: they cannot; the text names the module and the remedy.
+            LaunchError: it fails; the text names the module and the remedy.
         """
 
         def unpickle(**values: Any) -> None: ...
@@ -118,10 +131,10 @@ class LocalBackend(LauncherBackend):
     """Workers are processes of this machine.
 
     Args:
-        num_proc: how many; 1 if not given.
-        env: variables for the workers, on top of the environment of this process.
-        kwargs: further arguments of :func:`hvd_cluster.launch.local.run`. With ``verbose=0`` the workers' output is
-            dropped, unless ``stdout`` or ``stderr`` is given.
+        num_proc: the number of workers; 1 by default.
+        env: variables for the workers, added to the environment of this process.
+        kwargs: more arguments of :func:`hvd_cluster.launch.local.run`. ``verbose=0`` drops the workers' output, unless
+            ``stdout`` or ``stderr`` is given.
     """
 
     def _launch(self) -> Callable[..., list[Any]]:
@@ -140,14 +153,14 @@ class SparkBackend(LauncherBackend):
     """Workers are child processes of the tasks of a Spark barrier stage, on a classic or a Connect session.
 
     Args:
-        num_proc: how many; as many as the session runs tasks at once if not given.
-        env: variables for the workers. Beside these they have the environment of their executor, not the driver's.
-        kwargs: further arguments of :func:`hvd_cluster.spark.run`, such as ``spark`` (the session), ``stdout``,
+        num_proc: the number of workers; by default as many as the session runs tasks at once.
+        env: variables for the workers, added to the environment of their executor, not of the driver.
+        kwargs: more arguments of :func:`hvd_cluster.spark.run`, such as ``spark`` (the session), ``stdout``,
             ``stderr``, ``verbose``, ``start_timeout``, ``workers_per_task``, ``resource_profile`` or
             ``prefix_output_with_timestamp``.
     """
 
-    #: ``run`` takes rows of a DataFrame, which go through the barrier stage.
+    #: Rows of a DataFrame go through the barrier stage.
     brings_rows = True
 
     def _launch(self) -> Callable[..., list[Any]]:
@@ -156,7 +169,7 @@ class SparkBackend(LauncherBackend):
         return run
 
     def num_processes(self) -> int:
-        """The number of workers; asks the session once where it was not given, which may start a small Spark job."""
+        """The number of workers. If it was not given, asks the session once, which may run a small Spark job."""
         if self._num_proc is None:
             from hvd_cluster.spark.preflight import infer_num_tasks
 
@@ -178,24 +191,24 @@ class SparkBackend(LauncherBackend):
 
     @property
     def is_far(self) -> bool:
-        """Whether tasks may run on other machines than this process."""
+        """Whether tasks may run on other machines than this process does."""
         from hvd_cluster.spark import host
 
         return self._session().driver_hosts()[0] != host.LOOPBACK
 
     @property
     def driver_is_out_of_reach(self) -> bool:
-        """Whether workers cannot open a connection to this process, as far as can be told: a remote Connect server."""
+        """Whether the session is on a remote Connect server, so that workers cannot connect to this process."""
         from hvd_cluster.spark.connect import ConnectSession
 
         return isinstance(self._session(), ConnectSession) and self.is_far
 
     def check(self) -> None:
-        """Wait until the session has a slot for each worker, as :func:`hvd_cluster.spark.run` does.
+        """Wait for a slot for each worker, as :func:`hvd_cluster.spark.run` does.
 
         Raises:
-            NotEnoughSlotsError: it can never have that many.
-            StartTimeoutError: executors that might have joined did not.
+            NotEnoughSlotsError: the session can never have that many.
+            StartTimeoutError: executors that could have joined did not.
         """
         from hvd_cluster.settings import Settings
         from hvd_cluster.spark.preflight import wait_for_slots
@@ -205,11 +218,10 @@ class SparkBackend(LauncherBackend):
         wait_for_slots(self._session(), num_tasks, timeout_s, self._kwargs.get("resource_profile"))
 
     def check_unpickles(self, name: str, values: Mapping[str, Any]) -> None:
-        """Unpickle ``values`` in the workers of one task, unless a task of this session has had their modules.
+        """Unpickle ``values`` in the workers of one task, unless a task of this session has imported their modules.
 
         Raises:
-            LaunchError: they cannot be unpickled; or the executor has another Python or another version of this
-                package.
+            LaunchError: unpickling fails, or the executor has another version of Python or of this package.
         """
         wanted = _modules_to_find(values)
         known = _found_modules.setdefault(self._session().spark, set())
@@ -219,53 +231,39 @@ class SparkBackend(LauncherBackend):
 
 
 def _modules_to_find(values: Mapping[str, Any]) -> set[str]:
-    """The modules of ``values`` that a worker which has this package need not have."""
+    """The modules of ``values`` that a worker may lack although it has this package."""
     present = {*sys.stdlib_module_names, *_PRESENT}
     return {name for name in modules_in(dumps(dict(values))[0]) if name.partition(".")[0] not in present}
 
 
-def takes_rows(backend: Any) -> bool:
-    """Whether ``backend.run`` brings rows to the workers itself, so that no store is needed."""
-    return getattr(backend, "brings_rows", False) and _accepts(backend, "rows")
+def takes_rows(backend: Backend) -> bool:
+    """Whether ``backend.run`` brings rows to the workers, so that no store is needed."""
+    return backend.brings_rows and _accepts(backend, "rows")
 
 
-def is_far(backend: Any) -> bool:
-    """Whether its workers may be on machines that see nothing of this one's disk, as far as the backend tells."""
-    return bool(getattr(backend, "is_far", False))
+def as_backend(given: Any) -> Backend:
+    """``given``, or a Backend around any other object that has ``run`` and ``num_processes``."""
+    if isinstance(given, Backend):
+        return given
+    names = [name for name in vars(Backend) if not name.startswith("_") and hasattr(given, name)]
+    members = {name: property(lambda _, name=name: getattr(given, name)) for name in names}  # type: ignore[misc]
+    backend: Backend = type(type(given).__name__, (Backend,), members)()
+    return backend
 
 
-def check(backend: Any) -> None:
-    """``backend.check``, where it has that: any object with ``run`` and ``num_processes`` will do."""
-    if hasattr(backend, "check"):
-        backend.check()
-
-
-def check_unpickles(backend: Any, name: str, values: Mapping[str, Any]) -> None:
-    """``backend.check_unpickles``, where it has that."""
-    if hasattr(backend, "check_unpickles"):
-        backend.check_unpickles(name, values)
-
-
-def check_again(backend: Any) -> None:
-    """``backend.check_again``, where it has that, or else ``check``."""
-    if hasattr(backend, "check_again"):
-        backend.check_again()
-    else:
-        check(backend)
-
-
-def run_on(backend: Any, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent, rows: Any = None) -> list[Any]:
-    """``backend.run``, with ``on_event`` where it takes that: any object with ``run`` and ``num_processes`` will do.
+def run_on(
+    backend: Backend, fn: Callable[..., Any], args: Sequence[Any], on_event: OnEvent, rows: Any = None
+) -> list[Any]:
+    """``backend.run``, with ``on_event`` if it takes that.
 
     Args:
-        rows: data for the workers that comes with them, for backends whose ``run`` takes ``rows``.
+        rows: rows for the workers, for backends whose ``run`` takes ``rows``.
     """
-    more = {"on_event": on_event} if _accepts(backend, "on_event") else {}
-    results: list[Any] = backend.run(fn, args=tuple(args), **more, **({"rows": rows} if rows is not None else {}))
-    return results
+    more: dict[str, Any] = {"on_event": on_event} if _accepts(backend, "on_event") else {}
+    return backend.run(fn, args=tuple(args), **more, **({"rows": rows} if rows is not None else {}))
 
 
-def _accepts(backend: Any, name: str) -> bool:
+def _accepts(backend: Backend, name: str) -> bool:
     parameters = inspect.signature(backend.run).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 

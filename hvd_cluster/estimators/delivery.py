@@ -12,7 +12,7 @@ from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.files.filesystems import normalize
 from hvd_cluster.data.materializing import materialize
 from hvd_cluster.data.store import Store
-from hvd_cluster.estimators.backend import is_far, takes_rows
+from hvd_cluster.estimators.backend import Backend, takes_rows
 from hvd_cluster.estimators.frames import Frame
 
 
@@ -34,7 +34,7 @@ class Delivery:
     """What decides how the rows of a fit travel."""
 
     kind: Frame
-    backend: Any
+    backend: Backend
     #: The user named a store.
     has_store: bool
     #: A data module of the user's own reads the rows.
@@ -45,7 +45,7 @@ class Delivery:
     @property
     def keeps_with_driver(self) -> bool:
         """Whether workers see nothing of what the driver keeps for a fit without a store."""
-        return not self.has_store and (self.kind is Frame.SPARK or is_far(self.backend))
+        return not self.has_store and (self.kind is Frame.SPARK or self.backend.is_far)
 
     @property
     def writes_rows(self) -> bool:
@@ -67,9 +67,9 @@ class Delivery:
             reason = f"{name} does not bring the rows of a Spark DataFrame to its workers"
         elif self.kind is Frame.SPARK and self.has_module:
             reason = "a data_module reads Parquet, and without a store the rows of a Spark DataFrame come as none"
-        elif self.kind in (Frame.PANDAS, Frame.ARROW) and is_far(self.backend):
+        elif self.kind in (Frame.PANDAS, Frame.ARROW) and self.backend.is_far:
             reason = f"the workers of {name} are on other machines, and do not see what this one writes to its own disk"
-        elif self.kind is Frame.PARQUET and is_far(self.backend) and self._copies_parquet:
+        elif self.kind is Frame.PARQUET and self.backend.is_far and self._copies_parquet:
             reason = (
                 f"the workers of {name} are on other machines, and this Parquet cannot be read where it is: each of "
                 "its parts has to be written to files of its own"

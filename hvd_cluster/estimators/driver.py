@@ -14,7 +14,7 @@ from typing import Any
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import WorkerFailedError
 from hvd_cluster.estimators import restarts
-from hvd_cluster.estimators.backend import Backend, check_again, run_on
+from hvd_cluster.estimators.backend import Backend, run_on
 from hvd_cluster.estimators.run import reports, run_files
 from hvd_cluster.estimators.run.epochs import EpochListener, StopFit
 from hvd_cluster.estimators.run.run_files import ReceivedFiles
@@ -92,7 +92,7 @@ class DriverRun:
                         made,
                         self.max_restarts,
                     )
-                    check_again(self.backend)  # an executor that died takes a while to be replaced
+                    self.backend.check_again()  # an executor that died takes a while to be replaced
                 else:
                     with contextlib.suppress(StopFit):  # nothing is left to stop
                         self.epochs.hear(results[0].history)

@@ -20,7 +20,7 @@ from hvd_cluster.data.schema import missing_columns_text
 from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders
-from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, check, check_unpickles
+from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, as_backend
 from hvd_cluster.estimators.column_roles import ColumnRoles
 from hvd_cluster.estimators.delivery import Delivery, Prepared
 from hvd_cluster.estimators.driver import DriverRun
@@ -163,7 +163,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
                 part_dirs=parquet_folders.part_dirs(store, dataset_idx),
             )
 
-        backend: Backend = self._get_or_create_backend()
+        backend = as_backend(self._get_or_create_backend())
         self._check(names, is_held_out=True)
         return self._fit_prepared(backend, prepared, keeps_with_driver=False)
 
@@ -189,7 +189,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
         given_seed = self._value("random_seed")
         # By the name of the run, so that resuming it splits and shuffles as before.
         seed = zlib.crc32(run_id.encode()) if given_seed is None else given_seed
-        out_of_reach = getattr(backend, "driver_is_out_of_reach", False)
+        out_of_reach = backend.driver_is_out_of_reach
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(self._opened_store(save_runs=not (keeps_with_driver and out_of_reach)))
             if not store.saving_runs and self._value("store") is None:
@@ -197,10 +197,10 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
             store.check_writable()
             lease = stack.enter_context(self._leased(store, run_id))
             found = self._checkpoint(store, run_id)
-            check(backend)
+            backend.check()
             if try_first is not None:
                 try_first(store, run_id, seed)
-            check_unpickles(backend, self._fit_name, self._unpickled_params())
+            backend.check_unpickles(self._fit_name, self._unpickled_params())
             try:
                 with prepared(store, lease.token, seed) as data, tracking.tracked(self, run_id) as tracker:
                     spec = dataclasses.replace(
@@ -358,8 +358,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _backend_for(self, kind: Frame, data: Any) -> Backend:
         overridden = type(self)._get_or_create_backend is not DistributedEstimator._get_or_create_backend
         if overridden or self._value("backend") is not None:
-            backend: Backend = self._get_or_create_backend()
-            return backend
+            return as_backend(self._get_or_create_backend())
         num_proc, verbose = self._value("num_proc"), self._value("verbose")
         if kind is Frame.SPARK:
             return SparkBackend(num_proc, verbose=verbose, spark=data.sparkSession)

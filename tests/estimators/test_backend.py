@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from hvd_cluster.errors import LaunchError
 from hvd_cluster.estimators import Backend, LocalBackend, SparkBackend, TorchEstimator
-from hvd_cluster.estimators.backend import run_on
+from hvd_cluster.estimators.backend import as_backend, run_on
 from hvd_cluster.launch import progress
 
 
@@ -43,6 +43,32 @@ def test_a_backend_of_the_users_own_needs_no_on_event():
             return 1
 
     assert run_on(Here(), lambda x: x + 1, (1,), lambda rank, fields: None) == [2]
+
+
+def test_any_object_that_runs_functions_is_a_backend():
+    class Own:
+        num_proc = 3
+
+        def run(self, fn, args=(), kwargs=None, env=None):
+            return [fn(*args)] * self.num_proc
+
+        def num_processes(self):
+            return self.num_proc
+
+        def check(self):
+            raise LaunchError("no room")
+
+    own = Own()
+    backend = as_backend(own)
+    assert isinstance(backend, Backend)
+    assert as_backend(backend) is backend
+    own.num_proc = 2
+    assert (backend.num_processes(), backend.where(), backend.is_far) == (2, "Own", False)
+    assert run_on(backend, lambda x: x + 1, (1,), lambda rank, fields: None) == [2, 2]
+    with pytest.raises(LaunchError, match="no room"):
+        backend.check_again()
+    with pytest.raises(TypeError, match="num_processes"):
+        as_backend(object())
 
 
 def test_a_backend_without_room_is_asked_before_the_data(frame, tmp_path):

@@ -26,9 +26,8 @@ def line(backend: Backend, spec: FitSpec, rows: Any = None) -> str:
     counted = f"{data.train.rows:,} rows to train on"
     if data.validation is not None:
         counted += f" and {data.validation.rows:,} to validate on"
-    where = backend.where() if hasattr(backend, "where") else type(backend).__name__
     parts = [
-        f"{backend.num_processes()} workers ({where})",
+        f"{backend.num_processes()} workers ({backend.where()})",
         counted if rows is None else "rows go straight to the workers",
         f"Python {platform.python_version()}, torch {torch.__version__}",
         f"{len(pack(_nothing, kwargs={'spec': spec})) / 1000:,.0f} kB for each worker",
