@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators import (
     KerasEstimator,
     LightningEstimator,
@@ -124,6 +125,8 @@ def require_stops(long_fit, rows, **params):
     with pytest.raises(TrialPruned) as caught:
         long_fit(prune, **params).fit(rows)
     assert raised == [caught.value]
+    with scratch_folder("sweep"):  # removes those of workers that were killed, as the next fit would
+        pass
 
 
 def test_what_a_driver_callback_raises_ends_a_fit_in_local_processes(long_fit):
