@@ -135,8 +135,8 @@ def _let_tasks_end(spark: Any, tag: str) -> None:
     try:
         while running_tasks(spark, tag) != 0 and time.monotonic() < until:
             time.sleep(0.1)
-    except Exception as error:  # noqa: BLE001  as above
-        logger.debug("whether tasks run still cannot be told: %s", error)
+    except Exception as error:  # noqa: BLE001  the tracker may have stopped, or py4j fails in any way
+        logger.debug("cannot find out whether tasks still run: %s", error)
 
 
 def _is_connect(spark: Any) -> bool:

@@ -20,7 +20,7 @@ from hvd_cluster.estimators.run.epochs import EpochListener, StopFit
 from hvd_cluster.estimators.run.run_files import ReceivedFiles
 from hvd_cluster.estimators.view import preflight
 from hvd_cluster.estimators.view.progress_bar import ProgressBar
-from hvd_cluster.launch.process import StopCall
+from hvd_cluster.launch.worker_group import StopCall
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class DriverRun:
         """Let what ``act`` raises stop the workers, from whatever thread hears them."""
         try:
             act()
-        except BaseException as error:
+        except BaseException as error:  # a driver callback may raise anything, and all of it ends the fit
             raise StopCall from error
 
     def _stopped(self, spec: Any, stop: StopCall) -> Any:

@@ -33,10 +33,6 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 _HANDSHAKE_TIMEOUT_S = 3600.0  # the worker group has its own time limit for the start
 
 
-class StopCall(BaseException):
-    """Raised by an ``on_event`` to stop all workers; the call then raises it in its caller's thread."""
-
-
 def ignore_event(rank: int, event: dict[str, Any]) -> None:
     """An ``on_event`` that drops everything."""
 
@@ -194,13 +190,8 @@ class WorkerProcess(ChildWorker):
 
     def _handle(self, message: Ready | ProgressEvent | Outcome) -> None:
         if isinstance(message, ProgressEvent):
-            try:
+            with self._passing_on(self._notify):
                 self._on_event(self.rank, message.fields)
-            except StopCall as stop:
-                self.stop_call = stop
-                self._notify()
-            except Exception:  # a broken callback must not fail the job
-                logger.exception("a progress report of rank %d could not be passed on", self.rank)
             return
         if isinstance(message, Ready):
             self.ready = True

@@ -15,7 +15,7 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
-from hvd_cluster.launch.process import OnEvent, StopCall
+from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.launch.reachability import HostAddresses
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import (
@@ -72,20 +72,14 @@ class RemoteWorker(Worker):
 
     def handle(self, message: OutputLine | ProgressEvent | WorkerStatus | StartFailed) -> None:
         """Handle a message of the agent about this worker."""
-        try:
-            if isinstance(message, OutputLine):
-                self._tail.add(message.text)
+        if isinstance(message, OutputLine):
+            self._tail.add(message.text)
+            with self._passing_on(self._on_change):
                 self._on_line(self.rank, message.stream, message.text)
-                return
-            if isinstance(message, ProgressEvent):
-                self._on_event(self.rank, message.fields)
-                return
-        except StopCall as stop:
-            self.stop_call = stop
-            self._on_change()
             return
-        except Exception:  # a broken callback must not fail the job
-            logger.exception("a message of rank %d could not be passed on", self.rank)
+        if isinstance(message, ProgressEvent):
+            with self._passing_on(self._on_change):
+                self._on_event(self.rank, message.fields)
             return
         if isinstance(message, StartFailed):
             self.lose(f"could not be started on {self._host_name}: {message.why}")

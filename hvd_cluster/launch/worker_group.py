@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -26,6 +27,10 @@ STOP_GRACE_S = 5.0
 EXIT_GRACE_S = 30.0
 
 
+class StopCall(BaseException):
+    """Raised by an ``on_event`` to stop all workers; the call then raises it in its caller's thread."""
+
+
 class Worker(ABC):
     """A worker as its launcher sees it."""
 
@@ -38,13 +43,28 @@ class Worker(ABC):
         #: How it ended; None while it lives.
         self.outcome: Outcome | None = None
         #: What its ``on_event`` raised to stop the call.
-        self.stop_call: BaseException | None = None
+        self.stop_call: StopCall | None = None
         self._tail = Tail()
 
     @property
     def output_tail(self) -> str:
         """The last lines of its output."""
         return self._tail.text()
+
+    @contextlib.contextmanager
+    def _passing_on(self, on_change: Callable[[], None]) -> Iterator[None]:
+        """Call the launcher's callbacks inside; their errors neither end the receiving thread nor fail the job.
+
+        Args:
+            on_change: called after a :class:`StopCall`.
+        """
+        try:
+            yield
+        except StopCall as stop:
+            self.stop_call = stop
+            on_change()
+        except Exception:  # a broken callback must not fail the job
+            logger.exception("a message of rank %d could not be passed on", self.rank)
 
     @abstractmethod
     def terminate(self) -> None:
@@ -179,7 +199,7 @@ class WorkerGroup(Generic[W]):
         def has_cause() -> bool:
             return any(not outcome.is_secondary for outcome in self._outcomes())
 
-        def stop_call() -> BaseException | None:
+        def stop_call() -> StopCall | None:
             return next((stop for worker in self.workers if (stop := worker.stop_call)), None)
 
         def failed_or_stopped() -> bool:

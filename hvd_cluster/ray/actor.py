@@ -17,7 +17,7 @@ from hvd_cluster.errors import AuthenticationError, LaunchError
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.pickling import loads
-from hvd_cluster.launch.process import OnEvent, StopCall, ignore_event
+from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.wire.messages import ProgressEvent
 from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.ray.connection import ENDING_TEXT, Connection
@@ -233,7 +233,7 @@ class ActorWorker(Worker):
         if isinstance(message, CallFinished):
             self._take_report()
             return
-        try:
+        with self._passing_on(self._on_change):
             if isinstance(message, OutputLines):
                 for text in message.texts:
                     self._tail.add(text)
@@ -242,11 +242,6 @@ class ActorWorker(Worker):
                 self.sinks.on_event(self.rank, message.fields)
             elif isinstance(message, LogRecord):
                 self.sinks.on_log(loads(message.info))
-        except StopCall as stop:
-            self.stop_call = stop
-            self._on_change()
-        except Exception:  # a broken callback must not fail the job
-            logger.exception("a message of rank %d could not be passed on", self.rank)
 
     def _take_report(self) -> None:
         """The call has ended: fetch its result from Ray. If the worker has died, the connection ends next."""

@@ -67,7 +67,7 @@ def test_a_cycle_that_older_requests_have_begun_does_not_end_for_what_was_submit
     submitted_s = time.monotonic()
     submissions.submit(_request("b"), is_waited_for=False)
     assert not submissions.end_cycle()
-    assert _ready(submissions.cycle_timer, 10_000)  # it goes on for the new one
+    assert _ready(submissions.cycle_timer, 10_000)  # it runs again for the new request
     assert time.monotonic() - submitted_s >= 0.5
     assert submissions.end_cycle()
     submissions.close()

@@ -49,11 +49,11 @@ def test_a_command_runs_on_two_hosts_over_ssh(hosts: MakeHosts) -> None:
 
 def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(hosts: MakeHosts) -> None:
     made = hosts(1)
-    nobody = made.address.rpartition(".")[0] + ".99"
-    result = hvdrun(made, "-np", "2", "--start-timeout", "3", "-H", f"{made[0].address}:1,{nobody}:1", "true")
+    absent = made.address.rpartition(".")[0] + ".99"
+    result = hvdrun(made, "-np", "2", "--start-timeout", "3", "-H", f"{made[0].address}:1,{absent}:1", "true")
     assert result.returncode == 2
     assert "could not connect to some hosts via ssh" in result.stderr
-    assert f"  {nobody}: ssh could not connect" in result.stderr
+    assert f"  {absent}: ssh could not connect" in result.stderr
     assert "No route to host" in result.stderr or "timed out" in result.stderr
     assert f"  {made[0].address}:" not in result.stderr
     assert made[0].processes() == []

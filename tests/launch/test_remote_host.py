@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from hvd_cluster.launch.process import ignore_event
 from hvd_cluster.launch.remote import RemoteHost, RemoteWorker
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.wire.agent_messages import AgentHandshake, StartWorker, WorkerStatus
+from hvd_cluster.launch.wire.messages import ProgressEvent
+from hvd_cluster.launch.worker_group import StopCall
 from hvd_cluster.rendezvous.channel import Channel
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.topology import Topology
@@ -70,6 +73,24 @@ def test_nothing_is_kept_of_a_worker_that_has_ended_nor_of_a_host_that_has_gone(
     assert host._workers == {}
     assert host._channel is not None
     assert host._channel.fileno() == -1
+
+
+def test_a_callback_that_stops_the_call_or_fails_leaves_the_connection_to_its_worker(
+    agent: tuple[RemoteHost, Channel], caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_event(rank: int, fields: dict[str, Any]) -> None:
+        raise fields["raises"]
+
+    host, channel = agent
+    changed = threading.Event()
+    worker = host.start(0, Task(command=("true",)), Topology(), {}, changed.set, on_line=drop_line, on_event=on_event)
+    channel.send(pickle.dumps(ProgressEvent(0, {"raises": ValueError("mine")})))
+    channel.send(pickle.dumps(ProgressEvent(0, {"raises": StopCall("enough")})))
+    assert changed.wait(30)
+    assert str(worker.stop_call) == "enough"
+    assert "ValueError: mine" in caplog.text
+    channel.send(pickle.dumps(WorkerStatus(0, ready=True, reported=None, outcome=Outcome(0, "elsewhere"))))
+    assert worker.wait() == Outcome(0, "elsewhere")
 
 
 def test_a_host_that_goes_closes_its_connection_by_itself(agent: tuple[RemoteHost, Channel]) -> None:

@@ -46,7 +46,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         take_kept_error()  # discard an earlier error
         try:
             return func(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of any class: raised again, or as the error that it stands for
             # A compiled step raises TensorFlow's or JAX's error in place of the original one.
             is_runtimes = type(error).__module__.partition(".")[0] in _RUNTIMES
             failure = take_kept_error() if is_runtimes and not isinstance(error, HorovodInternalError) else None

@@ -30,7 +30,7 @@ def in_thread(
     def call() -> None:
         try:
             target(*args)
-        except Exception:
+        except Exception:  # of any class; `silent` asks to ignore it
             if not silent:
                 raise
 

@@ -51,20 +51,20 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(loopback_ss
         hub.connect([Host("elsewhere", 1)], retry=False)
         remote = hub.remotes["elsewhere"]
         candidate = HostAddresses("here", ("127.0.0.1",), probe_listener.port)
-        assert remote.probe((candidate,), 0.0) == {}  # nobody answers in no time
-        nobody = HostAddresses("nobody", ("127.0.0.1",), 9)
-        assert remote.probe((nobody,), 30) == {"nobody": ()}
+        assert remote.probe((candidate,), 0.0) == {}  # no answer comes in no time
+        nowhere = HostAddresses("nowhere", ("127.0.0.1",), 9)
+        assert remote.probe((nowhere,), 30) == {"nowhere": ()}
         answers: dict[int, object] = {}
 
         def ask(number: int) -> None:
-            answers[number] = remote.probe((candidate if number % 2 else nobody,), 30)
+            answers[number] = remote.probe((candidate if number % 2 else nowhere,), 30)
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert answers == {n: {"here": ("127.0.0.1",)} if n % 2 else {"nobody": ()} for n in range(8)}
+        assert answers == {n: {"here": ("127.0.0.1",)} if n % 2 else {"nowhere": ()} for n in range(8)}
     finally:
         probe_listener.close()
         hub.close()

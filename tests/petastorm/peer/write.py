@@ -2,7 +2,7 @@
 
     python write.py FOLDER
 
-The result is kept in ``tests/petastorm/files``; ``make test-matrix`` makes it anew and looks at it alike.
+The result is kept in ``tests/petastorm/files``; ``make test-matrix`` makes it again and reads it the same way.
 """
 
 import datetime as dt
