@@ -230,9 +230,7 @@ def test_a_progress_thread_that_leaves_clears_stale_timers(submissions: Submissi
     assert not submissions.is_urgent
     assert not _is_ready(submissions.wakeup, 0)
     assert not _is_ready(submissions.cycle_timer.descriptor, 200)
-    assert _is_ready(
-        submissions.idle_timer.descriptor, 10_000
-    )  # it was started again: no thread may make progress from here on
+    assert _is_ready(submissions.idle_timer.descriptor, 10_000)  # restarted: no thread holds the lock from here on
 
 
 def test_an_interrupt_of_a_progress_thread_that_leaves_ends_the_world() -> None:
