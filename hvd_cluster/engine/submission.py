@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -34,10 +34,31 @@ from hvd_cluster.errors import HorovodInternalError, NotInitializedError
 
 Tensors = list[torch.Tensor]
 
-_REDUCING_KINDS = frozenset({Kind.ALLREDUCE, Kind.REDUCESCATTER})
 #: Element types that can be moved, but not all of them reduced.
 _MOVED_DTYPES = REDUCED_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
-_ROWED_KINDS = frozenset({Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER})
+
+
+class _Rules(NamedTuple):
+    """What a kind of collective takes."""
+
+    #: The kind's value, which an Enum takes long to look up.
+    prefix: str
+    reduces: bool
+    #: Tensors need a first dimension.
+    has_rows: bool
+    #: Ranks may differ in the first dimension.
+    is_open: bool
+
+
+_RULES = {
+    kind: _Rules(
+        kind.value,
+        kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER),
+        kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER),
+        kind in OPEN_KINDS,
+    )
+    for kind in Kind
+}
 
 
 def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -51,7 +72,9 @@ def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
         warnings.warn("average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+    if op is None:
+        return ReduceOp.AVERAGE
+    return op if type(op) is ReduceOp else ReduceOp(op)  # an Enum takes long to find itself
 
 
 class Waitable(Protocol):
@@ -168,13 +191,13 @@ def submit(
     """
     engine = running_engine()
     set_id = process_set_id(process_set)
-    _check(kind, tensors, process_set, name, op, root, prescale, postscale)
-    metas = tuple([describe(tensor, any_first_dimension=kind in OPEN_KINDS) for tensor in tensors])
+    rules = _check(kind, tensors, process_set, name, op, root, prescale, postscale)
+    metas = tuple([describe(tensor, any_first_dimension=rules.is_open) for tensor in tensors])
     wire_name = "" if wire is None else dtype_name(wire)
     handle = Handle(engine.progress)
     data = list(tensors)
     request = Request(
-        f"{kind.value}.{unnamed if name is None else name}",
+        f"{rules.prefix}.{unnamed if name is None else name}",
         set_id,
         Signature(kind, metas, op, root, float(prescale), float(postscale), wire=wire_name, members=members),
         data,
@@ -198,18 +221,20 @@ def _check(
     root: int,
     prescale: float,
     postscale: float,
-) -> None:
-    if kind in _ROWED_KINDS and any(tensor.dim() == 0 for tensor in tensors):
+) -> _Rules:
+    rules = _RULES[kind]
+    if rules.has_rows and any(tensor.dim() == 0 for tensor in tensors):
         label = "" if name is None else f" (tensor {name!r})"
         raise HorovodInternalError(f"Rank {basics.rank()} tried to {kind.name} a rank-zero tensor.{label}")
-    supported = REDUCED_DTYPES if kind in _REDUCING_KINDS else _MOVED_DTYPES
+    supported = REDUCED_DTYPES if rules.reduces else _MOVED_DTYPES
     for tensor in tensors:
         if tensor.dtype not in supported:
             raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if kind is Kind.BROADCAST:
         check_root(root, process_set)
-    if kind in _REDUCING_KINDS:
+    if rules.reduces:
         check_reduction(tensors, op, prescale, postscale, process_set)
+    return rules
 
 
 def wait_all(handles: Iterable[Waitable]) -> list[Any]:

@@ -82,9 +82,11 @@ class TransportTable:
     def __getitem__(self, key: tuple[int, torch.device]) -> Transport:
         """The transport for (process set id, device); the first GPU of a set builds its transport."""
         process_set_id, device = key
-        if (process_set_id, device.type) not in self._transports:
-            self._transports[process_set_id, device.type] = self._for_gpu(process_set_id, device)
-        return self._transports[process_set_id, device.type]
+        by_type = (process_set_id, device.type)  # torch makes a new text at each look
+        transport = self._transports.get(by_type)
+        if transport is None:
+            transport = self._transports[by_type] = self._for_gpu(process_set_id, device)
+        return transport
 
     def abort(self) -> None:
         """Make all work in progress fail now."""
