@@ -311,7 +311,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             yield batch
 
     def _batches(self, position: Position) -> Generator[tuple[shards.ShardPlan, Batch], None, None]:
-        """The course's batches from a position, for :meth:`close` to find while they are taken."""
+        """The epochs' batches from a position, for :meth:`close` to find while they are taken."""
         batches = self._epochs.batches(position)
         self._open.add(batches)
         return batches

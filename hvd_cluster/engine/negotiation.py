@@ -333,8 +333,8 @@ class Negotiator:
         state = self._state_of(key)
         state.children.add(child)
         state.joined |= joined
-        for witness in signatures:
-            state.add(witness)
+        for signature in signatures:
+            state.add(signature)
 
     def _members_below(self, key: Key) -> dict[int, frozenset[int]]:
         """The children whose subtrees have members of the request's process set, with these members."""
@@ -388,7 +388,8 @@ class Negotiator:
 
     def _drop_readable(self) -> None:
         """Drop the forgotten ids that no child can send any more."""
-        self._ids.drop_readable(min(self._children_applied.values(), default=self._num_applied))
+        if self._ids.has_readable:
+            self._ids.drop_readable(min(self._children_applied.values(), default=self._num_applied))
 
     def _run(self, entry: Run) -> Bucket:
         requests = []

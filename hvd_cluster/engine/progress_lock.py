@@ -199,6 +199,12 @@ class ProgressLock:
         self._poll.close()
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        finally:
+            self.is_over.set()  # however the thread ends: shutdown() waits for it
+
+    def _loop(self) -> None:
         while True:
             with self._lock:
                 self._holder = threading.get_ident()

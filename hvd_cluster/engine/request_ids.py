@@ -67,6 +67,11 @@ class RequestIds:
         self._readable[id] = (key, signature)
         self._forgotten.append((log_position, id))
 
+    @property
+    def has_readable(self) -> bool:
+        """Whether :meth:`drop_readable` may have something to drop."""
+        return bool(self._forgotten)
+
     def drop_readable(self, log_position: int) -> None:
         """Drop the ids that were forgotten up to ``log_position``, which all children have applied."""
         while self._forgotten and self._forgotten[0][0] <= log_position:

@@ -101,7 +101,7 @@ class StallInspector:
 
     def next_check_s(self, pending: Iterable[Request]) -> float | None:
         """When :meth:`inspect` has something to do, or None. ``pending`` is in the order of submission."""
-        deadlines = [query.deadline_s for query in self._queries]
+        deadlines = [open_query.deadline_s for open_query in self._queries]
         if self._root_deadline_s is not None:
             deadlines.append(self._root_deadline_s)
         if not self._is_off:
@@ -141,9 +141,9 @@ class StallInspector:
         if self._root_deadline_s is not None and now_s >= self._root_deadline_s:
             self._root_deadline_s = None
             self._report_silent_root(pending)
-        for query in [i for i in self._queries if i.deadline_s <= now_s]:
-            self._queries.remove(query)
-            self._conclude(query)
+        for open_query in [each for each in self._queries if each.deadline_s <= now_s]:
+            self._queries.remove(open_query)
+            self._conclude(open_query)
 
     def receive(self, message: StallMessage, pending: Mapping[Key, Request]) -> None:
         """A message of another rank's inspector. Questions travel down to every rank, all others up to the root."""
@@ -158,11 +158,11 @@ class StallInspector:
         elif self._rank != 0:
             self._send_up(message)
         elif isinstance(message, StallReply):
-            for query in self._queries:
-                if query.query.number == message.number:
-                    query.replies[message.rank] = message
-                    if len(query.replies) == len(self._hosts):
-                        query.deadline_s = time.monotonic()
+            for open_query in self._queries:
+                if open_query.query.number == message.number:
+                    open_query.replies[message.rank] = message
+                    if len(open_query.replies) == len(self._hosts):
+                        open_query.deadline_s = time.monotonic()
         else:
             self._send_query(message, pending)
 
@@ -172,7 +172,7 @@ class StallInspector:
         keys = [key for key in report.keys if now_s - self._warned.get(key, -1e9) >= self._warning_s]
         if report.is_final:
             keys = list(report.keys)
-            if any(query.query.is_final for query in self._queries):
+            if any(open_query.query.is_final for open_query in self._queries):
                 return
         if not keys:
             return
@@ -209,13 +209,13 @@ class StallInspector:
         )
         return StallReply(query.number, self._rank, missing, name, time.monotonic() - at_s, self._has_joined)
 
-    def _conclude(self, query: _OpenQuery) -> None:
+    def _conclude(self, open_query: _OpenQuery) -> None:
         lines = []
         for rank, host in enumerate(self._hosts):
-            reply = query.replies.get(rank)
-            mark = "!" if query.query.is_final else ""
+            reply = open_query.replies.get(rank)
+            mark = "!" if open_query.query.is_final else ""
             if reply is None:
-                mine = [key for key in query.query.keys if rank in self._process_sets.get(key[0], ())]
+                mine = [key for key in open_query.query.keys if rank in self._process_sets.get(key[0], ())]
                 lines.append(f"{rank}{mark}: {_names(mine)} - rank {rank} on {host} does not answer")
             elif reply.missing:
                 doing = (
@@ -232,7 +232,7 @@ class StallInspector:
             "different ranks are trying to submit different tensors or that only subset of ranks is submitting "
             "tensors, which will cause deadlock. \nMissing ranks:\n" + "\n".join(lines)
         )
-        if query.query.is_final:
+        if open_query.query.is_final:
             text += (
                 f'\nOne or more rank (marked by "!") is stalled for longer than {self._shutdown_s:g} seconds. '
                 "Will shutdown."

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from hvd_cluster.engine import basics, current
+from hvd_cluster.engine import current
 from hvd_cluster.engine.compiled_steps import keep_untraced
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.fusion import split_into_requests
@@ -159,6 +159,7 @@ def submit(
     members: int = -1,
     splits: tuple[int, ...] = (),
     in_place: bool = False,
+    prepare: Callable[[Sequence[torch.Tensor]], Tensors] = list,
     finish: Callable[[Tensors], Any] = lambda results: results,
     is_waited_for: bool = False,
     labels: Sequence[str] = (),
@@ -179,6 +180,7 @@ def submit(
         members: a number that identifies the tensors of a group if their shapes and types do not.
         splits: rows for each rank; alltoall only.
         in_place: write the results into ``tensors``.
+        prepare: checks ``tensors`` and returns those to send, over the same memory.
         finish: makes the value of the handle from the results.
         is_waited_for: this thread waits for the handle next; otherwise the request waits for others to be sent with.
         labels: the timeline's names of the tensors, if not the request's name.
@@ -191,11 +193,11 @@ def submit(
     """
     engine = running_engine()
     set_id = process_set_id(process_set)
-    rules = _check(kind, tensors, process_set, name, op, root, prescale, postscale)
-    metas = tuple([describe(tensor, any_first_dimension=rules.is_open) for tensor in tensors])
+    data = prepare(tensors)
+    rules = _check(kind, data, process_set, name, op, root, prescale, postscale)
+    metas = tuple([describe(tensor, any_first_dimension=rules.is_open) for tensor in data])
     wire_name = "" if wire is None else dtype_name(wire)
     handle = Handle(engine.progress)
-    data = list(tensors)
     request = Request(
         f"{rules.prefix}.{unnamed if name is None else name}",
         set_id,
@@ -225,7 +227,7 @@ def _check(
     rules = _RULES[kind]
     if rules.has_rows and any(tensor.dim() == 0 for tensor in tensors):
         label = "" if name is None else f" (tensor {name!r})"
-        raise HorovodInternalError(f"Rank {basics.rank()} tried to {kind.name} a rank-zero tensor.{label}")
+        raise HorovodInternalError(f"Rank {current.rank()} tried to {kind.name} a rank-zero tensor.{label}")
     supported = REDUCED_DTYPES if rules.reduces else _MOVED_DTYPES
     for tensor in tensors:
         if tensor.dtype not in supported:
@@ -321,7 +323,7 @@ def check_root(root: int, process_set: ProcessSet) -> None:
     if ranks is not None and root not in ranks:
         shown = ranks if len(ranks) <= 8 else [*ranks[:4], "...", ranks[-1]]
         raise ValueError(
-            f"root_rank={root} is not among the ranks that take part, {shown}; this is rank {basics.rank()}"
+            f"root_rank={root} is not among the ranks that take part, {shown}; this is rank {current.rank()}"
         )
 
 
@@ -333,9 +335,9 @@ def check_adasum(process_set: ProcessSet) -> None:
     """
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support process sets other than the global one")
-    if basics.is_initialized() and basics.size() & (basics.size() - 1):
+    if current.is_initialized() and (size := current.topology().size) & (size - 1):
         raise NotImplementedError(
-            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {basics.size()}"
+            f"Adasum combines ranks pairwise, so their number has to be a power of two; it is {size}"
         )
 
 
@@ -403,7 +405,7 @@ def rows_by_rank(tensor: torch.Tensor, given: Sequence[torch.Tensor], process_se
     """
     num_ranks = num_members(process_set)
     if tensor.dim() == 0:
-        raise HorovodInternalError(f"Rank {basics.rank()} tried to ALLTOALL a rank-zero tensor.")
+        raise HorovodInternalError(f"Rank {current.rank()} tried to ALLTOALL a rank-zero tensor.")
     rows = tensor.shape[0]
     if not given:
         if rows % num_ranks:

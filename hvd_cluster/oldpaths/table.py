@@ -82,7 +82,7 @@ _MOVED = {
         f"data.petastorm.{module}": f"petastorm.{module}"
         for module in (
             *("cache", "codecs", "errors", "factories", "loaders", "metadata", "predicates", "pytorch", "reader"),
-            *("selectors", "spark", "tf_utils", "transform", "unischema", "writer"),
+            *("selectors", "spark", "spark_types", "tf_utils", "transform", "unischema", "unischema_field", "writer"),
         )
     },
 }

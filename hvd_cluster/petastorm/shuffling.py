@@ -62,19 +62,19 @@ class _Buffer:
 
     def cut(self, count: int) -> RowBatch:
         """The first ``count`` rows."""
-        fragments: list[RowBatch] = []
+        parts: list[RowBatch] = []
         self.rows -= count
         wanted = count
         while wanted:
             part = self._parts[0]
             stop = min(part.rows, self._start + wanted)
-            fragments.append(_slice(part, self._start, stop))
+            parts.append(_slice(part, self._start, stop))
             wanted -= stop - self._start
             self._start = stop
             if stop == part.rows:
                 self._parts.pop(0)
                 self._start = 0
-        return joined(fragments)
+        return joined(parts)
 
     def drawn(self, count: int, random: np.random.Generator) -> RowBatch:
         """``count`` rows drawn from all, each once; the places of the drawn rows are filled with the last ones."""

@@ -107,7 +107,7 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedS
             try:
                 listener.bind(address)
             except OSError as error:
-                raise ConnectionError(f"rank 0 cannot open the joined point {label}: {error}") from error
+                raise ConnectionError(f"rank 0 cannot open the meeting point {label}: {error}") from error
             listener.listen(topology.size)
             told = 0
             while told < topology.size - 1:
@@ -136,7 +136,7 @@ def _through_kernel(topology: Topology, label: str, timeout_s: float) -> JoinedS
                 time.sleep(0.02)
                 continue
             if not _is_ours(connection):
-                raise ConnectionError(f"rank {topology.rank}: the joined point is held by a process of another user")
+                raise ConnectionError(f"rank {topology.rank}: the meeting point is held by a process of another user")
             connection.settimeout(max(0.01, deadline_s - time.monotonic()))
             described = b"".join(iter(lambda: connection.recv(4096), b""))
         return JoinedStore(_completed(topology, described))

@@ -157,8 +157,7 @@ class GradientHooks:
             receiver.end_pass(is_nested=is_nested)
 
     def _report_deferred(self) -> None:
-        receiver = self._receiver()
-        if self._deferred and receiver is not None:
+        if self._deferred and (receiver := self._receiver()) is not None:
             deferred, self._deferred = self._deferred, []
             for number, parameter in deferred:
                 receiver.add_gradient(number, parameter)

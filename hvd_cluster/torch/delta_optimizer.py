@@ -149,13 +149,14 @@ class DeltaOptimizer(Wrapper):
                 submit(
                     Kind.ALLREDUCE,
                     # An empty request if all are frozen: other ranks may not have frozen them, and would wait.
-                    checked(packed[parameter].tensor for parameter in bucket if parameter in packed)
+                    [packed[parameter].tensor for parameter in bucket if parameter in packed]
                     or [torch.empty(0, device="cpu")],
                     process_set=global_process_set,
                     name=f"DistributedDelta.{self._names[bucket[0]]}",
                     in_place=True,
                     op=ReduceOp.ADASUM,
                     members=fingerprint(names) if len(names) < len(bucket) else -1,
+                    prepare=checked,
                     finish=lambda _: None,
                     labels=[f"allreduce.{name}" for name in names],
                 )

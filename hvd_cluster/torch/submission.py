@@ -85,7 +85,7 @@ def submit_tensors(
 
     return submit(
         kind,
-        checked(originals),
+        originals,
         process_set=process_set,
         name=name,
         op=op,
@@ -94,6 +94,7 @@ def submit_tensors(
         postscale=postscale,
         wire=wire,
         in_place=in_place,
+        prepare=checked,
         finish=finish,
         is_waited_for=is_waited_for,
     )

@@ -97,7 +97,7 @@ class Transfers:
         packed = [wire.pack(gradient, compression, gradients[0].device) for gradient in gradients]
         handle = submit(
             Kind.ALLREDUCE,
-            checked(each.tensor for each in packed) or [torch.empty(0, device="cpu")],
+            [each.tensor for each in packed] or [torch.empty(0, device="cpu")],
             process_set=config.process_set,
             name=name,
             in_place=True,
@@ -106,6 +106,7 @@ class Transfers:
             prescale=1.0 / config.predivide_factor,
             postscale=config.predivide_factor,
             wire=wire_dtype,
+            prepare=checked,
             finish=lambda _: None,
             labels=labels,
         )

@@ -458,3 +458,22 @@ def test_an_exception_of_a_signal_handler_ends_init_and_shutdown_as_itself_and_i
         return found if is_first else [], result
 
     assert local.run(fn, num_proc=2, env=ENV) == [(["mine", "mine"], 2.0), ([], 2.0)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_engine_counts_as_over_when_its_thread_dies_of_an_error() -> None:
+    class Broken:
+        """Fails, and fails again when the failure is handled."""
+
+        def is_over(self) -> bool:
+            raise RuntimeError
+
+        def fail(self, error: BaseException) -> None:
+            raise RuntimeError from error
+
+    with closing(select.epoll()) as poll:
+        lock = ProgressLock(cast("Any", Broken()), poll)
+        lock.thread.start()
+        assert lock.is_over.wait(30)
+        lock.thread.join()
+        lock.abandon()

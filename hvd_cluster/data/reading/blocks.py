@@ -63,11 +63,11 @@ class BlockReader:
         values = self._reader.columns([first])
         return Schema(tuple(self._output_column(column, values, f"row 0 of {place}") for column in self._input))
 
-    def read(self, assembly: BlockBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
-        """Read a chunk of a block, and put the rows that the rank takes into the assembly.
+    def read(self, buffer: BlockBuffer, chunk: Chunk, stopped: Callable[[], bool]) -> None:
+        """Read a chunk of a block, and put the rows that the rank takes into the buffer.
 
         Args:
-            assembly: the block; its tensors share memory with nothing else.
+            buffer: the block; its tensors share memory with nothing else.
             chunk: which part of its window.
             stopped: asked now and then; when true, the rest may be left out.
 
@@ -75,13 +75,13 @@ class BlockReader:
             DataError: they cannot be read, decoded or transformed; the text names file and row group.
         """
         if self._transform is not None:
-            self._put_transformed(assembly, chunk, self._transform, stopped)
+            self._put_transformed(buffer, chunk, self._transform, stopped)
             return
-        if assembly.num_chunks == 1 and not self._decode:
-            self._put_whole(assembly, chunk)
+        if buffer.num_chunks == 1 and not self._decode:
+            self._put_whole(buffer, chunk)
             return
         columns = self._reader.columns(chunk.ranges)
-        rows, positions = assembly.taken(chunk)
+        rows, positions = buffer.taken(chunk)
         for name in self._input.names:
             values = columns.pop(name)  # so that its memory goes once it has been put
             if name in self._decode:
@@ -90,24 +90,24 @@ class BlockReader:
                 values = decoding.decoded(self.schema[name], self._decode[name], picked, place, stopped)
             elif len(rows) < chunk.rows:
                 values = values.index_select(0, torch.from_numpy(rows))
-            assembly.put(chunk, positions, name, values)
+            buffer.put(chunk, positions, name, values)
 
-    def _put_whole(self, assembly: BlockBuffer, chunk: Chunk) -> None:
+    def _put_whole(self, buffer: BlockBuffer, chunk: Chunk) -> None:
         """The block is this one chunk: gather its rows in order, or take them as they are."""
-        block = assembly.block
+        block = buffer.block
         if block.seeds is not None or block.stride != 1:
-            assembly.tensors.update(self._reader.columns(chunk.ranges, block.order()))
+            buffer.tensors.update(self._reader.columns(chunk.ranges, block.order()))
             return
         shared = self._reader.shares_memory(chunk.ranges)
         rows = slice(block.offset, block.offset + block.rows)
         for name, values in self._reader.columns(chunk.ranges).items():
-            assembly.tensors[name] = values[rows].clone() if shared else values[rows]
+            buffer.tensors[name] = values[rows].clone() if shared else values[rows]
 
     def _put_transformed(
-        self, assembly: BlockBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
+        self, buffer: BlockBuffer, chunk: Chunk, transform: RowTransform, stopped: Callable[[], bool]
     ) -> None:
         """The same through the user's function, which sees the rows that this rank takes and no others."""
-        rows, positions = assembly.taken(chunk)
+        rows, positions = buffer.taken(chunk)
         begin = 0
         for piece in chunk.ranges:
             if stopped():
@@ -124,7 +124,7 @@ class BlockReader:
                 if stopped():
                     return
                 for name, values in part.items():
-                    assembly.put(chunk, positions[inside], name, values)
+                    buffer.put(chunk, positions[inside], name, values)
             begin += piece.rows
 
     def _output_column(self, column: Column, values: Columns, where: str) -> Column:

@@ -1,4 +1,4 @@
-"""The footers of Parquet files that were read last."""
+"""The footers of Parquet files: the ones to keep, and the memory that row groups take once they are read."""
 
 from __future__ import annotations
 
@@ -86,6 +86,8 @@ class FooterCache:
         FooterCache.__init__(self, **state)
 
 
+# The sizes in a footer are those of encoded pages: a column of few distinct values is stored as a dictionary and a few
+# bits per row. Numbers have the width of their type in memory, whatever their encoding.
 #: Bytes of an element in Arrow; a bool counts as the byte that it takes in a tensor.
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 _DECIMAL_BYTES = 16

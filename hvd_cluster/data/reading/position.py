@@ -121,7 +121,7 @@ def position_of_state(state: Mapping[str, Any], own: Mapping[str, Any], *, stric
 
     Args:
         state: the state.
-        own: the identity of who loads it.
+        own: the fingerprint of the reader that loads it.
         strict: whether the files must be the same too.
 
     Raises:

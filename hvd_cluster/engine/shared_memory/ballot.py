@@ -169,12 +169,13 @@ class Ballot:
                     complete.append(id)
                     count = 0
                 table[slot + 1] = count
-            if complete and self._encoder is None:
-                self._write(READY, packed(complete))
-                sleepers = self._take_sleepers([0])
-            elif complete and self._encoder is not None:
-                self._write(RUN, self._encoder.encode(tuple(complete)))
-                sleepers = self._take_sleepers()
+            if complete:
+                if self._encoder is None:
+                    self._write(READY, packed(complete))
+                    sleepers = self._take_sleepers([0])
+                else:
+                    self._write(RUN, self._encoder.encode(tuple(complete)))
+                    sleepers = self._take_sleepers()
             return Cast(epoch, refused)
         finally:
             self._give_back()

@@ -250,8 +250,8 @@ class ShmTransport(Transport):
         piece_elements = self._slot_bytes // dtype.itemsize  # they stay in the cache between reading and writing
         for number, count in enumerate(counts):
             mine = self._share_of(count)
-            offsets_by_rank = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
-            for pieces in zip(*(tensor.split(piece_elements) for tensor in offsets_by_rank), strict=True):
+            shares = [self._arena.view(places[number], dtype, count)[mine] for places in offsets]
+            for pieces in zip(*(tensor.split(piece_elements) for tensor in shares), strict=True):
                 arithmetic.combine_in_place(pieces, self._scratch)
                 for other in pieces[1:]:
                     other.copy_(pieces[0])

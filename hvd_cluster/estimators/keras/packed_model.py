@@ -95,7 +95,7 @@ class PackedModel:
 
 
 class Unpacking:
-    """Pickles as a packed, and unpickles as the model in it."""
+    """Pickles as a :class:`PackedModel`, and unpickles as the model in it."""
 
     def __init__(self, packed: PackedModel) -> None:
         self.packed = packed

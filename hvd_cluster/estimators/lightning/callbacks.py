@@ -15,11 +15,11 @@ from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.estimators.lightning import rank_part
 from hvd_cluster.estimators.lightning.best_file import BestFile
 from hvd_cluster.estimators.lightning.completion import hooks_for
+from hvd_cluster.estimators.lightning.data import is_repeated
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
-from hvd_cluster.estimators.run.readers import RepeatedRow
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
@@ -63,7 +63,6 @@ class Epochs(_callbacks.Checkpoint):
         self._trained_on = Fingerprint.of(spec.dataset, spec.inputs)
         self._means = Means([], torch.device("cpu"))
         self._has_loss = False
-        self._before_repeated: dict[str, Any] = {}
         self._trainer: Any = None
         #: The number of ranks that an earlier start of the run had.
         self._size_before = found.size if found is not None else None
@@ -175,16 +174,6 @@ class Epochs(_callbacks.Checkpoint):
                 data_wait_share=timer.wait_share,
             )
 
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Remember the torchmetrics metrics before a row that counts nothing."""
-        self._before_repeated = rank_part.metric_states(pl_module) if isinstance(batch, RepeatedRow) else {}
-
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        """Put them back."""
-        rank_part.set_metric_states(pl_module, self._before_repeated)
-
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Let the gradients of an epoch's last group of batches be their mean, also where the group is short.
 
@@ -277,6 +266,8 @@ class AgreeOnLogged(_callbacks.Callback):
     def __init__(self, hvd: Any) -> None:
         super().__init__()
         self._hvd = hvd
+        #: The states of the module's torchmetrics metrics before a repeated row.
+        self._before_repeated: dict[str, Any] = {}
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Reduce what was logged in training."""
@@ -285,13 +276,16 @@ class AgreeOnLogged(_callbacks.Callback):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Let a row that is repeated count nothing in what is logged."""
+        """Let a repeated row count nothing in what is logged and in torchmetrics metrics."""
         self.on_validation_epoch_end(trainer, pl_module)
-        if isinstance(batch, RepeatedRow):
+        if is_repeated(trainer.val_dataloaders, batch_idx, dataloader_idx):
+            self._before_repeated = rank_part.metric_states(pl_module)
             trainer._results.update_metrics = functools.partial(_count_nothing, trainer._results)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """What is logged counts again."""
+        """Undo what the last batch counted, if it was a repeated row; the module's own hooks have run by now."""
+        rank_part.set_metric_states(pl_module, self._before_repeated)
+        self._before_repeated = {}
         vars(trainer._results).pop("update_metrics", None)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:

@@ -85,7 +85,7 @@ class OwnBatches:
             self._position.between_batches()
 
 
-@dataclass(frozen=True)
+@dataclass
 class ValidationBatches:
     """The validation batches: as many on every rank, so that modules may reduce what they like in each step."""
 
@@ -93,6 +93,7 @@ class ValidationBatches:
     floating_dtype: str
     #: How many; None where a data module of the user's own knows.
     steps: int | None = None
+    first_repeated: int | None = None
 
     def __len__(self) -> int:
         if self.steps is None:
@@ -100,12 +101,41 @@ class ValidationBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for batch in self.readers.validation_batches():
+        for batch in noting_repeated(self, self.readers.validation_batches()):
             yield floating(batch, self.floating_dtype)
+
+
+class RepeatsRows(Protocol):
+    """A validation loader that may fill its last batches with repeated rows."""
+
+    #: The index of the first such batch of the current pass; None if there is none so far.
+    first_repeated: int | None
+
+
+def noting_repeated(loader: RepeatsRows, batches: Iterator[Any]) -> Iterator[Any]:
+    """``batches``; notes in ``loader`` where repeated rows begin, because hooks of the module may replace batches."""
+    loader.first_repeated = None
+    for index, batch in enumerate(batches):
+        if loader.first_repeated is None and isinstance(batch, RepeatedRow):
+            loader.first_repeated = index
+        yield batch
+
+
+def is_repeated(loaders: Any, batch_idx: int, dataloader_idx: int) -> bool:
+    """Whether a validation batch of a Trainer is a repeated row.
+
+    Args:
+        loaders: ``Trainer.val_dataloaders``: a loader, or a collection of loaders.
+        batch_idx: the index of the batch in its loader.
+        dataloader_idx: the index of the loader in a collection.
+    """
+    listed = [*loaders.values()] if isinstance(loaders, Mapping) else loaders
+    loader = listed[dataloader_idx] if isinstance(listed, (list, tuple)) else listed
+    first: int | None = getattr(loader, "first_repeated", None)
+    return first is not None and batch_idx >= first
 
 
 def floating(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
     """The batch with every floating column in one dtype, that of the model."""
     wanted: torch.dtype = getattr(torch, dtype)
-    found = {name: column.to(wanted) if column.is_floating_point() else column for name, column in batch.items()}
-    return RepeatedRow(found) if isinstance(batch, RepeatedRow) else found
+    return {name: column.to(wanted) if column.is_floating_point() else column for name, column in batch.items()}

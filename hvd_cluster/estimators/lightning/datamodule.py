@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_cluster.data.reader import ParquetReader
-from hvd_cluster.estimators.lightning.data import floating
+from hvd_cluster.estimators.lightning.data import floating, noting_repeated
 from hvd_cluster.estimators.run.data_module import PetastormDataModule as _PlainModule
 from hvd_cluster.estimators.run.readers import with_rows
 from hvd_cluster.lightning.installed import lightning
@@ -68,12 +68,13 @@ class _Epochs:
 
     def __init__(self, pass_of: Callable[[], Iterator[Any]], steps: int, dtype: str | None) -> None:
         self._pass_of, self._steps, self._dtype = pass_of, steps, dtype
+        self.first_repeated: int | None = None
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for step, batch in enumerate(self._pass_of()):
+        for step, batch in enumerate(noting_repeated(self, self._pass_of())):
             if step == self._steps:
                 return
             yield batch if self._dtype is None else floating(batch, self._dtype)

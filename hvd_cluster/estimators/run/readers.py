@@ -162,7 +162,7 @@ def with_rows(
             yield batch
         else:
             seen = first_row() if seen is None else seen
-            yield RepeatedRow({name: column[:1] for name, column in seen.items()})
+            yield RepeatedRow(_first_row(seen))
 
 
 class DataModuleReaders(Readers):
@@ -242,10 +242,10 @@ def _as_many(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]
 
     batch = next(batches, None)
     rows = hvd.allgather_object(None if batch is None else _first_row(batch), name="hvd_cluster.validation_rows")
-    spare = next((row for row in rows if row is not None), None)
-    while spare is not None:
-        spare = spare if batch is None else _first_row(batch)
-        yield RepeatedRow(spare) if batch is None else batch
+    seen = next((row for row in rows if row is not None), None)
+    while seen is not None:
+        seen = seen if batch is None else batch
+        yield RepeatedRow(_first_row(seen)) if batch is None else batch
         batch = next(batches, None)
         has_more = hvd.allreduce(
             torch.tensor([float(batch is not None)]), op=hvd.Max, name="hvd_cluster.validation_has_more"

@@ -61,10 +61,11 @@ def _submit(
 ) -> Handle:
     return submit(
         Kind.ALLTOALL,
-        checked([tensor]),
+        [tensor],
         process_set=process_set,
         name=name,
         splits=splits,
+        prepare=checked,
         finish=lambda results: tuple(results) if with_received else results[0],
         is_waited_for=is_waited_for,
     )

@@ -44,10 +44,11 @@ def sparse_allreduce_async(
     # One request for both: if the values cannot be sent, the indices are not sent either.
     handle = submit(
         Kind.ALLGATHER,
-        checked(entries),
+        entries,
         process_set=process_set,
         name=None if name is None else f"{name}.sparse",  # beside a gather of the same name
         unnamed="sparse.noname",
+        prepare=checked,
         labels=[] if name is None else [f"allgather.{name}.indices", f"allgather.{name}.values"],
     )
     divisor = num_members(process_set) if op == ReduceOp.AVERAGE else 1

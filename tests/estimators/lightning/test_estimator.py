@@ -561,6 +561,10 @@ def test_a_row_that_a_rank_repeats_counts_nothing(frame, three_workers, rows, re
         def __init__(self):
             super().__init__()
             self.error, self.count = torchmetrics.MeanSquaredError(), torchmetrics.SumMetric()
+            self.late = torchmetrics.SumMetric()
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return dict(batch)  # another object than the loader's
 
         def validation_step(self, batch, batch_idx):
             output = self(batch["x"], batch["a"]).flatten()
@@ -574,10 +578,12 @@ def test_a_row_that_a_rank_repeats_counts_nothing(frame, three_workers, rows, re
 
         def on_validation_batch_end(self, outputs, batch, batch_idx):
             self.log("val_rows", float(len(batch["y"])), reduce_fx="sum", sync_dist=True)
+            self.late(len(batch["y"]))
 
         def on_validation_epoch_end(self):
-            self.log("val_count", self.count.compute())
-            self.count.reset()
+            for name, metric in {"val_count": self.count, "val_late": self.late}.items():
+                self.log(name, metric.compute())
+                metric.reset()
 
     module = {"data_module": PetastormDataModule} if reader == "a data module" else {}
     marked = frame.assign(v=np.arange(len(frame)) < rows)
@@ -591,7 +597,7 @@ def test_a_row_that_a_rank_repeats_counts_nothing(frame, three_workers, rows, re
     for name in ("val_error", "val_loss", "val_alone"):
         assert logged[name] == pytest.approx(float((difference**2).mean()), rel=1e-6), name
     assert logged["val_largest"] == pytest.approx(float(difference.abs().max()), rel=1e-6)
-    assert (logged["val_rows"], logged["val_count"]) == (rows, rows)
+    assert (logged["val_rows"], logged["val_count"], logged["val_late"]) == (rows, rows, rows)
 
 
 def test_a_short_last_group_of_batches_is_averaged_over_its_own_batches(frame, two_workers):
