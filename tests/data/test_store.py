@@ -285,7 +285,7 @@ def test_a_path_of_a_volume_goes_through_its_mount(path: str) -> None:
 
 def test_paths_that_are_not_dbfs_are_refused_by_its_store() -> None:
     assert not DBFSLocalStore.matches_dbfs("/data/dbfs")
-    with pytest.raises(DataError, match="no DBFS path"):
+    with pytest.raises(DataError, match="is not a DBFS path"):
         DBFSLocalStore("/data")
 
 

@@ -181,7 +181,7 @@ def test_a_damaged_pickle_is_refused() -> None:
         with pytest.raises(PetastormMetadataError, match="is refused"):
             schema_pickle.loads(data[:size])
     for other in (None, 5, ["a"], {"a": 1}, collections.OrderedDict(a=1)):
-        with pytest.raises(PetastormMetadataError, match="no Unischema"):
+        with pytest.raises(PetastormMetadataError, match="is not a Unischema"):
             schema_pickle.loads(pickle.dumps(other))
 
 

@@ -282,8 +282,12 @@ class AgreeOnLogged(_callbacks.Callback):
             self._before_repeated = rank_part.metric_states(pl_module)
             trainer._results.update_metrics = functools.partial(_count_nothing, trainer._results)
 
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        """Undo what a repeated row counted in metrics: after the last batch Lightning computes what was logged."""
+        rank_part.set_metric_states(pl_module, self._before_repeated)
+
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Undo what the last batch counted, if it was a repeated row; the module's own hooks have run by now."""
+        """Undo what a repeated row counted in the module's own ``on_validation_batch_end``, which comes after ours."""
         rank_part.set_metric_states(pl_module, self._before_repeated)
         self._before_repeated = {}
         vars(trainer._results).pop("update_metrics", None)

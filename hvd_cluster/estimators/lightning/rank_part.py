@@ -67,7 +67,7 @@ def set_metric_states(module: Any, states: dict[str, dict[str, Any]]) -> None:
         return
     for path, metric in _metrics(module):
         for name, value in states.get(path, {}).items():
-            setattr(metric, name, value)
+            setattr(metric, name, copy.deepcopy(value))  # a metric adds to its state in place
 
 
 def _metrics(module: torch.nn.Module) -> Iterator[tuple[str, torchmetrics.Metric]]:
