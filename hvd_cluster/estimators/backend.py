@@ -192,9 +192,9 @@ class SparkBackend(LauncherBackend):
     @property
     def is_far(self) -> bool:
         """Whether tasks may run on other machines than this process does."""
-        from hvd_cluster.spark import host
+        from hvd_cluster.rendezvous.listening import LOOPBACK
 
-        return self._session().driver_hosts()[0] != host.LOOPBACK
+        return self._session().driver_hosts()[0] != LOOPBACK
 
     @property
     def driver_is_out_of_reach(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import pickle
 import signal
@@ -48,8 +47,6 @@ from hvd_cluster.rendezvous.channel import Channel, HungUpError
 from hvd_cluster.rendezvous.listening import ANY
 from hvd_cluster.rendezvous.tcp_keepalive import detect_dead_host
 from hvd_cluster.version import __version__
-
-logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Seconds for which an agent reconnects when the launcher dropped its connection, and between two attempts.

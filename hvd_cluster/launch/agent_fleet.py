@@ -13,12 +13,12 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch import reachability
 from hvd_cluster.launch.environment import found_interface_variables
 from hvd_cluster.launch.fleet import Fleet
-from hvd_cluster.launch.hosts import LOOPBACK, Host
+from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.interfaces import named
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.remote import RemoteHost
 from hvd_cluster.launch.task import Task
-from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.topology import Topology, inherited_env, join_address
 
 logger = logging.getLogger(__name__)
@@ -134,10 +134,8 @@ class AgentFleet(Fleet):
             for entry in machines.values():
                 wanted = named(dict(entry.interfaces), self._wanted)
                 if self._wanted and not wanted:
-                    name, there = (
-                        entry.host.name,
-                        ", ".join(entry.interfaces) or "none with an IPv4 address, which is needed",
-                    )
+                    name = entry.host.name
+                    there = ", ".join(entry.interfaces) or "none with an IPv4 address, which is needed"
                     lacking[name] = f"{name} has none of the interfaces {', '.join(self._wanted)}; it has {there}"
                     continue
                 # The address on the route to the launcher is most likely reached by the others too.

@@ -33,7 +33,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """This process's environment plus the worker's topology plus ``env`` (None removes a variable).
 
-    If this process is itself a worker of a job, its own topology is not inherited_env.
+    If this process is itself a worker of a job, its own topology is not inherited.
 
     Args:
         topology: the worker's topology.

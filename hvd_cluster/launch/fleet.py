@@ -6,12 +6,13 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from hvd_cluster.launch.hosts import LOOPBACK, Host
+from hvd_cluster.launch.hosts import Host
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Placement
 from hvd_cluster.launch.process import OnEvent, ignore_event
 from hvd_cluster.launch.task import Task
 from hvd_cluster.launch.worker_group import Worker
+from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_cluster.rendezvous.listening import LOOPBACK
+
 #: The address at which workers of one host reach each other.
-LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])):([1-9]\d*)")
 
 

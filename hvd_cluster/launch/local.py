@@ -12,13 +12,13 @@ from typing import Any, TextIO
 from hvd_cluster.launch.arguments import none_is_default
 from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import checked_variables, num_proc_problems
-from hvd_cluster.launch.hosts import LOOPBACK
 from hvd_cluster.launch.logs import printer
 from hvd_cluster.launch.outcome import collect
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
 from hvd_cluster.launch.process import OnEvent, WorkerProcess, ignore_event
 from hvd_cluster.launch.worker_group import WorkerGroup
+from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.settings import Settings

@@ -62,7 +62,7 @@ def probe(candidates: Sequence[HostAddresses], secret: bytes) -> dict[str, tuple
     pairs = [(candidate, address) for candidate in candidates for address in candidate.addresses]
     if not pairs:
         return {}
-    with ThreadPoolExecutor(max_workers=min(32, len(pairs)), thread_name_prefix="hvd-call") as pool:
+    with ThreadPoolExecutor(max_workers=min(32, len(pairs)), thread_name_prefix="hvd-probe") as pool:
         answers = list(pool.map(lambda pair: _answers(pair[0], pair[1], secret), pairs))
     return {
         candidate.name: tuple(a for (other, a), ok in zip(pairs, answers, strict=True) if ok and other is candidate)

@@ -221,9 +221,9 @@ class RemoteHost:
             pass
         except OSError as error:
             why = f"it no longer answers: {error.strerror or error}"
-        except Exception as error:  # unpickling may raise anything; without this thread the job would wait forever
-            logger.exception("a message of the agent of %s cannot be unpickled", self.host.name)
-            why = f"a message of its agent cannot be unpickled: {type(error).__name__}: {error}"
+        except Exception as error:  # unpickling and handling may raise anything; without this thread the job would wait
+            logger.exception("a message of the agent of %s cannot be handled", self.host.name)
+            why = f"a message of its agent cannot be handled: {type(error).__name__}: {error}"
         channel.close()  # the host may return with another connection, any number of times
         self._lose(f"lost its host {self.host.name}: {self._explain(why)}")
 

@@ -55,7 +55,7 @@ class RunOptions:
         if not self.is_elastic:
             return JobSpec(
                 task=task,
-                hosts=tuple(fill(self.hosts, count)) if self.hosts is not None else on_this_host(count),
+                hosts=tuple(fill(self.hosts or on_this_host(count), count)),
                 num_proc=count,
                 ssh=self.ssh,
                 interfaces=self.interfaces,

@@ -12,7 +12,6 @@ from typing import Any
 import hvd_cluster
 from hvd_cluster.errors import LaunchError, StartTimeoutError
 from hvd_cluster.launch.call import PackedCall
-from hvd_cluster.launch.hosts import LOOPBACK
 from hvd_cluster.launch.outcome import Outcome, collect
 from hvd_cluster.launch.placement import Placement, Slot, place
 from hvd_cluster.launch.worker_group import WorkerGroup
@@ -27,6 +26,7 @@ from hvd_cluster.ray.session import connect, first_line, full_store, load_ray
 from hvd_cluster.ray.start_watch import late_text, slow_parts
 from hvd_cluster.ray.strategy import Reservation, Strategy
 from hvd_cluster.ray.worker import BaseHorovodWorker, WorkerAssignment
+from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import join_address

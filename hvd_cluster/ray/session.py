@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Mapping
@@ -10,8 +9,6 @@ from typing import Any
 
 from hvd_cluster.errors import LaunchError, MissingExtraError
 from hvd_cluster.launch.environment import answer_for_horovod
-
-logger = logging.getLogger(__name__)
 
 #: The function that Ray calls in each new worker process.
 _HOOK = f"{answer_for_horovod.__module__}.{answer_for_horovod.__qualname__}"

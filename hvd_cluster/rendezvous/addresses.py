@@ -12,7 +12,6 @@ from hvd_cluster.errors import AuthenticationError
 from hvd_cluster.rendezvous.client import KeyValueClient
 from hvd_cluster.topology import join_address
 
-LOOPBACK = "127.0.0.1"
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 #: Seconds after which the next address is tried.
 _ATTEMPT_S = 3.0

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeGuard
 
-from hvd_cluster.rendezvous.addresses import LOOPBACK, first_reachable, host_key, interface_addresses
-from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.rendezvous.addresses import first_reachable, host_key, interface_addresses
+from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.rendezvous.secret import new_secret
 from hvd_cluster.rendezvous.server import JoinedStore, KeyValueServer
 from hvd_cluster.topology import Topology, join_address

@@ -7,20 +7,21 @@ import errno
 import socket
 from collections.abc import Sequence
 
+LOOPBACK = "127.0.0.1"
 #: Every interface of this host.
 ANY = "0.0.0.0"
+_BACKLOG = 512
 #: A port that is free on one address is in use on another about once in a hundred times.
 _MAX_TRIES = 20
 
 
-def listen(hosts: Sequence[str], port: int = 0, *, backlog: int = 512) -> list[socket.socket]:
+def listen(hosts: Sequence[str], port: int = 0) -> list[socket.socket]:
     """One socket for each of ``hosts``, all with the same port number.
 
     Args:
         hosts: addresses of this host. If one of them is not an address of an interface (a router translates it), the
             socket listens on all interfaces.
         port: the port; 0 takes one that is free on all of them.
-        backlog: connections that may wait to be accepted.
 
     Raises:
         OSError: no port can be opened.
@@ -33,7 +34,7 @@ def listen(hosts: Sequence[str], port: int = 0, *, backlog: int = 512) -> list[s
                 for host in hosts:
                     number = found[0].getsockname()[1] if found else port
                     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                    found.append(socket.create_server((host, number), family=family, backlog=backlog))
+                    found.append(socket.create_server((host, number), family=family, backlog=_BACKLOG))
                     on_failure.callback(found[-1].close)
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL and hosts != [ANY]:

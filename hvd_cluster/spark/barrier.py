@@ -15,8 +15,9 @@ import hvd_cluster
 from hvd_cluster.errors import DataError
 from hvd_cluster.launch.outcome import ErrorReport, Outcome
 from hvd_cluster.launch.placement import Placement, place
+from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.secret import certificate_of
-from hvd_cluster.spark import handshake, host, messages
+from hvd_cluster.spark import handshake, messages
 from hvd_cluster.spark.driver_connection import DriverConnection
 from hvd_cluster.spark.encryption import OPEN_TENSORS_TEXT, gloo_variables
 from hvd_cluster.spark.end_tracker import EndTracker, reach
@@ -108,7 +109,7 @@ def _run_workers(
     store_port, master_port = rank_0_task.ports
     beside_rank_0 = mine[0].slot.host_key == first.host_key
     with _reporting_errors(driver, mine):
-        candidates = [host.LOOPBACK] if beside_rank_0 else rank_0_task.addresses
+        candidates = [LOOPBACK] if beside_rank_0 else rank_0_task.addresses
         client, reached = reach(candidates, store_port, job.secret)
     with contextlib.closing(client):
         first_host = first.address if beside_rank_0 else reached

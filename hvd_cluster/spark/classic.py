@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_cluster.data import spark_jobs
+from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import SlotCounts
@@ -105,7 +106,7 @@ class ClassicSession(Session):
 
     def driver_hosts(self) -> tuple[str, list[str]]:
         if self.is_local:
-            return host.LOOPBACK, [host.LOOPBACK]
+            return LOOPBACK, [LOOPBACK]
         # Executors reach this process by the same name as the driver's JVM.
         known = [name for name in (self.conf("spark.driver.host"),) if name]
-        return self.conf("spark.driver.bindAddress") or host.ANY, host.addresses(known)
+        return self.conf("spark.driver.bindAddress") or ANY, host.addresses(known)

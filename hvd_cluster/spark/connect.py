@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.spark import host, slots
 from hvd_cluster.spark.session import INLINE_BYTES, Session, nothing_to_free
 from hvd_cluster.spark.slots import SlotCounts
@@ -105,5 +106,5 @@ class ConnectSession(Session):
     def driver_hosts(self) -> tuple[str, list[str]]:
         server = str(getattr(self.spark.client, "host", "") or "localhost")
         if self.is_local and server in ("localhost", "127.0.0.1", "::1"):
-            return host.LOOPBACK, [host.LOOPBACK]
-        return host.ANY, host.addresses(towards=[server])
+            return LOOPBACK, [LOOPBACK]
+        return ANY, host.addresses(towards=[server])

@@ -97,12 +97,13 @@ def run(
             traceback, and ``__cause__`` is the user's exception.
         LaunchError: there is no session, an argument cannot be pickled, or the executors lack this package.
     """
+    count = num_proc_problems(num_proc)
     if wrong := [
-        *num_proc_problems(num_proc),
+        *count,
         *seconds_problems(start_timeout=start_timeout),
         *controller_problems(use_gloo, use_mpi),
         *variable_problems(env),
-        *_workers_per_task_problems(num_proc, workers_per_task),
+        *([] if count else _workers_per_task_problems(num_proc, workers_per_task)),
     ]:
         raise ValueError("; ".join(wrong))
     warn_of_mpi(use_mpi)

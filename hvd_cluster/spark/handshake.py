@@ -11,6 +11,7 @@ from typing import Any
 
 from hvd_cluster.launch.placement import Slot, place
 from hvd_cluster.launch.ports import ReservedPort
+from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.spark import host
 from hvd_cluster.spark.devices import task_gpus
@@ -88,7 +89,7 @@ def slots(handshakes: Sequence[TaskHandshake], workers_per_task: int = 1) -> lis
                 f"workers_per_task={workers_per_task}, but Spark has assigned {len(one.gpus)} GPUs to a task: set "
                 f"spark.task.resource.gpu.amount to a multiple of {workers_per_task}"
             )
-        address = host.LOOPBACK if is_one_host else one.addresses[0]
+        address = LOOPBACK if is_one_host else one.addresses[0]
         for index_in_task in range(workers_per_task):
             own = one.gpus[index_in_task * each : (index_in_task + 1) * each]
             found.append(Slot(one.slot * workers_per_task + index_in_task, one.host_key, address, tuple(own)))
@@ -114,7 +115,7 @@ def _introduce(context: Any, name: str, job: TaskPlan) -> TaskHandshake:
 def _open_store(handshake: TaskHandshake, secret: bytes, loopback: bool, stack: contextlib.ExitStack) -> TaskHandshake:
     if handshake.slot != 0:
         return handshake
-    address = host.LOOPBACK if loopback else host.ANY
+    address = LOOPBACK if loopback else ANY
     server = stack.enter_context(KeyValueServer(secret, address))
     master = stack.enter_context(ReservedPort(address))
     return replace(handshake, ports=(server.port, master.port), loopback=loopback)

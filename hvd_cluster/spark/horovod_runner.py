@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.local import run as run_here
 from hvd_cluster.spark.driver_log import show
 from hvd_cluster.spark.function import run as run_on_spark
-
-logger = logging.getLogger(__name__)
 
 _VERBOSITIES = ("all", "log_callback_only")
 

@@ -9,9 +9,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-LOOPBACK = "127.0.0.1"
-#: Every interface of this host. Without the job's secret a peer gets no further than the handshake.
-ANY = "0.0.0.0"
+from hvd_cluster.rendezvous.listening import LOOPBACK
 
 
 def machine_key() -> str:

@@ -57,7 +57,7 @@ def test_an_agent_that_cannot_be_understood_loses_its_workers(agent: tuple[Remot
     channel.send(b"c" + b"hvd_cluster.launch.wire.agent_messages\nWhatIsNew\n.")  # a class that this version has not
     outcome = worker.wait()
     assert outcome is not None
-    assert "a message of its agent cannot be unpickled: AttributeError" in outcome.ending_text
+    assert "a message of its agent cannot be handled: AttributeError" in outcome.ending_text
 
 
 def test_nothing_is_kept_of_a_worker_that_has_ended_nor_of_a_host_that_has_gone(

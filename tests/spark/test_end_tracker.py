@@ -1,4 +1,4 @@
-"""How tasks follow each other's ending_text: a real store, a client per task."""
+"""How tasks notice each other's ends: a real store, a client per task."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,10 +21,11 @@ def test_without_a_session_the_message_is_horovods() -> None:
         hvd_cluster.spark.run(lambda: 1, num_proc=1)
 
 
-@pytest.mark.parametrize("num_proc", [0, -1])
-def test_fewer_than_one_worker_is_refused(num_proc: int) -> None:
-    with pytest.raises(ValueError, match=f"num_proc={num_proc} must be a whole number of at least 1"):
-        hvd_cluster.spark.run(lambda: 1, num_proc=num_proc)
+@pytest.mark.parametrize("run", [hvd_cluster.spark.run, hvd_cluster.spark.run_elastic])
+@pytest.mark.parametrize("num_proc", [0, -1, 2.5, "4"])
+def test_what_is_not_a_number_of_workers_is_refused(num_proc: Any, run: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match=f"num_proc={num_proc!r} must be a whole number of at least 1"):
+        run(lambda: 1, num_proc=num_proc)
 
 
 def test_all_wrong_arguments_are_named_at_once() -> None:

@@ -78,8 +78,6 @@ def make_plan(parsed: argparse.Namespace, environ: Mapping[str, str], *, as_horo
         num_proc = sum(host.slots for host in hosts)
         options = replace(options, num_proc=num_proc)
         notes.append(f"-np was not given: one worker on each of the {num_proc} slots")
-    if num_proc is not None and num_proc < 1 and not options.is_elastic:
-        raise ValueError(f"-np must be at least 1, not {num_proc}")
     elastic_timeout_s = settings.elastic_timeout_s if parsed.elastic_timeout is None else parsed.elastic_timeout
     spec = options.spec(task, elastic_timeout_s, start_timeout_s)
     if parsed.nics and spec.hosts and all(is_local(host.name) for host in spec.hosts):

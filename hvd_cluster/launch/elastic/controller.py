@@ -22,6 +22,7 @@ from hvd_cluster.launch.outcome import Outcome, failure_text, first_failure
 from hvd_cluster.launch.placement import Slot, place_keeping_local_slots
 from hvd_cluster.launch.process import OnEvent
 from hvd_cluster.rendezvous.client import KeyValueClient
+from hvd_cluster.rendezvous.listening import LOOPBACK
 from hvd_cluster.rendezvous.mailbox import KeyValueMailbox
 from hvd_cluster.rendezvous.membership import DRIVER_BOX, TOPOLOGY_FIELDS
 from hvd_cluster.settings import Settings
@@ -80,7 +81,7 @@ class ElasticController:
         self._broken_since_s: float | None = None
         self._last_log = ("", 0.0)
         self._requests: list[dict[str, object]] = []
-        address = join_address("127.0.0.1", fleet.server.port)
+        address = join_address(LOOPBACK, fleet.server.port)
         self._client = KeyValueClient(address, fleet.secret)
         self._announcer = Announcer(self._client)
         self._request_client = KeyValueClient(address, fleet.secret)

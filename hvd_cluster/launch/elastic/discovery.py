@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import signal
@@ -13,8 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from hvd_cluster.launch.hosts import Host
-
-logger = logging.getLogger(__name__)
 
 _LINE = re.compile(r"((?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]))(?::(\d+))?")
 _SCRIPT_TIMEOUT_S = 60.0

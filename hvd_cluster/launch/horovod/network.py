@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from hvd_cluster.launch.hosts import LOOPBACK, is_local
+from hvd_cluster.launch.hosts import is_local
 from hvd_cluster.launch.interfaces import outward_interfaces
+from hvd_cluster.rendezvous.listening import LOOPBACK
 
 
 def get_local_host_addresses() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from hvd_cluster.errors import LaunchError
 from hvd_cluster.launch import reachability
 from hvd_cluster.launch.agent_fleet import AgentFleet, FleetHost
 from hvd_cluster.launch.environment import exportable
-from hvd_cluster.launch.hosts import LOOPBACK, Host, is_local
+from hvd_cluster.launch.hosts import Host, is_local
 from hvd_cluster.launch.interfaces import outward_interfaces
 from hvd_cluster.launch.logs import OnLine
 from hvd_cluster.launch.placement import Slot
@@ -21,11 +20,9 @@ from hvd_cluster.launch.ssh.options import SshOptions
 from hvd_cluster.launch.task import Task, start_worker
 from hvd_cluster.launch.worker_group import Worker
 from hvd_cluster.rendezvous.addresses import host_key
-from hvd_cluster.rendezvous.listening import ANY
+from hvd_cluster.rendezvous.listening import ANY, LOOPBACK
 from hvd_cluster.rendezvous.server import KeyValueServer
 from hvd_cluster.topology import Topology, inherited_env
-
-logger = logging.getLogger(__name__)
 
 
 class SshFleet(AgentFleet):

@@ -69,9 +69,8 @@ class Listener:
         self._connections: dict[socket.socket, None] = {}  # oldest first
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._selector = (
-            selectors.DefaultSelector()
-        )  # created here, so that it has its descriptor before any connection
+        # Created here, so that it has its descriptor before any connection.
+        self._selector = selectors.DefaultSelector()
         for listening in self._sockets:
             listening.setblocking(False)
             self._selector.register(listening, selectors.EVENT_READ)

@@ -13,6 +13,7 @@ from hvd_cluster.launch.call import pack
 from hvd_cluster.launch.checks import (
     checked_variables,
     interface_names,
+    num_proc_problems,
     num_proc_range_problems,
     seconds_problems,
     variable_problems,
@@ -99,10 +100,11 @@ def run_elastic(
     """
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    count = num_proc_problems(num_proc)
     if wrong := [
         *seconds_problems(start_timeout=start_timeout, elastic_timeout=elastic_timeout),
         *variable_problems(env),
-        *num_proc_range_problems(num_proc, min_num_proc, max_num_proc, reset_limit),
+        *(count or num_proc_range_problems(num_proc, min_num_proc, max_num_proc, reset_limit)),
     ]:
         raise ValueError("; ".join(wrong))
     settings = Settings.from_env(spark_start_timeout_s=start_timeout, elastic_timeout_s=elastic_timeout)

@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class NoSpark:
-    """What a task_pool asks of a session before it has put any task on plan, and when it closes."""
+    """What a TaskPool asks of a session before it has submitted any task, and when it closes."""
 
     def driver_hosts(self) -> tuple[str, list[str]]:
         return LOOPBACK, [LOOPBACK]
