@@ -22,14 +22,14 @@ from hvd_cluster.errors import DataError, WorkerFailedError
 from hvd_cluster.estimators import parquet_folders
 from hvd_cluster.estimators.backend import Backend, LocalBackend, SparkBackend, as_backend
 from hvd_cluster.estimators.column_roles import ColumnRoles
-from hvd_cluster.estimators.delivery import Delivery, Prepared
+from hvd_cluster.estimators.data_plan import DataPlan, Prepared
 from hvd_cluster.estimators.driver import DriverRun
 from hvd_cluster.estimators.first_rows import first_rows
 from hvd_cluster.estimators.frames import Frame, column_names, kind_of
 from hvd_cluster.estimators.params import EstimatorParams
-from hvd_cluster.estimators.run.edited_rows import EditedRows
 from hvd_cluster.estimators.run.epochs import EpochListener
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
+from hvd_cluster.estimators.run.row_transform import RowTransform
 from hvd_cluster.estimators.run_lease import RunLease
 from hvd_cluster.estimators.scoring.metadata import Metadata
 from hvd_cluster.estimators.stages.spark_ml import Estimator
@@ -92,7 +92,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _fit(self, dataset: Any) -> Any:
         kind, names = kind_of(dataset), column_names(dataset)
         backend = self._backend_for(kind, dataset)
-        delivery = Delivery(
+        delivery = DataPlan(
             kind=kind,
             backend=backend,
             has_store=self._value("store") is not None,
@@ -283,7 +283,7 @@ class DistributedEstimator(ColumnRoles, EstimatorParams, Estimator):
     def _transformation(self) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
         """The function from row to row that the readers apply."""
         names = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
-        return EditedRows.of(*(self._value(name) for name in names))
+        return RowTransform.of(*(self._value(name) for name in names))
 
     def _first_rows(self, dataset: Dataset, seed: int, *, transformed: bool = True) -> dict[str, torch.Tensor]:
         """A few rows to try the model on: as in a training batch, or as stored, which is how ``transform`` reads them.

@@ -46,7 +46,7 @@ def _batches(kind: Frame, data: Any, columns: list[str]) -> Any:
     """The first rows as Arrow batches, or None."""
     if kind is Frame.SPARK:
         from hvd_cluster.data.spark_jobs import quoted
-        from hvd_cluster.estimators.spark.feed import first_batches
+        from hvd_cluster.estimators.spark.direct_rows import first_batches
 
         return first_batches(data.select(*map(quoted, columns)))
     if kind is Frame.RAY:

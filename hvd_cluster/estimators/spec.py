@@ -36,7 +36,7 @@ class Inputs:
     #: Columns whose lost values have been reported.
     reported: set[str] = field(default_factory=set, compare=False, repr=False)
 
-    def warn_of_lost(self, batch: Mapping[str, torch.Tensor]) -> None:
+    def warn_of_inexact(self, batch: Mapping[str, torch.Tensor]) -> None:
         """Log a warning for each column with a value that its dtype at the model's edge cannot hold, once a column."""
         wanted = (*zip(self.feature_cols, self.feature_dtypes), *zip(self.label_cols, self.label_dtypes))  # noqa: B905
         for name, dtype in wanted:

@@ -17,11 +17,12 @@ from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, complete_passes, is_amid_passes
 from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
-from hvd_cluster.estimators.run.finite_losses import FiniteLosses
+from hvd_cluster.estimators.run.finite_check import FiniteCheck
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
 from hvd_cluster.estimators.run.snapshot import Running, Snapshot
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.keras.values import broadcast_variables
 
 
@@ -31,7 +32,7 @@ class FitProgress:
 
     spec: KerasSpec
     #: ``hvd_cluster.torch``.
-    hvd: Any
+    hvd: Collectives
     batches: KerasBatches
     history: list[dict[str, Any]]
     #: By what the learning rate of one worker is multiplied.
@@ -40,7 +41,7 @@ class FitProgress:
     states: CallbackStates
     #: One for all callbacks: each would write a file of its own over the other's.
     reports: Reports
-    losses: FiniteLosses
+    losses: FiniteCheck
     timer: EpochTimer = field(default_factory=EpochTimer)
     #: The best epoch's file, on rank 0; None where none is wanted.
     best: BestFile | None = None
@@ -96,7 +97,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         if "loss" in (logs or {}) and not isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
             progress.losses.add(batch, logs["loss"])
         if progress.losses.is_due(batch + 1):
-            progress.losses.look(len(progress.history))
+            progress.losses.check(len(progress.history))
         if self._progress.reports.is_due(last=batch + 1 == steps):
             numbers = spread(logs)
             self._progress.reports.step(
@@ -116,7 +117,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         model, progress = self.model, self._progress
         complete_passes(model)
         _share_buffers(model)
-        progress.losses.look(len(progress.history), lambda: _has_finite_weights(model))
+        progress.losses.check(len(progress.history), lambda: _has_finite_weights(model))
         own = over_all_rows(model, progress.hvd, values(logs))
         logs.update(means([(1, numbers) for numbers in self._gathered(own)]))
         if progress.spec.validation_is_there:
@@ -127,7 +128,7 @@ class BeforeOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
             progress.best.take_up()
 
     def _gathered(self, mine: Any) -> list[Any]:
-        return self._progress.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")  # type: ignore[no-any-return]
+        return self._progress.hvd.allgather_object(mine, name="hvd_cluster.keras.logs")
 
     def _validated(self) -> tuple[int, dict[str, Any]]:
         """Rows of this rank, and the loss and the metrics over them.
@@ -196,7 +197,7 @@ class AfterOthers(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             return
         self._is_due = False
         _share_buffers(model)
-        progress.losses.look(len(progress.history), lambda: _has_finite_weights(model))
+        progress.losses.check(len(progress.history), lambda: _has_finite_weights(model))
         self._save(Running.after(done, spec, progress.hvd, rank_state.capture(model)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvd_cluster.estimators.keras.state import as_array
+from hvd_cluster.estimators.run.world import Collectives
 
 
 def values(logs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
     return {name: sum(count * numbers[name] for count, numbers in parts if count) / rows for name in names}
 
 
-def over_all_rows(model: Any, hvd: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+def over_all_rows(model: Any, hvd: Collectives, own: Mapping[str, Any]) -> dict[str, Any]:
     """This rank's numbers, with those of metrics whose states add up computed over the rows of all ranks.
 
     The mean of the ranks' AUCs, say, is no AUC. Every rank takes part; the metrics hold the common state afterwards.

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import torch
 
+from hvd_cluster.estimators.run.world import Collectives
+
 #: Where a callback may set ``model.stop_training`` so that Keras ends the fit amid an epoch.
 _HOOKS = (
     "on_train_begin",
@@ -32,7 +34,7 @@ class StopsTogether(keras.callbacks.Callback):  # type: ignore[misc,unused-ignor
         hvd: ``hvd_cluster.torch``.
     """
 
-    def __init__(self, callbacks: Sequence[Any], hvd: Any) -> None:
+    def __init__(self, callbacks: Sequence[Any], hvd: Collectives) -> None:
         super().__init__()
         self._hvd = hvd
         self._asks_in_steps = any(_may_stop_within(callback) for callback in callbacks)

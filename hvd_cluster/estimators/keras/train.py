@@ -16,15 +16,14 @@ from hvd_cluster.estimators.keras.data import KerasBatches, as_taken
 from hvd_cluster.estimators.keras.packed_model import choose_backend
 from hvd_cluster.estimators.keras.spec import KerasSpec
 from hvd_cluster.estimators.keras.state import capture, rate_of, restore
-from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
-from hvd_cluster.estimators.run.finite_losses import FiniteLosses
+from hvd_cluster.estimators.run.finite_check import FiniteCheck
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
 from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.snapshot import Snapshot
-from hvd_cluster.estimators.run.world import entered
+from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.topology import export
 
@@ -54,13 +53,13 @@ def train(spec: KerasSpec) -> TrainResult:
     """
     export(spec.backend_env)
     choose_backend(spec.model.backend)
-    with entered(spec) as hvd, local_folder(spec) as folder:
+    with initialized(spec) as hvd, local_folder(spec) as folder:
         device = choose_device(spec.use_gpu, hvd)
         _use(spec.model.backend, device.index if device.type == "cuda" else None)
         return _train(spec, hvd, folder)
 
 
-def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
+def _train(spec: KerasSpec, hvd: Collectives, folder: str) -> TrainResult:
     from hvd_cluster.estimators.keras.callback_states import CallbackStates
     from hvd_cluster.estimators.keras.callbacks import FitProgress
 
@@ -79,7 +78,7 @@ def _train(spec: KerasSpec, hvd: Any, folder: str) -> TrainResult:
         batches = KerasBatches(spec.columns, readers)
         states = CallbackStates(extras.callbacks, found.body if found is not None else None)
         history, reports = list(found.history) if found is not None else [], Reports(spec, hvd.rank())
-        losses = FiniteLosses(spec.terminate_on_nan and not _ends_at_nan(extras), hvd, spec.run_id)
+        losses = FiniteCheck(spec.terminate_on_nan and not _ends_at_nan(extras), hvd, spec.run_id)
         progress = FitProgress(spec, hvd, batches, history, factor, states, reports, losses)
         keeper = _kept_on_rank_zero(spec, extras, folder) if hvd.rank() == 0 else None
         progress.best = BestFile.of(spec, keeper, found, model)

@@ -19,11 +19,12 @@ from hvd_cluster.estimators.lightning.data import is_repeated
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.epoch_timer import EpochTimer
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
-from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import is_due_within
 from hvd_cluster.estimators.run.snapshot import Running, Snapshot
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpointing import share_buffers
 from hvd_cluster.estimators.torch.means import Means
@@ -45,7 +46,7 @@ class Epochs(_callbacks.Checkpoint):
         found: what an earlier start of the run has saved.
     """
 
-    def __init__(self, spec: LightningSpec, hvd: Any, best: BestFile, found: Snapshot | None) -> None:
+    def __init__(self, spec: LightningSpec, hvd: Collectives, best: BestFile, found: Snapshot | None) -> None:
         super().__init__()
         self.history = found.history if found is not None else []
         #: Batches of the epoch that an earlier start of the run has made.
@@ -66,7 +67,7 @@ class Epochs(_callbacks.Checkpoint):
         self._trainer: Any = None
         #: The number of ranks that an earlier start of the run had.
         self._size_before = found.size if found is not None else None
-        self._losses = FiniteLosses(False, hvd, spec.run_id)
+        self._losses = FiniteCheck(False, hvd, spec.run_id)
         #: Where the first epoch stands, until it goes on there.
         self._running = found.running if found is not None else None
 
@@ -100,7 +101,7 @@ class Epochs(_callbacks.Checkpoint):
         """Make an epoch that was interrupted begin where it stood: Lightning alone leaves out what is due there."""
         self._trainer = trainer
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        self._losses = FiniteLosses(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler)
+        self._losses = FiniteCheck(self._spec.terminate_on_nan, self._hvd, self._spec.run_id, has_scaler)
         if self._running is not None:
             # Of a number of steps that is given, a smaller number of ranks may have none left.
             self.done = min(self._running.steps(self._spec, self._hvd.size()), trainer.num_training_batches - 1)
@@ -146,7 +147,7 @@ class Epochs(_callbacks.Checkpoint):
         if batches.ready != done or done % trainer.accumulate_grad_batches:
             return  # amid a step
         if is_due_within(self._spec, done, trainer.num_training_batches):
-            self._losses.look(self.epoch, self._has_finite_weights)
+            self._losses.check(self.epoch, self._has_finite_weights)
             self._save(trainer, done)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -162,7 +163,7 @@ class Epochs(_callbacks.Checkpoint):
             self._means.add(loss, [], rows)
             self._losses.add(batch_idx, loss)
         if self._losses.is_due(batch_idx + 1):
-            self._losses.look(self.epoch)
+            self._losses.check(self.epoch)
         if self._reports.is_due(last=batch_idx + 1 == steps):
             self._reports.step(
                 epoch=self.epoch,
@@ -189,7 +190,7 @@ class Epochs(_callbacks.Checkpoint):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the record of the epoch, and save the run."""
-        self._losses.look(self.epoch, self._has_finite_weights)
+        self._losses.check(self.epoch, self._has_finite_weights)
         timer = self.timer
         speeds = torch.tensor([[timer.rows_per_s, timer.wait_share]], dtype=torch.float64)
         gathered = self._hvd.allgather(speeds, name="hvd_cluster.speeds")
@@ -263,7 +264,7 @@ class AgreeOnLogged(_callbacks.Callback):
         hvd: the world of the run.
     """
 
-    def __init__(self, hvd: Any) -> None:
+    def __init__(self, hvd: Collectives) -> None:
         super().__init__()
         self._hvd = hvd
         #: The states of the module's torchmetrics metrics before a repeated row.

@@ -53,7 +53,7 @@ class LossModule(_LightningModule):
 
     def _step(self, batch: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
         columns = self._spec.inputs
-        columns.warn_of_lost(batch)
+        columns.warn_of_inexact(batch)
         labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
         outputs, shaped = self._objective.transform_outputs(self.net(*columns.features(batch, self.device)), labels)
         loss = self._objective(outputs, shaped, weights)

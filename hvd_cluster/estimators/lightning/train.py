@@ -16,12 +16,11 @@ from hvd_cluster.estimators.lightning.checkpoint_file import plain_checkpoint
 from hvd_cluster.estimators.lightning.data import OwnBatches, TrainBatches, ValidationBatches
 from hvd_cluster.estimators.lightning.spec import LightningSpec
 from hvd_cluster.estimators.run.data_module import arguments, steps_of
-from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.run_files import RunFiles, keep_with_run, local_folder
 from hvd_cluster.estimators.run.snapshot import Snapshot
-from hvd_cluster.estimators.run.world import entered
+from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult
 from hvd_cluster.estimators.torch.cpu_copies import on_cpu
 from hvd_cluster.estimators.torch.model_pickling import copied
@@ -39,11 +38,11 @@ def train(spec: LightningSpec) -> TrainResult:
         DataError: the run's checkpoint is of other data, or it cannot be written.
         HorovodInternalError: another worker has died.
     """
-    with entered(spec) as hvd, local_folder(spec) as folder:
+    with initialized(spec) as hvd, local_folder(spec) as folder:
         return _train(spec, hvd, folder)
 
 
-def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
+def _train(spec: LightningSpec, hvd: Collectives, folder: str) -> TrainResult:
     from hvd_cluster.estimators.lightning.best_file import BestFile
     from hvd_cluster.estimators.lightning.callbacks import Epochs
     from hvd_cluster.estimators.lightning.module import LossModule
@@ -70,7 +69,7 @@ def _train(spec: LightningSpec, hvd: Any, folder: str) -> TrainResult:
 
 
 @contextlib.contextmanager
-def _data(spec: LightningSpec, hvd: Any, epochs: Any) -> Iterator[dict[str, Any]]:
+def _data(spec: LightningSpec, hvd: Collectives, epochs: Any) -> Iterator[dict[str, Any]]:
     """What brings the batches, as arguments of ``Trainer.fit``: the user's own LightningDataModule, or our readers."""
     from hvd_cluster.lightning.installed import lightning
 
@@ -121,10 +120,11 @@ def _is_combined(loader: Any) -> bool:
     return isinstance(loader, submodule("utilities.combined_loader").CombinedLoader)
 
 
-def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any) -> Any:
+def _trainer(spec: LightningSpec, hvd: Collectives, folder: str, epochs: Any, best: Any) -> Any:
     from hvd_cluster.estimators.lightning.callbacks import AgreeOnLogged
     from hvd_cluster.lightning import HorovodStrategy
     from hvd_cluster.lightning.installed import lightning
+    from hvd_cluster.torch import Compression
 
     pl = lightning()
     more = dict(spec.trainer_args)
@@ -133,9 +133,7 @@ def _trainer(spec: LightningSpec, hvd: Any, folder: str, epochs: Any, best: Any)
     best.place(callbacks)
     device = choose_device(spec.use_gpu, hvd)
     arguments = {
-        "strategy": HorovodStrategy(
-            compression=spec.gradient_compression or hvd.Compression.none, scale_lr=spec.scale_lr
-        ),
+        "strategy": HorovodStrategy(compression=spec.gradient_compression or Compression.none, scale_lr=spec.scale_lr),
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
         "devices": 1,
         "callbacks": [AgreeOnLogged(hvd), *callbacks, epochs],

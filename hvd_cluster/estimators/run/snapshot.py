@@ -13,6 +13,7 @@ from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.schedule import steps_of_rows
+from hvd_cluster.estimators.run.world import Collectives
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
@@ -30,7 +31,7 @@ class Running:
     ranks: list[bytes] = field(repr=False)
 
     @classmethod
-    def after(cls, done: int, spec: FitSpec, hvd: Any, mine: bytes) -> Running:
+    def after(cls, done: int, spec: FitSpec, hvd: Collectives, mine: bytes) -> Running:
         """After ``done`` steps of an epoch; every rank takes part."""
         return cls(
             rows=done * spec.batch_size * hvd.size(),
@@ -149,7 +150,7 @@ class Snapshot:
         return found if is_of_course(found.history, history) else None
 
     @classmethod
-    def shared(cls, files: RunFiles, hvd: Any) -> Snapshot | None:
+    def shared(cls, files: RunFiles, hvd: Collectives) -> Snapshot | None:
         """The run's last one as rank 0 sees it, on every rank; or None."""
         blob = hvd.broadcast_object(files.last() if hvd.rank() == 0 else None, name="hvd_cluster.resume")
         return None if blob is None else cls.from_bytes(blob, f"the checkpoint of run {files.run_id!r}")

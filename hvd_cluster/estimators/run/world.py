@@ -1,27 +1,69 @@
-"""The world of a fit's workers, for the time of one call in each of them."""
+"""The world of a fit's workers: what the training code uses of ``hvd_cluster.torch``, and the device of a rank."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 if TYPE_CHECKING:
     from hvd_cluster.estimators.spec import FitSpec
 
 
+class Collectives(Protocol):
+    """The part of ``hvd_cluster.torch`` that training code is given."""
+
+    Average: Any
+    Max: Any
+    Sum: Any
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def local_rank(self) -> int: ...
+    def barrier(self) -> None: ...
+    def allreduce(self, tensor: torch.Tensor, *, name: str, op: Any) -> torch.Tensor: ...
+    def allgather(self, tensor: torch.Tensor, *, name: str) -> torch.Tensor: ...
+    def allgather_object(self, obj: Any, *, name: str) -> list[Any]: ...
+    def broadcast(self, tensor: torch.Tensor, *, root_rank: int, name: str) -> torch.Tensor: ...
+    def broadcast_object(self, obj: Any, *, root_rank: int = 0, name: str) -> Any: ...
+
+
 @contextlib.contextmanager
-def entered(spec: FitSpec) -> Iterator[Any]:
-    """``hvd_cluster.torch``, initialised; shut down again if it was not before."""
+def initialized(spec: FitSpec) -> Iterator[Collectives]:
+    """``hvd_cluster.torch`` after ``init()``; shut down at the end unless it was initialised before."""
     import hvd_cluster.torch as hvd
 
     if spec.mp_start_method is not None:
         multiprocessing.set_start_method(spec.mp_start_method, force=True)
-    mine = not hvd.is_initialized()
+    was_initialized = hvd.is_initialized()
     hvd.init()
     try:
         yield hvd
     finally:
-        if mine:
+        if not was_initialized:
             hvd.shutdown()
+
+
+def choose_device(use_gpu: bool, hvd: Collectives) -> torch.device:
+    """The device of this rank: the GPU at its local_rank, or the CPU; the same kind on all ranks.
+
+    Raises:
+        RuntimeError: the ranks differ, or a rank would have to share a GPU; on every rank, with all their devices.
+    """
+    local_rank = hvd.local_rank()
+    count = torch.cuda.device_count() if use_gpu and torch.cuda.is_available() else 0
+    mine = "cpu" if count == 0 else "cuda" if local_rank < count else "none left"
+    kinds = hvd.allgather_object(mine, name="hvd_cluster.devices")
+    if len(set(kinds)) > 1:
+        listed = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))
+        raise RuntimeError(
+            f"All ranks don't have same device type! ({listed}) Each worker needs a GPU of its own: "
+            "give the job as many GPUs as workers, lower num_proc, or set use_gpu=False."
+        )
+    if mine == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

@@ -90,7 +90,7 @@ class Scorer:
         """What the model returns for some rows of the feature columns."""
         schema = self._in_trained_units(infer(part.schema))
         tensors = to_tensors(part, schema)
-        self.inputs.warn_of_lost(tensors)
+        self.inputs.warn_of_inexact(tensors)
         try:
             return self.framework.predict(model, self.inputs.features(tensors, _CPU))
         except Exception as error:  # the user's own model, which may raise anything

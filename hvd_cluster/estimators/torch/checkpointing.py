@@ -11,6 +11,7 @@ from hvd_cluster.estimators.run import early_stopping
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
 from hvd_cluster.estimators.run.run_files import RunFiles
 from hvd_cluster.estimators.run.snapshot import is_of_course
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running
@@ -23,7 +24,7 @@ class Checkpointing:
     """Saves what rank 0 holds, together with what every rank needs to go on with bit for bit."""
 
     spec: TrainSpec
-    hvd: Any
+    hvd: Collectives
     steps: Steps
     #: By what the learning rates of one worker are multiplied.
     scale: float

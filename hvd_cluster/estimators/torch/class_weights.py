@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 
 #: Labels with more values than this are no classes.
@@ -26,7 +26,7 @@ class ClassWeights:
     weights: Mapping[float, float]
 
     @classmethod
-    def of(cls, spec: TrainSpec, hvd: Any) -> ClassWeights | None:
+    def of(cls, spec: TrainSpec, hvd: Collectives) -> ClassWeights | None:
         """What the spec asks for; "balanced" ones are counted by all ranks together.
 
         A class of n rows out of N in k classes weighs ``N / (k * n)``, as with scikit-learn's

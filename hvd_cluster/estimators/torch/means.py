@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hvd_cluster.estimators.run.world import Collectives
+
 
 class Means:
     """Adds up the loss and the metrics of batches, weighted by their rows, without waiting for the device."""
@@ -37,7 +39,7 @@ class Means:
         if sums.shape == self._sums.shape:
             self._sums.copy_(sums)
 
-    def over_ranks(self, hvd: Any, name: str) -> dict[str, Any]:
+    def over_ranks(self, hvd: Collectives, name: str) -> dict[str, Any]:
         """``{"loss": x, "all_metrics": [{name: x, ...} for each group]}``, the same on every rank."""
         sums = hvd.allreduce(self._sums, op=hvd.Sum, name=name).tolist()
         rows = sums.pop()

@@ -93,7 +93,7 @@ def probe(
         except _Refused as refusal:
             refusals.append(refusal)
         else:
-            candidate.warn_of_lost(batch)
+            candidate.warn_of_inexact(batch)
             _tell_of_whole_labels(candidate, batch)
             return Findings(candidate, shapes)
     refusals = refusals[len(exact) :] + refusals[: len(exact)]  # what most models are wrong about comes first

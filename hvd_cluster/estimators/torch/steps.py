@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.objective import Objective
 
@@ -22,7 +23,7 @@ class Steps:
 
     spec: TrainSpec
     #: ``hvd_cluster.torch``.
-    hvd: Any
+    hvd: Collectives
     device: torch.device
     model: torch.nn.Module
     #: A ``DistributedOptimizer``.
@@ -37,7 +38,7 @@ class Steps:
     def of(
         cls,
         spec: TrainSpec,
-        hvd: Any,
+        hvd: Collectives,
         device: torch.device,
         model: torch.nn.Module,
         optimizer: Any,

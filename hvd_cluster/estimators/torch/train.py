@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.estimators.run.device import choose_device
 from hvd_cluster.estimators.run.fingerprint import Fingerprint
-from hvd_cluster.estimators.run.finite_losses import FiniteLosses
+from hvd_cluster.estimators.run.finite_check import FiniteCheck
 from hvd_cluster.estimators.run.readers import Readers
 from hvd_cluster.estimators.run.reports import Reports
 from hvd_cluster.estimators.run.scalars import scalar_log
 from hvd_cluster.estimators.run.schedule import is_due_within, steps_of_rows
-from hvd_cluster.estimators.run.world import entered
+from hvd_cluster.estimators.run.world import Collectives, choose_device, initialized
 from hvd_cluster.estimators.spec import TrainResult, TrainSpec
 from hvd_cluster.estimators.torch import random_state
 from hvd_cluster.estimators.torch.checkpoint import Checkpoint, Running
@@ -44,21 +43,23 @@ def train(spec: TrainSpec) -> TrainResult:
             not finite and ``terminate_on_nan`` is set.
         HorovodInternalError: another worker has died.
     """
-    with entered(spec) as hvd:
+    with initialized(spec) as hvd:
         return _train(spec, hvd)
 
 
-def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
+def _train(spec: TrainSpec, hvd: Collectives) -> TrainResult:
+    from hvd_cluster.torch import Compression, DistributedOptimizer
+
     device = choose_device(spec.use_gpu, hvd)
     model = copied(spec.model).to(device)  # a backend may run us in the process that made the spec
     base = spec.optimizer.build(model)
     scale = float(hvd.size()) if spec.scale_lr else 1.0
-    _start_equal(hvd, model, base, scale)
+    _start_equal(model, base, scale)
     held = {id(parameter) for group in base.param_groups for parameter in group["params"]}
-    optimizer = hvd.DistributedOptimizer(
+    optimizer = DistributedOptimizer(
         base,
         named_parameters=[(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in held],
-        compression=spec.gradient_compression or hvd.Compression.none,
+        compression=spec.gradient_compression or Compression.none,
         backward_passes_per_step=spec.backward_passes_per_step,
     )
     steps = Steps.of(spec, hvd, device, model, optimizer, _objective(spec, device))
@@ -69,7 +70,7 @@ def _train(spec: TrainSpec, hvd: Any) -> TrainResult:
         logger.info("run %s goes on after epoch %d", spec.run_id, found.epochs)
     reports = Reports(spec, hvd.rank())
     with Readers.of(spec, hvd.rank(), hvd.size()) as readers:
-        losses = FiniteLosses(spec.terminate_on_nan, hvd, spec.run_id, has_scaler=steps.scaler is not None)
+        losses = FiniteCheck(spec.terminate_on_nan, hvd, spec.run_id, has_scaler=steps.scaler is not None)
         worker = Worker(spec, hvd, device, steps, readers, reports, losses, ClassWeights.of(spec, hvd))
         history = _epochs(worker, saving, found)
     state = b""
@@ -93,7 +94,7 @@ def _epochs(worker: Worker, saving: Checkpointing, found: Checkpoint | None) -> 
 
             def after_step(done: int, means: Means, epoch: int = epoch) -> None:
                 if is_due_within(spec, done, worker.readers.train_steps):
-                    worker.losses.look(epoch, worker.has_finite_weights)
+                    worker.losses.check(epoch, worker.has_finite_weights)
                     saving.save_within(history, done, means)
 
             record = {"epoch": epoch, **worker.train_epoch(epoch, done, sums, after_step)}
@@ -116,7 +117,7 @@ def _is_over(spec: TrainSpec, history: list[dict[str, Any]]) -> bool:
     return bool(history) and spec.early_stopping is not None and spec.early_stopping.is_over(history)
 
 
-def _take_up(running: Running, spec: TrainSpec, hvd: Any) -> tuple[int, torch.Tensor | None]:
+def _take_up(running: Running, spec: TrainSpec, hvd: Collectives) -> tuple[int, torch.Tensor | None]:
     """Steps that the epoch has made already, and this rank's sums; its random generators go on where they were.
 
     With other metrics now, the means of the epoch are those of its rest. Another number of ranks draws other random
@@ -140,12 +141,14 @@ def _objective(spec: TrainSpec, device: torch.device) -> Objective:
     return objective
 
 
-def _start_equal(hvd: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> None:
+def _start_equal(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> None:
     """Bring all ranks to the same weights and optimizer state, and to the rates of all workers together."""
+    from hvd_cluster.torch import broadcast_optimizer_state, broadcast_parameters
+
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    hvd.broadcast_parameters(tensors, root_rank=0)
+    broadcast_parameters(tensors, root_rank=0)
     if optimizer.state:  # it came with the optimizer that was given; an empty one is equal on all ranks
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        broadcast_optimizer_state(optimizer, root_rank=0)
     set_rates(optimizer, [rate * scale for rate in rates(optimizer)])
     scale_initial_rates(optimizer.param_groups, scale)
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hvd_cluster.estimators.run.epoch_timer import EpochTimer
-from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 from hvd_cluster.estimators.run.readers import Readers, rows_of
 from hvd_cluster.estimators.run.reports import Reports
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.estimators.spec import TrainSpec
 from hvd_cluster.estimators.torch.class_weights import ClassWeights
 from hvd_cluster.estimators.torch.means import Means
@@ -28,12 +29,12 @@ class Worker:
 
     spec: TrainSpec
     #: ``hvd_cluster.torch``.
-    hvd: Any
+    hvd: Collectives
     device: torch.device
     steps: Steps
     readers: Readers
     reports: Reports
-    losses: FiniteLosses
+    losses: FiniteCheck
     class_weights: ClassWeights | None = None
 
     def train_epoch(
@@ -63,9 +64,9 @@ class Worker:
                 self._report(epoch, step + 1, steps, loss, metrics, timer)
             self.losses.add(step, loss)
             if step + 1 == steps:
-                self.losses.look(epoch, self.has_finite_weights)
+                self.losses.check(epoch, self.has_finite_weights)
             elif self.losses.is_due(step + 1):
-                self.losses.look(epoch)
+                self.losses.check(epoch)
             if after_step is not None:
                 after_step(step + 1, means)
         speeds = torch.tensor([[timer.rows_per_s, timer.wait_share]], dtype=torch.float64)
@@ -98,7 +99,7 @@ class Worker:
 
     def _take(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         columns = self.spec.inputs
-        columns.warn_of_lost(batch)
+        columns.warn_of_inexact(batch)
         labels, weights = columns.labels(batch, self.device), columns.sample_weights(batch, self.device)
         if self.class_weights is not None:
             weights = self.class_weights.row_weights(labels[0], weights)

@@ -165,7 +165,7 @@ def test_a_model_that_takes_floats_alone_is_warned_of_what_they_cannot_hold(capl
     assert found.inputs.feature_dtypes == ("float32",)
     (record,) = caplog.records
     assert "column 'x' holds 1099511627777, which becomes 1099511627776.0 in the model's float32" in record.message
-    found.inputs.warn_of_lost({"x": LARGE, "y": torch.zeros(ROWS)})  # once for each fit
+    found.inputs.warn_of_inexact({"x": LARGE, "y": torch.zeros(ROWS)})  # once for each fit
     assert len(caplog.records) == 1
 
 

@@ -483,7 +483,7 @@ def test_ranks_with_different_devices_say_so_on_every_rank(two_workers):
         import torch
 
         import hvd_cluster.torch as hvd
-        from hvd_cluster.estimators.run.device import choose_device
+        from hvd_cluster.estimators.run.world import choose_device
 
         original = torch.cuda.is_available, torch.cuda.device_count
         if os.environ["RANK"] == "0":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_cluster.errors import DataError
-from hvd_cluster.estimators.run.finite_losses import FiniteLosses, all_finite
+from hvd_cluster.estimators.run.finite_check import FiniteCheck, all_finite
 
 
 class OtherRank:
@@ -27,7 +27,7 @@ class OtherRank:
 
 
 def losses(found=None, **given):
-    return FiniteLosses(True, OtherRank(found), "run", **given)
+    return FiniteCheck(True, OtherRank(found), "run", **given)
 
 
 def test_the_first_of_all_ranks_is_named():
@@ -35,23 +35,23 @@ def test_the_first_of_all_ranks_is_named():
     for step, loss in enumerate([1.0, 2.0, 3.0, 4.0, math.nan]):
         mine.add(step, torch.tensor(loss))
     with pytest.raises(DataError, match=r"the loss is inf on rank 1 in step 3 of epoch 2, and terminate_on_nan is set"):
-        mine.look(2)
+        mine.check(2)
 
 
 def test_weights_are_looked_at_where_the_loss_is_finite_still():
     mine = losses()
     mine.add(4, torch.tensor(1.0))
-    mine.look(0)
+    mine.check(0)
     with pytest.raises(DataError, match="the weights are not finite, though the loss is, on rank 0 in step 4"):
-        mine.look(0, lambda: all_finite([torch.ones(2), torch.tensor([1.0, math.inf]), torch.tensor([1])]))
+        mine.check(0, lambda: all_finite([torch.ones(2), torch.tensor([1.0, math.inf]), torch.tensor([1])]))
 
 
 def test_a_gradient_scaler_gets_over_a_few_losses_that_are_not_finite():
     mine = losses(has_scaler=True)
     for step, loss in enumerate([1.0, math.inf, 1.0, math.inf, math.inf]):
         mine.add(step, torch.tensor(loss))
-    mine.look(0)
+    mine.check(0)
     for step in range(5, 11):
         mine.add(step, math.nan)
     with pytest.raises(DataError, match="the loss is inf on rank 0 in step 3 of epoch 0"):
-        mine.look(0)
+        mine.check(0)

@@ -18,7 +18,7 @@ from hvd_cluster.data.spark_jobs import map_batches, quoted
 from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import part_transfer
 from hvd_cluster.data.writing.part_file import PartPlan
-from hvd_cluster.estimators.run.arrived_rows import Arriving
+from hvd_cluster.estimators.run.direct_rows import DirectRows
 from hvd_cluster.spark.rows import Rows
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 32
 
 
-def feed(
+def direct_rows(
     frame: Any,
     store: Store,
     *,
@@ -39,7 +39,7 @@ def feed(
     seed: int,
     allow_ragged: bool,
     tensors_only: bool,
-) -> tuple[Dataset, Arriving]:
+) -> tuple[Dataset, DirectRows]:
     """A few rows of ``frame`` as a data set in the driver's ``store``, and all of them for the workers.
 
     The rows are cut into partitions, split and written as ``materialize`` does with the same arguments.
@@ -70,7 +70,7 @@ def feed(
     # Kept, so that workers that start again get the same bytes.
     rows = map_batches(parts, _Packed(plan), part_transfer.SCHEMA).persist(StorageLevel.DISK_ONLY)
     receiver = f"{part_transfer.__name__}:{part_transfer.received.__name__}"
-    return sample, Arriving(plan, num_proc, Rows(rows, "part", receiver))
+    return sample, DirectRows(plan, num_proc, Rows(rows, "part", receiver))
 
 
 @dataclass(frozen=True)

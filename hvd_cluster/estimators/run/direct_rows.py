@@ -20,6 +20,7 @@ import torch
 from hvd_cluster.data.dataset import Dataset
 from hvd_cluster.data.writing import part_transfer
 from hvd_cluster.data.writing.part_file import PartPlan
+from hvd_cluster.estimators.run.world import Collectives
 from hvd_cluster.launch import progress
 from hvd_cluster.settings import Settings
 
@@ -37,7 +38,7 @@ _PIECE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Arriving:
+class DirectRows:
     """Rows that a backend brings to the workers, and how they make a data set of them."""
 
     plan: PartPlan
@@ -47,7 +48,7 @@ class Arriving:
 
     def wrapped(self, train_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """``train_fn`` for workers that find the rows on their machines."""
-        return _TrainOnArrived(train_fn, self.plan, self.lanes)
+        return _TrainOnDirectRows(train_fn, self.plan, self.lanes)
 
     def release(self) -> None:
         """Let go of what was kept for another start of the workers."""
@@ -55,7 +56,7 @@ class Arriving:
 
 
 @dataclass(frozen=True)
-class _TrainOnArrived:
+class _TrainOnDirectRows:
     train_fn: Callable[[Any], Any]
     plan: PartPlan
     lanes: int
@@ -66,7 +67,7 @@ class _TrainOnArrived:
         hvd.init()
         try:
             folder = Settings.from_env().rows_dir
-            dataset, digest = gathered(folder, self.plan, self.lanes, hvd)
+            dataset, digest = gather_rows(folder, self.plan, self.lanes, hvd)
             if hvd.rank() == 0:
                 progress.report(data_digest=digest)
             if spec.resume is not None and digest != spec.data_digest:
@@ -79,7 +80,7 @@ class _TrainOnArrived:
             hvd.shutdown()
 
 
-def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> tuple[Dataset, str]:
+def gather_rows(folder: str, plan: PartPlan, lanes: int, hvd: Collectives) -> tuple[Dataset, str]:
     """The data set of the rows that came to all workers, and what tells it from others; the same on every rank.
 
     Args:
@@ -110,7 +111,7 @@ def gathered(folder: str, plan: PartPlan, lanes: int, hvd: Any) -> tuple[Dataset
     return dataset, part_transfer.digest(reports)
 
 
-def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Any) -> None:
+def _broadcast(place: str, files: dict[str, int], owner: int, inbox: Path | None, hvd: Collectives) -> None:
     """Send the files of one worker to all; those write them whose ``inbox`` is given."""
     for name, size in files.items():
         with contextlib.ExitStack() as stack:

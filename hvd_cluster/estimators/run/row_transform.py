@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class EditedRows:
+class RowTransform:
     """A function from row to row that is picklable if ``fn`` is."""
 
     #: The user's function, or None for none.

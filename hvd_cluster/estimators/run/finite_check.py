@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hvd_cluster.errors import DataError
+from hvd_cluster.estimators.run.world import Collectives
 
 #: Steps from one look at the losses to the next: a look waits for the device, and is one small allreduce.
 _LOOK_EVERY_STEPS = 32
@@ -17,7 +18,7 @@ _LOOK_EVERY_STEPS = 32
 _TOLERATED_WITH_SCALER = 8
 
 
-class FiniteLosses:
+class FiniteCheck:
     """Keeps the losses of the last steps on their device, and looks at them now and then.
 
     All ranks look after the same steps, so that all of them raise the same error. Look before a checkpoint is saved.
@@ -29,7 +30,7 @@ class FiniteLosses:
         has_scaler: a gradient scaler skips steps whose gradients are not finite, so that a single loss does no harm.
     """
 
-    def __init__(self, enabled: bool, hvd: Any, run_id: str, has_scaler: bool = False) -> None:
+    def __init__(self, enabled: bool, hvd: Collectives, run_id: str, has_scaler: bool = False) -> None:
         self._enabled = enabled
         self._hvd = hvd
         self._run_id = run_id
@@ -52,7 +53,7 @@ class FiniteLosses:
             loss = (loss.detach() if loss.numel() == 1 else loss.detach().float().mean()).reshape(()).clone()
         self._kept.append((step, loss))
 
-    def look(self, epoch: int, has_finite_weights: Callable[[], bool] | None = None) -> None:
+    def check(self, epoch: int, has_finite_weights: Callable[[], bool] | None = None) -> None:
         """Raise where a loss since the last look, or a weight of the model, is not finite on some rank.
 
         Every rank takes part, after the same step.

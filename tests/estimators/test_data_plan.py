@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from survivors import KillingLoss, estimator, what_was_learned
 
 from hvd_cluster.estimators import LocalBackend
-from hvd_cluster.estimators.delivery import Delivery
+from hvd_cluster.estimators.data_plan import DataPlan
 from hvd_cluster.estimators.frames import Frame
 from hvd_cluster.estimators.run.data_module import PetastormDataModule
 
@@ -47,7 +47,7 @@ def test_rows_that_would_lie_on_the_drivers_own_disk_need_a_store(frame, kind):
 )
 def test_a_store_is_required_where_rows_have_no_other_way(given, text):
     usual = {"backend": Elsewhere(1), "has_store": False, "has_module": False, "validation": None}
-    delivery = Delivery(**{**usual, **given})
+    delivery = DataPlan(**{**usual, **given})
     if text is None:
         delivery.require_store()
         return
@@ -59,7 +59,7 @@ def test_a_data_module_cannot_read_spark_rows_without_a_store():
     class Brings(LocalBackend):
         brings_rows = True
 
-    delivery = Delivery(kind=Frame.SPARK, backend=Brings(1), has_store=False, has_module=True, validation=None)
+    delivery = DataPlan(kind=Frame.SPARK, backend=Brings(1), has_store=False, has_module=True, validation=None)
     with pytest.raises(ValueError, match=r"store is required: a data_module reads Parquet"):
         delivery.require_store()
 

@@ -22,7 +22,7 @@ class Prepared:
 
     #: What they read; where ``rows`` are given, a few rows of the same columns, to try the model on.
     dataset: Dataset
-    #: Rows that go to the workers without a store; see :class:`hvd_cluster.estimators.run.arrived_rows.Arriving`.
+    #: Rows that go to the workers without a store; see :class:`hvd_cluster.estimators.run.direct_rows.DirectRows`.
     rows: Any = None
     #: Folders that hold exactly the training rows and the validation rows (None: there are none), for programs that
     #: read folders themselves; None where there are no such folders.
@@ -30,7 +30,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class DataPlan:
     """What decides how the rows of a fit travel."""
 
     kind: Frame
@@ -97,13 +97,13 @@ class Delivery:
         """
         given = {**given, "validation": self.validation, "tensors_only": not given["allow_ragged"]}
         if self.kind is Frame.SPARK and not self.has_store:
-            from hvd_cluster.estimators.spark.feed import feed
+            from hvd_cluster.estimators.spark.direct_rows import direct_rows
 
-            sample, arriving = feed(data, store, **given)
+            sample, rows = direct_rows(data, store, **given)
             try:
-                yield Prepared(sample, arriving)
+                yield Prepared(sample, rows)
             finally:
-                arriving.release()
+                rows.release()
             return
         written = materialize(data, store, dataset_id=name, own_folders=self.has_module, **given)
         try:
