@@ -26,6 +26,32 @@ from hvd_cluster.rendezvous.membership import membership
 from hvd_cluster.settings import Settings
 from hvd_cluster.topology import Topology, export, inherited_env
 
+#: The functions that the API of every framework has.
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 logger = logging.getLogger(__name__)
 
 engine, is_initialized, rank = current.engine, current.is_initialized, current.rank

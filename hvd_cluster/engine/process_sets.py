@@ -9,6 +9,8 @@ from hvd_cluster.engine import current
 from hvd_cluster.engine.request import Handle, Kind, Request, Signature
 from hvd_cluster.rendezvous.communicator import is_communicator, ranks_in
 
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
 #: The process sets that were added after init().
 _registered: list[ProcessSet] = []
 

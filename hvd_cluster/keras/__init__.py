@@ -9,36 +9,9 @@ from hvd_cluster.errors import MissingExtraError
 if find_spec("keras") is None:
     raise MissingExtraError("keras", "tensorflow", "by hvd_cluster.keras")
 
-from hvd_cluster.engine.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from hvd_cluster.engine.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from hvd_cluster.engine import basics, process_sets
+from hvd_cluster.engine.basics import *
+from hvd_cluster.engine.process_sets import *
 from hvd_cluster.engine.request import ReduceOp
 from hvd_cluster.errors import HorovodInternalError, JoinUnsupportedError, RanksDisagreeError, WorldEndedError
 from hvd_cluster.keras import callbacks, elastic
@@ -67,12 +40,10 @@ __all__ = [
     "Max",
     "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
     "Product",
     "RanksDisagreeError",
     "Sum",
     "WorldEndedError",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -82,32 +53,10 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += basics.__all__
+__all__ += process_sets.__all__

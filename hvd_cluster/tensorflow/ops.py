@@ -9,13 +9,7 @@ from hvd_cluster.tensorflow.collectives.alltoall import alltoall
 from hvd_cluster.tensorflow.collectives.barrier import barrier, join
 from hvd_cluster.tensorflow.collectives.broadcast import broadcast, broadcast_, broadcast_variables
 from hvd_cluster.tensorflow.collectives.reducescatter import grouped_reducescatter, reducescatter
-from hvd_cluster.tensorflow.rank_ops import (
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
+from hvd_cluster.tensorflow.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 

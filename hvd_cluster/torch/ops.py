@@ -23,29 +23,16 @@ from hvd_cluster.torch.collectives.allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from hvd_cluster.torch.collectives.alltoall import (
-    alltoall,
-    alltoall_async,
-)
-from hvd_cluster.torch.collectives.barrier import (
-    barrier,
-    join,
-)
-from hvd_cluster.torch.collectives.broadcast import (
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
+from hvd_cluster.torch.collectives.alltoall import alltoall, alltoall_async
+from hvd_cluster.torch.collectives.barrier import barrier, join
+from hvd_cluster.torch.collectives.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
 from hvd_cluster.torch.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from hvd_cluster.torch.collectives.sparse import (
-    sparse_allreduce_async,
-)
+from hvd_cluster.torch.collectives.sparse import sparse_allreduce_async
 from hvd_cluster.torch.submission import poll, synchronize
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
