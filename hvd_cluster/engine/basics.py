@@ -14,6 +14,7 @@ from typing import Any
 
 from hvd_cluster.engine import current
 from hvd_cluster.engine import process_sets as sets
+from hvd_cluster.engine.current import is_initialized, rank
 from hvd_cluster.engine.engine import Engine
 from hvd_cluster.engine.interrupts import interrupts
 from hvd_cluster.engine.log_output import configure_logging
@@ -54,7 +55,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-engine, is_initialized, rank = current.engine, current.is_initialized, current.rank
+engine = current.engine
 
 #: How many worlds of an elastic job may break in a row while they are assembled.
 _MAX_BROKEN_WORLDS = 10
