@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -67,7 +67,7 @@ class _TrainOnDirectRows:
         hvd.init()
         try:
             folder = Settings.from_env().rows_dir
-            dataset, digest = gather_rows(folder, self.plan, self.lanes, hvd)
+            dataset, digest = gather_rows(folder, self.plan, self.lanes, cast("Collectives", hvd))
             if hvd.rank() == 0:
                 progress.report(data_digest=digest)
             if spec.resume is not None and digest != spec.data_digest:

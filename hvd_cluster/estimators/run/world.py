@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -41,7 +41,7 @@ def initialized(spec: FitSpec) -> Iterator[Collectives]:
     was_initialized = hvd.is_initialized()
     hvd.init()
     try:
-        yield hvd
+        yield cast("Collectives", hvd)  # mypy does not follow `__all__ += ops.__all__`
     finally:
         if not was_initialized:
             hvd.shutdown()
