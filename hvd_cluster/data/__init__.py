@@ -15,11 +15,19 @@ from hvd_cluster.lazy import lazy
 if TYPE_CHECKING:
     from hvd_cluster.data.materializing import materialize as materialize
     from hvd_cluster.data.reader import ParquetReader as ParquetReader
+    from hvd_cluster.data.reader_config import ColumnConfig as ColumnConfig
+    from hvd_cluster.data.reader_config import OrderConfig as OrderConfig
+    from hvd_cluster.data.reader_config import PrefetchConfig as PrefetchConfig
     from hvd_cluster.data.store import Store as Store
 
 #: Public name -> the module that defines it. Loaded on first use: pyarrow, pandas and pyspark may be absent.
-_HOMES = {"ParquetReader": "reader", "Store": "store", "materialize": "materializing"}
+_HOMES = {
+    **dict.fromkeys(("ColumnConfig", "OrderConfig", "PrefetchConfig"), "reader_config"),
+    "ParquetReader": "reader",
+    "Store": "store",
+    "materialize": "materializing",
+}
 
-__all__ = ["ParquetReader", "Store", "materialize"]
+__all__ = ["ColumnConfig", "OrderConfig", "ParquetReader", "PrefetchConfig", "Store", "materialize"]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -147,7 +147,8 @@ class DiskCache(RowGroupCache):
                 finally:
                     unfinished.unlink(missing_ok=True)  # half a file would fill the disk further
         except OSError as error:  # a full disk: the job continues without the cache
-            if not self._has_warned:
+            is_first, self._has_warned = not self._has_warned, True
+            if is_first:
                 logger.warning(
                     "the cache in %s could not keep a row group: %s. The data is read from its source instead, which "
                     "takes longer; choose another folder or a smaller limit_bytes (now %d)",
@@ -155,7 +156,6 @@ class DiskCache(RowGroupCache):
                     error,
                     self._limit_bytes,
                 )
-            self._has_warned = True
             return False
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,12 @@ class Split:
     lanes: int = 1
     #: Which rows of the row groups are there; None for all.
     row_filter: RowFilter | None = None
+
+    @classmethod
+    def of(cls, row_groups: Iterable[RowGroup], lanes: int = 1, row_filter: RowFilter | None = None) -> Split:
+        """All rows of some row groups."""
+        groups = tuple(row_groups)
+        return cls(groups, sum(group.rows for group in groups), lanes, row_filter)
 
     def with_lanes(self, lanes: int) -> Split:
         """The same rows for another number of streams."""

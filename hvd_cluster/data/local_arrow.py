@@ -6,17 +6,19 @@ worker reads them as often as it has epochs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvd_cluster.data.dataset import Dataset, Split
-from hvd_cluster.data.schema import Schema, infer
-from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.data.files.filesystems import unwritable_text
+from hvd_cluster.data.schema import infer
+from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import column_stats
 from hvd_cluster.data.writing import validation as validation_rule
+from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.data.writing.part_file import MAX_GROUP_ROWS, PartPlan
 from hvd_cluster.data.writing.part_writer import write_part
 from hvd_cluster.errors import DataError
@@ -74,7 +76,7 @@ def write_arrow(
     rows = iter(batches)
     first = next((batch for batch in rows if batch.num_rows), None)
     if first is None:
-        raise DataError("the data has no rows: check the filters and joins that made it")
+        raise DataError(NO_ROWS_TEXT)
     if columns is None:
         columns = [name for name in first.schema.names if name != validation]
     wrong: list[str] = []
@@ -82,7 +84,7 @@ def write_arrow(
     if tensors_only and (text := schema.no_tensors_text()):
         wrong.append(text)
     if float32:
-        schema = Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in schema))
+        schema = schema.as_float32()
     plan = PartPlan(
         store=store,
         schema=schema,
@@ -96,7 +98,7 @@ def write_arrow(
         format="arrow",
     )
     try:
-        report = write_part(plan, part, _from(first, rows))
+        report = write_part(plan, part, itertools.chain([first], rows))
         seen = None if first_rows is None or report.rows < first_rows else first_rows  # all rows, if they are fewer
         column_stats.raise_if_any([*wrong, *report.stats.problems(allow_ragged=allow_ragged, first_rows=seen)])
     except OSError as error:
@@ -105,13 +107,5 @@ def write_arrow(
     except BaseException:  # raised again: half a data set must not stay
         store.delete(store.prefix)
         raise
-    splits = [
-        Split(tuple(groups), sum(group.rows for group in groups), lanes) for groups in (report.train, report.validation)
-    ]
-    complete = report.stats.with_lengths(schema)
-    return Dataset(store, complete, splits[0], None if validation is None else splits[1], (store.prefix,))
-
-
-def _from(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    yield first
-    yield from rest
+    held_out = None if validation is None else Split.of(report.validation, lanes)
+    return Dataset(store, report.stats.with_lengths(schema), Split.of(report.train, lanes), held_out, (store.prefix,))

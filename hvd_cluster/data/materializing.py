@@ -10,20 +10,21 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvd_cluster.data import schema_spark, spark_jobs
 from hvd_cluster.data.columns.pandas_table import to_table
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
-from hvd_cluster.data.files.filesystems import normalize
+from hvd_cluster.data.files.filesystems import normalize, unwritable_text
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading import parquet
 from hvd_cluster.data.schema import Kind, Schema, infer, missing_columns_text
 from hvd_cluster.data.spark_jobs import map_batches, quoted
-from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.data.store import Store
 from hvd_cluster.data.writing import column_stats, content_address, retention
 from hvd_cluster.data.writing import validation as validation_rule
+from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT, assembled, checked, parts_of
 from hvd_cluster.data.writing.content_address import PLANS
 from hvd_cluster.data.writing.folders import DatasetFolders, FoldersTakenError
 from hvd_cluster.data.writing.part_writer import MAX_GROUP_ROWS, PartPlan, PartReport, write_part
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 #: Row groups smaller than this cost more in bookkeeping than they bring in sharing; ranks share them by row ranges.
 _MIN_GROUP_ROWS = 256
-
-NO_ROWS_TEXT = "the data has no rows: check the filters and joins that made it"
 
 __all__ = ["Dataset", "OnPart", "RemoteParts", "RowGroup", "Split", "materialize"]
 
@@ -228,19 +227,14 @@ class _Materializer:
             with FinishedParts(plan, self.options.progress):
                 reports = map_batches(parts, write, "report string")
                 collected = spark_jobs.run(frame.sparkSession, reports.collect, "writing rows to train on")
-            return self._reported(plan, [json.loads(row["report"]) for row in collected], folders)
+            return self._dataset(plan, parts_of(json.loads(row["report"]) for row in collected), folders)
 
     def from_parts(self, parts: RemoteParts) -> Dataset:
         """The parts are written where they lie."""
         with self._folders(self._arrow_schema(parts.schema), MAX_GROUP_ROWS) as (plan, folders):
             with FinishedParts(plan, self.options.progress):
                 answers = parts.each(functools.partial(_report, plan))
-            return self._reported(plan, answers, folders)
-
-    def _reported(self, plan: PartPlan, answers: list[dict[str, Any]], folders: DatasetFolders) -> Dataset:
-        """The data set that remote writers have reported."""
-        column_stats.raise_if_any(sorted({answer["error"] for answer in answers if "error" in answer}))
-        return self._dataset(plan, [PartReport.from_json(answer) for answer in answers], folders)
+            return self._dataset(plan, parts_of(answers), folders)
 
     def from_table(self, table: pa.Table) -> Dataset:
         """This process writes."""
@@ -277,7 +271,9 @@ class _Materializer:
         if self.options.validation is not None:
             train, held_out = parquet.held_out(folder.row_groups, self.options.validation, self.options.seed)
         schema = self._narrowed(seen.with_lengths(folder.schema))
-        return self._checked(Dataset(store, schema, self._split(train), self._split(held_out)))
+        lanes = self.options.num_proc
+        dataset = Dataset(store, schema, Split.of(train, lanes), Split.of(held_out, lanes))
+        return checked(dataset, self.options.validation)
 
     def _copied(self, folder: parquet.ParquetFolder, source: Store) -> Dataset:
         schema = self._arrow_schema(folder.arrow_schema)
@@ -372,45 +368,19 @@ class _Materializer:
         )
 
     def _dataset(self, plan: PartPlan, reports: list[PartReport], folders: DatasetFolders) -> Dataset:
-        reports.sort(key=lambda report: report.part)
-        seen = column_stats.TableStats()
-        for report in reports:
-            seen.merge(report.stats)
-        if not any(report.rows for report in reports):
-            raise DataError(NO_ROWS_TEXT)
-        column_stats.raise_if_any([*self.wrong, *seen.problems(allow_ragged=self.options.allow_ragged)])
-        train = self._split([group for report in reports for group in report.train])
-        held_out = self._split([group for report in reports for group in report.validation])
         own = () if self.reuse else plan.folders
-        dataset = self._checked(Dataset(self.store, seen.with_lengths(plan.schema), train, held_out, own))
+        dataset = assembled(plan, reports, self.store, self.options.num_proc, own)
         if self.reuse:
             dataset.save(plan.train_folder)
-        folders.complete({group.path for group in (*train.row_groups, *held_out.row_groups)})
+        parts = [dataset.train] if dataset.validation is None else [dataset.train, dataset.validation]
+        folders.complete({group.path for part in parts for group in part.row_groups})
         if self.options.progress is not None:
-            self.options.progress(train.rows + held_out.rows, train.rows + held_out.rows)
+            rows = sum(part.rows for part in parts)
+            self.options.progress(rows, rows)
         return dataset
 
     def _narrowed(self, schema: Schema) -> Schema:
-        if not self.options.float32:
-            return schema
-        return Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in schema))
-
-    def _split(self, row_groups: Sequence[RowGroup]) -> Split:
-        return Split(tuple(row_groups), sum(group.rows for group in row_groups), lanes=self.options.num_proc)
-
-    def _checked(self, dataset: Dataset) -> Dataset:
-        """The data set without a validation part where none was asked for; both parts must have rows."""
-        rows = dataset.train.rows + (dataset.validation.rows if dataset.validation else 0)
-        if not dataset.train.rows:
-            raise DataError(
-                f"no row of {rows} is left for training: validation={self.options.validation!r} takes them all"
-            )
-        if self.options.validation is None:
-            return replace(dataset, validation=None)
-        if dataset.validation is None or not dataset.validation.rows:
-            raise DataError(f"no row of {rows} is for validation: validation={self.options.validation!r} selects none")
-        logger.debug("%d rows for training, %d for validation", dataset.train.rows, dataset.validation.rows)
-        return dataset
+        return schema.as_float32() if self.options.float32 else schema
 
 
 def _report(plan: PartPlan, part: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:

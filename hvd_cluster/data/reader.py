@@ -6,16 +6,24 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hvd_cluster.data.columns.column_rules import ColumnRules, Decode
 from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.reader_config import (
+    ColumnConfig,
+    OrderConfig,
+    PrefetchConfig,
+    ReaderOptions,
+    not_whole,
+    overridden,
+    too_small,
+)
 from hvd_cluster.data.reading import shards
 from hvd_cluster.data.reading.blocks import BlockReader
-from hvd_cluster.data.reading.budget import PREFETCH_BYTES, Budget
+from hvd_cluster.data.reading.budget import Budget
 from hvd_cluster.data.reading.decoding import RawTensor
 from hvd_cluster.data.reading.epoch_iterator import EpochIterator
 from hvd_cluster.data.reading.interleave import Batch
@@ -32,7 +40,7 @@ from hvd_cluster.errors import DataError
 if TYPE_CHECKING:
     import os
 
-    from hvd_cluster.data.cache import RowGroupCache
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -66,43 +74,31 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     bits 32 unless ``jax_enable_x64`` is set).
 
     Args:
-        source: path or URL of a Parquet file or folder, a list of such, or a :class:`Dataset` (of which its training
-            part is read). Folders named ``key=value`` are columns. A :class:`Split` is read with its ``Schema`` as
-            ``columns`` and its ``Store`` as ``filesystem``.
+        source: path or URL of a Parquet file or folder, a list of these, or a :class:`Dataset` (its training part is
+            read). Folders named ``key=value`` are columns. A :class:`Split` is read with its ``Schema`` as ``columns``
+            and its ``Store`` as ``filesystem``.
         columns: the columns to read; None for all.
-        filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None goes by the URL.
+        filesystem: a pyarrow or fsspec filesystem in which ``source`` is a path, or a ``Store``; None uses the URL.
         batch_size: rows per rank and step.
         rank, size: this rank, and the number of ranks; 0 and 1 by default, with a warning in a worker of several.
-        seed: chooses the order together with the epoch.
         epoch: number of the first epoch, any integer.
-        num_epochs: epochs that will be gone through, from ``epoch`` on. It ends nothing: it says how far to read ahead.
-            None for not beyond an epoch.
-        shuffle: whether to permute rows; False keeps the order of the data (in each lane).
+        num_epochs: epochs to read, starting at ``epoch``. It only limits how far the reader reads ahead. None does not
+            read beyond an epoch.
         remainder: what happens to the rows that do not fill the last global batch: "drop" leaves them out, "pad" fills
-            the batch up with rows seen before, "partial" hands them out in smaller, perhaps empty batches, "uneven"
-            does so without the empty ones, so that some ranks have one step less (and call ``hvd.join``).
+            the batch with rows seen before, "partial" yields smaller, possibly empty batches, "uneven" does the same
+            without the empty ones, so that some ranks have one step less (and call ``hvd.join``).
         filters: which rows to read: a list of ``(column, operator, value)``, or of such lists, of which one must hold;
             see :func:`hvd_cluster.data.filters.parse`. Row groups that their statistics rule out are not read. Each
             rank counts the matching rows when the reader is made.
-        shapes: column -> shape of one row, for lists of as many numbers in all.
-        pad: column -> number that fills up lists shorter than the shape; longer ones are cut.
-        fill_nulls: column -> what stands in place of nulls. Nulls elsewhere are an error, which names them.
-        drop_nulls: columns whose nulls leave out the row; True for all.
-        decode: column -> function from one value (str, bytes, ...) to a number, array or tensor, run in the reader's
-            threads, on the rows of this rank only. See also :class:`hvd_cluster.data.reading.decoding.RawTensor`.
         transformation_fn: function from row (dict of NumPy scalars, arrays, str, bytes) to row (dict of numbers, arrays
             or tensors), run in the reader's threads; the columns of the first row it returns become the batches'
             columns.
-        arrays: "torch" for tensors, "numpy" for arrays, in the batches that iteration gives.
-        cache: a :class:`~hvd_cluster.data.cache.MemoryCache` or :class:`~hvd_cluster.data.cache.DiskCache` that keeps
-            what was read.
-        num_threads: threads that read ahead.
-        prefetch_bytes: bound of rows that wait.
-        window_bytes: size of the rows that are shuffled among each other, a part of what decides the order; None for
-            16 MiB, and up to 128 MiB where rows are large.
-        lanes: streams that are interleaved; it also decides the order. None for ``size``, so that every rank reads only
-            its own row groups. Give a number to have one order for any number of ranks.
+        arrays: "torch" for tensors, "numpy" for arrays, in the batches that iteration yields.
         storage_options: arguments for the fsspec filesystem of the URL, such as credentials.
+        column_config: shapes, padding, nulls and decoding of columns.
+        order_config: shuffling, seed, window and lanes.
+        prefetch_config: threads, memory bound and cache.
+        options: single fields of the three configs, such as ``seed=7``; they override the config's own.
 
     Raises:
         DataError: there is no data, a file is damaged, a column is missing or cannot be a tensor, or arguments
@@ -118,41 +114,43 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         batch_size: int,
         rank: int | None = None,
         size: int | None = None,
-        seed: int = 0,
         epoch: int = 0,
         num_epochs: int | None = None,
-        shuffle: bool = True,
         remainder: Remainder = "drop",
         filters: Any = None,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
-        pad: Mapping[str, Any] | None = None,
-        fill_nulls: Mapping[str, Any] | None = None,
-        drop_nulls: bool | Collection[str] = False,
-        decode: Mapping[str, Decode] | None = None,
         transformation_fn: RowTransform | None = None,
         arrays: Literal["torch", "numpy"] = "torch",
-        cache: RowGroupCache | None = None,
-        num_threads: int = 2,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        window_bytes: int | None = None,
-        lanes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        column_config: ColumnConfig | None = None,
+        order_config: OrderConfig | None = None,
+        prefetch_config: PrefetchConfig | None = None,
+        **options: Unpack[ReaderOptions],
     ) -> None:
         if rank is None and size is None:
             warn_if_not_own_shard(logger, 0, 1, "rank=hvd.rank(), size=hvd.size(), or rank=0, size=1 if all read all")
         rank, size = rank or 0, 1 if size is None else size
-        _check_whole(batch_size=batch_size, rank=rank, size=size, seed=seed, epoch=epoch, num_threads=num_threads)
-        _check(batch_size, rank, size, remainder, arrays, num_threads, lanes)
-        rules = ColumnRules(shapes=shapes or {}, fill=fill_nulls or {}, pad=pad or {}, decode=decode or {})
+        given: dict[str, Any] = dict(options)
+        rules = overridden(column_config or ColumnConfig(), given)
+        order = overridden(order_config or OrderConfig(), given)
+        prefetch = overridden(prefetch_config or PrefetchConfig(), given)
+        if given:
+            raise TypeError(f"ParquetReader has no argument {', '.join(map(repr, given))}")
+        problems = _problems(batch_size, rank, size, epoch)
+        if remainder not in REMAINDERS:
+            problems.append(f"remainder is {remainder!r}: it is one of {', '.join(REMAINDERS)}")
+        if arrays not in {"torch", "numpy"}:
+            problems.append(f"arrays is {arrays!r}: it is 'torch' or 'numpy'")
+        problems += [*order.problems(), *prefetch.problems()]
+        if problems:
+            raise DataError("\n".join(problems))
         opened = open_source(
             source,
             columns,
             filesystem,
             rules,
-            lanes=lanes,
+            lanes=order.lanes,
             size=size,
             filters=filters,
-            drop_nulls=drop_nulls,
             storage_options=storage_options,
         )
         if transformation_fn is None:
@@ -162,7 +160,7 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
             opened.filesystem,
             opened.schema.names,
             opened.split.row_filter,
-            cache,
+            prefetch.cache,
             texts=opened.texts - raw,
             types=opened.types,
         )
@@ -175,13 +173,10 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
         )
         self._batch_size = batch_size
         self._rank, self._size = rank, size
-        self._seed = seed
-        self._shuffle = shuffle
+        self._order = order
+        self._prefetch = prefetch
         self._remainder = remainder
         self._arrays = arrays
-        self._num_threads = num_threads
-        self._prefetch_bytes = prefetch_bytes
-        self._window_bytes = window_bytes
         #: Epochs below this one will be asked for.
         self._end_epoch = None if num_epochs is None else epoch + num_epochs
         #: Where the current iteration began, its plan, and how many steps of it have been handed out.
@@ -375,45 +370,28 @@ class ParquetReader(IterableDataset[dict[str, Any]]):
     @functools.cached_property
     def _epochs(self) -> EpochIterator:
         row_bytes = max(self._input.row_bytes, self.schema.row_bytes)
-        budget = Budget.of(self._split, row_bytes, self._window_bytes, self._num_threads, self._prefetch_bytes)
+        prefetch = self._prefetch
+        budget = Budget.of(
+            self._split, row_bytes, self._order.window_bytes, prefetch.num_threads, prefetch.prefetch_bytes
+        )
         planner = Planner(
             split=self._split,
             rank=self._rank,
             size=self._size,
             batch_size=self._batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
+            seed=self._order.seed,
+            shuffle=self._order.shuffle,
             remainder=self._remainder,
             window_rows=budget.window_rows,
         )
         return EpochIterator(planner, self._blocks, budget, self._end_epoch)
 
 
-def _check_whole(**numbers: Any) -> None:
-    """Report all arguments that are not whole numbers in one error."""
-    problems = [
-        f"{name} is {value!r}: it must be a whole number"
-        for name, value in numbers.items()
-        if not hasattr(value, "__index__")
-    ]
-    if problems:
-        raise DataError("\n".join(problems))
-
-
-def _check(
-    batch_size: int, rank: int, size: int, remainder: str, arrays: str, num_threads: int, lanes: int | None
-) -> None:
-    """Refuse what makes no sense, all at once."""
-    problems = []
-    if batch_size < 1 or num_threads < 1:
-        problems.append(f"batch_size is {batch_size} and num_threads {num_threads}: both must be at least 1")
+def _problems(batch_size: int, rank: int, size: int, epoch: int) -> list[str]:
+    """A sentence for each value that is out of range."""
+    if texts := not_whole(batch_size=batch_size, rank=rank, size=size, epoch=epoch):
+        return texts
+    texts = too_small(batch_size=batch_size)
     if not 0 <= rank < size:
-        problems.append(f"rank is {rank} of size {size}: ranks go from 0 to size - 1")
-    if remainder not in REMAINDERS:
-        problems.append(f"remainder is {remainder!r}: it is one of {', '.join(REMAINDERS)}")
-    if arrays not in {"torch", "numpy"}:
-        problems.append(f"arrays is {arrays!r}: it is 'torch' or 'numpy'")
-    if lanes is not None and lanes < 1:
-        problems.append(f"lanes is {lanes}: it must be at least 1")
-    if problems:
-        raise DataError("\n".join(problems))
+        texts.append(f"rank is {rank} of size {size}: ranks go from 0 to size - 1")
+    return texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,6 +116,10 @@ class Schema:
         if missing:
             raise DataError(missing_columns_text(missing, self.names))
         return Schema(tuple(self[name] for name in names))
+
+    def as_float32(self) -> Schema:
+        """The same columns, float64 ones as float32."""
+        return Schema(tuple(replace(c, dtype="float32") if c.dtype == "float64" else c for c in self.columns))
 
     def require_tensors(self) -> None:
         """Check that every column can become a tensor as it is.

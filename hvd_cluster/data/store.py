@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_cluster.data.files.base_store import Store, unwritable_text
+from hvd_cluster.data.files.base_store import Store
 from hvd_cluster.data.files.store_families import DBFSLocalStore, HDFSStore
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "HDFSStore",
     "LocalStore",
     "Store",
-    "unwritable_text",
 ]
 
 

@@ -6,8 +6,8 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.materializing import NO_ROWS_TEXT
 from hvd_cluster.data.reading.parquet import ParquetFolder
+from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:

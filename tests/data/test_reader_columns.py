@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_cluster.data.cache import MemoryCache
-from hvd_cluster.data.columns.column_rules import padded
+from hvd_cluster.data.columns.column_config import padded
 from hvd_cluster.data.columns.vectors import vector_type
 from hvd_cluster.data.reader import ParquetReader
 from hvd_cluster.data.reading import budget
@@ -164,7 +164,7 @@ def test_a_value_for_padding_that_the_elements_cannot_hold_is_named(tmp_path: Pa
     with pytest.raises(DataError, match=rf"(?s)row group 0 of .*pad gives column 'l' of {element} the value"):
         one_batch(tmp_path, table, shapes={"l": (2,)}, pad={"l": value})
     if value is not None:
-        with pytest.raises(DataError, match=rf"fill gives column 'l' of {element} the value"):
+        with pytest.raises(DataError, match=rf"fill_nulls gives column 'l' of {element} the value"):
             one_batch(tmp_path, table, shapes={"l": (2,)}, pad={"l": 0}, fill_nulls={"l": value})
 
 
@@ -399,7 +399,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_row(tmp_path: Path, decode:
         ({"shapes": {"zzz": (1,)}}, "shapes names the column 'zzz', which is not read"),
         ({"shapes": {"x": (2,)}}, "'x', which holds numeric, the shape"),
         ({"pad": {"l": 0}}, r"shapes={'l': \(128,\)}"),
-        ({"pad": {"x": 0}, "fill_nulls": {"l": 0}}, "(?s)pad names column 'x'.*fill names column 'l'"),
+        ({"pad": {"x": 0}, "fill_nulls": {"l": 0}}, "(?s)pad names column 'x'.*fill_nulls names column 'l'"),
     ],
 )
 def test_rules_that_do_not_fit_their_column_are_refused(tmp_path: Path, rules: Any, message: str) -> None:
@@ -409,9 +409,9 @@ def test_rules_that_do_not_fit_their_column_are_refused(tmp_path: Path, rules: A
 
 
 def test_a_value_for_nulls_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="fill gives column 'x' of int64 the value 'many'"):
+    with pytest.raises(DataError, match="fill_nulls gives column 'x' of int64 the value 'many'"):
         one_batch(tmp_path, pa.table({"x": [1, None]}), fill_nulls={"x": "many"})
     prices = pa.table({"d": pa.array([None, decimal.Decimal("1.50")], pa.decimal128(10, 2))})
     assert one_batch(tmp_path, prices, fill_nulls={"d": 0.25})["d"].tolist() == [0.25, 1.5]
-    with pytest.raises(DataError, match=r"fill gives column 'd' of decimal128\(10, 2\) the value 0.001"):
+    with pytest.raises(DataError, match=r"fill_nulls gives column 'd' of decimal128\(10, 2\) the value 0.001"):
         one_batch(tmp_path, prices, fill_nulls={"d": 0.001})

@@ -6,7 +6,6 @@ How bytes move is the business of :mod:`hvd_cluster.data.files.filesystems`.
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hvd_cluster.data.files import filesystems
 from hvd_cluster.data.files.remote_store import LocalOutputDir, RemoteStore, RunSync
 from hvd_cluster.data.files.retry import retried
+from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.parquet_files import require_plain
 from hvd_cluster.errors import DataError
 
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
 #: Bytes of the probe that `check_writable` writes: more than a filesystem can hide in its metadata.
 _PROBE_BYTES = 64 * 1024
-
-_REMEDIES = {
-    errno.EACCES: "give this user write permission, or choose another path",
-    errno.EPERM: "give this user write permission, or choose another path",
-    errno.EROFS: "the filesystem is mounted read-only: choose another path",
-    errno.ENOSPC: "the disk is full: free some space, or choose a path on another disk",
-    errno.EDQUOT: "the disk quota is used up: free some space, or choose another path",
-    errno.ENOTDIR: "a part of the path is a file: choose a path below a folder",
-    errno.ENOENT: "a folder above it cannot be made there: choose a path below a folder that exists",
-}
 
 
 class Store:
@@ -271,8 +261,9 @@ class Store:
 
     def list(self, path: str, recursive: bool = False) -> list[str]:
         """Files and folders in a folder, as paths inside the filesystem, sorted; [] where there is no such folder."""
-        fs = self._fs_module()
-        selector = fs.FileSelector(self.get_localized_path(path), allow_not_found=True, recursive=recursive)
+        selector = load_pyarrow("pyarrow.fs").FileSelector(
+            self.get_localized_path(path), allow_not_found=True, recursive=recursive
+        )
 
         def look() -> Any:
             try:
@@ -303,8 +294,9 @@ class Store:
         Raises:
             DataError: the path belongs to a table of another format, such as Delta.
         """
-        require_plain(self.fs, self.get_localized_path(path))
-        return _parquet_module().ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
+        inner = self.get_localized_path(path)
+        require_plain(self.fs, inner)
+        return load_pyarrow("pyarrow.parquet").ParquetDataset(inner, filesystem=self.fs)
 
     def get_data_metadata_path(self, path: str) -> str:
         """Where a program of this host may keep what it learned of the data set in a folder, beside that folder."""
@@ -367,7 +359,7 @@ class Store:
         except OSError as error:
             with suppress(OSError):  # the first error is the one to report
                 self.delete(path)
-            raise DataError(unwritable_text(self.prefix, error)) from error
+            raise DataError(filesystems.unwritable_text(self.prefix, error)) from error
 
     # --- the filesystem ---------------------------------------------------------------------------------------------
 
@@ -390,28 +382,10 @@ class Store:
         inner = self.get_localized_path(path)
         return retried(lambda: self.fs.get_file_info(inner), self.fs, f"looking at {path}")
 
-    def _info_types(self) -> Any:
-        return self._fs_module().FileType
-
     @staticmethod
-    def _fs_module() -> Any:
-        from hvd_cluster.data.optional import load_pyarrow
-
-        return load_pyarrow("pyarrow.fs")
-
-
-def unwritable_text(path: str, error: OSError) -> str:
-    """What went wrong when writing below a path, and what to do about it."""
-    remedy = _REMEDIES.get(error.errno or 0, "choose another path, or see to it that this one can be written")
-    cause = error.strerror or str(error)
-    return f"the store {path!r} cannot be written: {cause}; {remedy}"
+    def _info_types() -> Any:
+        return load_pyarrow("pyarrow.fs").FileType
 
 
 def _numbered(path: str, idx: int | str | None) -> str:
     return path if idx is None else f"{path}.{idx}"
-
-
-def _parquet_module() -> Any:
-    from hvd_cluster.data.optional import load_pyarrow
-
-    return load_pyarrow("pyarrow.parquet")

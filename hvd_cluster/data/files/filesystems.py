@@ -5,6 +5,7 @@ Where a fit keeps what is the business of :mod:`hvd_cluster.data.store`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import uuid
@@ -139,6 +140,24 @@ def unopened_hadoop_text(url: str, error: Exception) -> str:
         f"cannot open {url!r}: {reason}; libhdfs needs Java and Hadoop's client on every host: set JAVA_HOME, "
         "HADOOP_HOME and CLASSPATH (to what `hadoop classpath --glob` prints) before Python starts"
     )
+
+
+_REMEDIES = {
+    errno.EACCES: "give this user write permission, or choose another path",
+    errno.EPERM: "give this user write permission, or choose another path",
+    errno.EROFS: "the filesystem is mounted read-only: choose another path",
+    errno.ENOSPC: "the disk is full: free some space, or choose a path on another disk",
+    errno.EDQUOT: "the disk quota is used up: free some space, or choose another path",
+    errno.ENOTDIR: "a part of the path is a file: choose a path below a folder",
+    errno.ENOENT: "a folder above it cannot be made there: choose a path below a folder that exists",
+}
+
+
+def unwritable_text(path: str, error: OSError) -> str:
+    """What went wrong when writing below a path, and what to do about it."""
+    remedy = _REMEDIES.get(error.errno or 0, "choose another path, or make this one writable")
+    cause = error.strerror or str(error)
+    return f"the store {path!r} cannot be written: {cause}; {remedy}"
 
 
 def as_filesystem(filesystem: Any) -> Any:

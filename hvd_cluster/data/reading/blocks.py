@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvd_cluster.data.columns.column_rules import ColumnRules
+from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.dataset import Split
 from hvd_cluster.data.reading import decoding, row_transform
 from hvd_cluster.data.reading.block_buffer import BlockBuffer, Chunk
@@ -36,7 +36,7 @@ class BlockReader:
         split: Split,
         reader: RowGroupReader,
         schema: Schema,
-        rules: ColumnRules,
+        rules: ColumnConfig,
         transform: RowTransform | None = None,
     ) -> None:
         self._split = split

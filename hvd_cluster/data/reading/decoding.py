@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.arrow_values import nulls_text, python_values
-from hvd_cluster.data.columns.column_rules import Decode
+from hvd_cluster.data.columns.column_config import Decode
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.row_transform import as_array, call_decode, column_of_value
 from hvd_cluster.data.schema import Column

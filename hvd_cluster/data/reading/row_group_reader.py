@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from hvd_cluster.data.columns.arrays import stores_as_is
-from hvd_cluster.data.columns.column_rules import ColumnRules
+from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.optional import load_pyarrow
 from hvd_cluster.data.reading.interleave import Batch
 from hvd_cluster.data.reading.row_groups import RowGroupTables, place_of
@@ -34,7 +34,7 @@ class RowGroupReader:
         rules: how to prepare them.
     """
 
-    def __init__(self, tables: RowGroupTables, schema: Schema, rules: ColumnRules) -> None:
+    def __init__(self, tables: RowGroupTables, schema: Schema, rules: ColumnConfig) -> None:
         self._tables = tables
         self._schema = schema
         self._rules = rules
@@ -116,7 +116,7 @@ class RowGroupReader:
         return found
 
     def _prepared(self, array: Any, column: Column) -> Any:
-        if column.name not in self._rules.fill and column.name not in self._rules.pad:
+        if column.name not in self._rules.fill_nulls and column.name not in self._rules.pad:
             return array
         pyarrow = load_pyarrow()
         chunks = [self._rules.prepared(chunk, column) for chunk in array.chunks]

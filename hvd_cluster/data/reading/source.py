@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hvd_cluster.data import filters as row_filters
-from hvd_cluster.data.columns.column_rules import ColumnRules
+from hvd_cluster.data.columns.column_config import ColumnConfig
 from hvd_cluster.data.dataset import Dataset, RowGroup, Split
 from hvd_cluster.data.files.filesystems import as_filesystem, normalize
 from hvd_cluster.data.reading import footers
@@ -42,12 +42,11 @@ def open_source(
     source: Any,
     columns: Sequence[str] | Schema | None,
     filesystem: Any,
-    rules: ColumnRules,
+    rules: ColumnConfig,
     *,
     lanes: int | None,
     size: int,
     filters: Any = None,
-    drop_nulls: bool | Collection[str] = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Find out what there is to read.
@@ -56,11 +55,10 @@ def open_source(
         source: path, URL, list of such, Dataset (its training part) or Split.
         columns: names, or the schema of a Split; None for all columns.
         filesystem: a Store, or a filesystem of pyarrow or fsspec that paths are paths in; None goes by the URL.
-        rules: what to do with columns.
+        rules: what to do with columns; ``drop_nulls`` is for paths only.
         lanes: streams that the order is interleaved from; None for the split's own, or for paths ``size``.
         size: number of ranks.
         filters: conditions on rows, for paths only.
-        drop_nulls: columns whose nulls are left out, or True for all that are read; for paths only.
         storage_options: arguments for the fsspec filesystem of a URL.
 
     Raises:
@@ -72,7 +70,7 @@ def open_source(
     if isinstance(source, Split):
         if not isinstance(columns, Schema) or filesystem is None:
             raise DataError("a Split is read with its Schema as `columns` and its Store as `filesystem`")
-        if filters is not None or drop_nulls:
+        if filters is not None or rules.drop_nulls:
             raise DataError("filters and drop_nulls are for paths: the rows of a Dataset are counted already")
         name = filesystem.prefix if isinstance(filesystem, Store) else "the split"
         split = source if lanes is None else source.with_lanes(lanes)
@@ -91,12 +89,14 @@ def open_source(
         name = repr(source if isinstance(source, (str, os.PathLike)) else paths[0])
         listed = not isinstance(source, (str, os.PathLike))
         folder = ParquetFolder(opened, paths, _names(columns), rules.decode, listed=listed)
-        if isinstance(drop_nulls, str):
-            raise DataError(f"drop_nulls is the text {drop_nulls!r}: give a list of names, or True for all columns")
-        valid = folder.schema.names if drop_nulls is True else drop_nulls or ()
+        if isinstance(rules.drop_nulls, str):
+            raise DataError(
+                f"drop_nulls is the text {rules.drop_nulls!r}: give a list of names, or True for all columns"
+            )
+        valid = folder.schema.names if rules.drop_nulls is True else rules.drop_nulls or ()
         row_filter = row_filters.parse(filters, valid)
         groups = folder.row_groups if row_filter is None else folder.filtered(row_filter)
-        _require_filled(groups, [name for name in folder.schema.names if name not in rules.fill])
+        _require_filled(groups, [name for name in folder.schema.names if name not in rules.fill_nulls])
         schema = folder.with_lengths(rules.applied(folder.schema))
         rows = sum(group.rows for group in groups)
         split = Split(groups, rows, size if lanes is None else lanes, row_filter)

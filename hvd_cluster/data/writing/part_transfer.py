@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_cluster.data.dataset import Dataset, RowGroup, Split
+from hvd_cluster.data.dataset import Dataset, RowGroup
+from hvd_cluster.data.files.filesystems import unwritable_text
 from hvd_cluster.data.files.scratch import scratch_folder
 from hvd_cluster.data.optional import load_pyarrow
-from hvd_cluster.data.store import Store, unwritable_text
-from hvd_cluster.data.writing import column_stats
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing import assembly
 from hvd_cluster.data.writing.part_file import PartPlan
-from hvd_cluster.data.writing.part_writer import PartReport, write_part
+from hvd_cluster.data.writing.part_writer import write_part
 from hvd_cluster.errors import DataError
 
 if TYPE_CHECKING:
@@ -138,27 +139,15 @@ def assembled(plan: PartPlan, reports: Collection[dict[str, Any]], folder_of: di
         lanes: streams that the order is interleaved from.
 
     Raises:
-        DataError: the rows hold nulls or ragged lists, or either part is empty.
+        DataError: as :func:`hvd_cluster.data.writing.assembly.assembled`.
     """
-    column_stats.raise_if_any(sorted({report["error"] for report in reports if "error" in report}))
-    parts = sorted((PartReport.from_json(report) for report in reports), key=lambda report: report.part)
-    seen = column_stats.TableStats()
+    parts = assembly.parts_of(reports)
     for part in parts:
-        seen.merge(part.stats)
-    column_stats.raise_if_any(seen.problems(allow_ragged=plan.allow_ragged))
-
-    def split(name: str) -> Split:
-        groups = tuple(_moved(group, folder_of) for part in parts for group in getattr(part, name))
-        return Split(groups, sum(group.rows for group in groups), lanes)
-
-    train, held_out = split("train"), split("validation")
-    rows = train.rows + held_out.rows
-    if not train.rows:
-        raise DataError(f"no row of {rows} is left for training: validation={plan.validation!r} takes them all")
-    if plan.validation is not None and not held_out.rows:
-        raise DataError(f"no row of {rows} is for validation: validation={plan.validation!r} selects none")
-    store = Store.create(Path(train.row_groups[0].path).parent)
-    return Dataset(store, seen.with_lengths(plan.schema), train, held_out if plan.validation is not None else None)
+        part.train, part.validation = (
+            [_moved(group, folder_of) for group in groups] for groups in (part.train, part.validation)
+        )
+    dataset = assembly.assembled(plan, parts, plan.store, lanes)
+    return replace(dataset, store=Store.create(Path(dataset.train.row_groups[0].path).parent))
 
 
 def _moved(group: RowGroup, folder_of: dict[str, str]) -> RowGroup:

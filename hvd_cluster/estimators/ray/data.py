@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hvd_cluster.data.materializing import NO_ROWS_TEXT, OnPart, RemoteParts
+from hvd_cluster.data.materializing import OnPart, RemoteParts
+from hvd_cluster.data.writing.assembly import NO_ROWS_TEXT
 from hvd_cluster.errors import DataError
 from hvd_cluster.estimators.scoring.scorer import Scorer, ShippedModel, content_key, score_batches
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvd_cluster.data.files.filesystems import unwritable_text
 from hvd_cluster.data.files.scratch import scratch_folder
-from hvd_cluster.data.store import Store, unwritable_text
+from hvd_cluster.data.store import Store
 from hvd_cluster.errors import DataError
 from hvd_cluster.launch import progress
 

@@ -1,10 +1,10 @@
-"""What only the user knows about columns: shapes, values for nulls, padding, decoding."""
+"""What only the user knows about columns: shapes, padding, values for nulls, decoding."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -23,16 +23,22 @@ Decode = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnRules:
-    """Rules by column name; columns that none of them names are taken as they are."""
+class ColumnConfig:
+    """How columns become tensors. Columns that no field names are read as they are stored.
 
-    #: The shape of one row. Lists of as many elements in all are laid out in it.
+    ``ParquetReader(..., column_config=ColumnConfig(shapes={"tokens": (128,)}, pad={"tokens": 0}))``
+    """
+
+    #: Column -> shape of one row, for lists with this many elements in all.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    #: What stands in place of nulls, also of those inside lists; a null list becomes one of such values.
-    fill: Mapping[str, Any] = field(default_factory=dict)
-    #: What fills up lists that are shorter than the shape; longer ones are cut.
+    #: Column -> number that pads lists shorter than the shape; longer lists are truncated.
     pad: Mapping[str, Any] = field(default_factory=dict)
-    #: Makes a number, array or tensor of each value, the same shape and dtype for all rows.
+    #: Column -> value in place of nulls, also inside lists. Other nulls are an error that names the column.
+    fill_nulls: Mapping[str, Any] = field(default_factory=dict)
+    #: Columns whose nulls drop the row; True for all columns.
+    drop_nulls: bool | Collection[str] = False
+    #: Column -> function from one value (str, bytes, ...) to a number, array or tensor of the same shape and dtype for
+    #: all rows; see :class:`hvd_cluster.data.reading.decoding.RawTensor`.
     decode: Mapping[str, Decode] = field(default_factory=dict)
 
     def applied(self, schema: Schema) -> Schema:
@@ -43,7 +49,7 @@ class ColumnRules:
         """
         problems = [
             f"{rule} names the column {name!r}, which is not read: the columns are {', '.join(map(repr, schema.names))}"
-            for rule in ("shapes", "fill", "pad", "decode")
+            for rule in ("shapes", "pad", "fill_nulls", "decode")
             for name in getattr(self, rule)
             if name not in schema
         ]
@@ -69,8 +75,8 @@ class ColumnRules:
                 f"pad names column {name!r} of shape {column.shape}: it is for lists of numbers, whose length shapes "
                 f"declares, e.g. shapes={{{name!r}: (128,)}}"
             )
-        if name in self.fill and column.kind is Kind.LIST and shape is None and UNKNOWN in column.shape:
-            texts.append(f"fill names column {name!r}, whose null lists have no length: declare it with shapes")
+        if name in self.fill_nulls and column.kind is Kind.LIST and shape is None and UNKNOWN in column.shape:
+            texts.append(f"fill_nulls names column {name!r}, whose null lists have no length: declare it with shapes")
         return texts
 
     def prepared(self, array: Any, column: Column) -> Any:
@@ -85,26 +91,28 @@ class ColumnRules:
                 them.
         """
         types = load_pyarrow("pyarrow.types")
-        if column.name in self.fill and array.null_count and not is_list(types, array.type):
-            array = _filled(array, column.name, self.fill[column.name])
-        if is_list(types, array.type) and (column.name in self.pad or column.name in self.fill):
+        if column.name in self.fill_nulls and array.null_count and not is_list(types, array.type):
+            array = _filled(array, column.name, self.fill_nulls[column.name])
+        if is_list(types, array.type) and (column.name in self.pad or column.name in self.fill_nulls):
             array = self._even_lists(array, column)
         return array
 
     def _even_lists(self, array: Any, column: Column) -> Any:
         """Lists without nulls; of one length, where they are to be padded."""
         pyarrow = load_pyarrow()
-        name, fill, pad = column.name, self.fill.get(column.name), self.pad.get(column.name)
+        name, fill, pad = column.name, self.fill_nulls.get(column.name), self.pad.get(column.name)
         values = array.flatten()  # without what stands behind null lists
         if values.null_count and fill is None:
             raise DataError(inner_nulls_text(name, values.null_count))
         if list_depth(array.type) > 1:
             if array.null_count or values.null_count:
-                raise DataError(f"column {name!r} holds nulls in nested lists, which fill cannot replace: drop them")
+                raise DataError(
+                    f"column {name!r} holds nulls in nested lists, which fill_nulls cannot replace: drop them"
+                )
             return array
         if pyarrow.types.is_decimal(values.type):
             values = values.cast("float64")  # which their tensors hold; NumPy has no such numbers
-        fill = None if fill is None else _fitting(fill, values.type, name, "fill").as_py()
+        fill = None if fill is None else _fitting(fill, values.type, name, "fill_nulls").as_py()
         pad = fill if name not in self.pad else _fitting(pad, values.type, name, "pad").as_py()
         if values.null_count:
             values = values.fill_null(fill)
@@ -158,8 +166,8 @@ def _filled(array: Any, name: str, value: Any) -> Any:
             indices = array.indices.fill_null(len(array.dictionary))
             return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.concat_arrays([array.dictionary, more]))
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise DataError(_unfit_text("fill", name, array.type, value, error)) from error
-    return array.fill_null(_fitting(value, array.type, name, "fill"))
+        raise DataError(_unfit_text("fill_nulls", name, array.type, value, error)) from error
+    return array.fill_null(_fitting(value, array.type, name, "fill_nulls"))
 
 
 def _fitting(value: Any, arrow_type: Any, name: str, rule: str) -> Any:

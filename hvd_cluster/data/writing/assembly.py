@@ -1,0 +1,74 @@
+"""Reports of written parts -> the data set that they make up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hvd_cluster.data.dataset import Dataset, Split
+from hvd_cluster.data.store import Store
+from hvd_cluster.data.writing.column_stats import TableStats, raise_if_any
+from hvd_cluster.data.writing.part_writer import PartPlan, PartReport
+from hvd_cluster.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+NO_ROWS_TEXT = "the data has no rows: check the filters and joins that made it"
+
+
+def parts_of(answers: Iterable[Mapping[str, Any]]) -> list[PartReport]:
+    """The reports of all parts, from the plain data that writers return.
+
+    Raises:
+        DataError: writers failed; all their texts are given.
+    """
+    answers = list(answers)
+    raise_if_any(sorted({answer["error"] for answer in answers if "error" in answer}))
+    return [PartReport.from_json(answer) for answer in answers]
+
+
+def assembled(
+    plan: PartPlan, parts: Iterable[PartReport], store: Store, lanes: int, folders: Sequence[str] = ()
+) -> Dataset:
+    """The data set of all parts, in any order.
+
+    Args:
+        plan: what the parts were written by.
+        parts: what was written.
+        store: whose filesystem holds the files.
+        lanes: streams that the order is interleaved from.
+        folders: folders that belong to this data set alone.
+
+    Raises:
+        DataError: columns hold nulls or ragged lists, or a part of the split is empty.
+    """
+    parts = sorted(parts, key=lambda part: part.part)
+    seen = TableStats()
+    for part in parts:
+        seen.merge(part.stats)
+    if not any(part.rows for part in parts):
+        raise DataError(NO_ROWS_TEXT)
+    raise_if_any([*plan.wrong, *seen.problems(allow_ragged=plan.allow_ragged)])
+    train = Split.of((group for part in parts for group in part.train), lanes)
+    held_out = Split.of((group for part in parts for group in part.validation), lanes)
+    return checked(Dataset(store, seen.with_lengths(plan.schema), train, held_out, tuple(folders)), plan.validation)
+
+
+def checked(dataset: Dataset, validation: float | str | None) -> Dataset:
+    """The data set, without a validation part if none was requested.
+
+    Raises:
+        DataError: a part of the split is empty.
+    """
+    train, held_out = dataset.train.rows, dataset.validation.rows if dataset.validation else 0
+    rows = train + held_out
+    if not train:
+        raise DataError(f"no row of {rows} is left for training: validation={validation!r} takes them all")
+    if validation is None:
+        return replace(dataset, validation=None)
+    if not held_out:
+        raise DataError(f"no row of {rows} is for validation: validation={validation!r} selects none")
+    logger.debug("%d rows for training, %d for validation", train, held_out)
+    return dataset
